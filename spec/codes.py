@@ -1560,6 +1560,18 @@ PORT: dict[str, Code] = {
         "would come out as another run.",
         "Start from a recipe of your own with `recipe new`; `--from` ports it as one of a tool that is read.",
     ),
+    "E1198": Code(
+        "value that the other tool's config cannot say",
+        "`recipe port --to` has no key of the tool for a value that bears on what is learnt, or the tool "
+        "refuses what would come of it: the run of the config would be another one.",
+        "Change the value by `--set PATH=VALUE`, or take `--partial`, whose config names what is missing.",
+    ),
+    "E1199": Code(
+        "GPUs that cannot share a step",
+        "The rows of an optimizer step stay the recipe's, and the GPUs that `--devices` names take equal "
+        "parts of them.",
+        "Name as many GPUs as divide `train.global_batch_size`.",
+    ),
     "W1194": Code(
         "older name of a key beside its newer one",
         "The file has a key by its older name and by its newer one, with two values. Which of them holds "

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from recipec.compiler.port.port import Asked, Ported
     from recipec.spec.diagnostics import Diagnostic
 
+MACHINE = "v5p-8"
+"""What a recipe is for unless it is said."""
 PLAIN_WIDTH = 110
 """Columns of the table where the output is no terminal."""
 
@@ -42,6 +44,14 @@ class Script(str, Enum):  # noqa: UP042 (as Format)
     ORPO = "orpo"
 
 
+class Tool(str, Enum):  # noqa: UP042 (as Format)
+    """The tools that a recipe can be ported to."""
+
+    AXOLOTL = "axolotl"
+    LLAMA_FACTORY = "llama-factory"
+    TRL = "trl"
+
+
 class ReportFormat(str, Enum):  # noqa: UP042 (as Format)
     """How the report is shown."""
 
@@ -56,7 +66,7 @@ def port(
         typer.Argument(
             metavar="FILE",
             help="The config of another tool, and the files that go with it: accelerate's or DeepSpeed's, "
-            "dataset_info.json, adapter_config.json.",
+            "dataset_info.json, adapter_config.json; with --to a recipe.",
             show_default=False,
         ),
     ],
@@ -66,13 +76,17 @@ def port(
             "-o",
             "--output",
             metavar="RECIPE",
-            help="The recipe's file; - or none is stdout.",
+            help="The file that is written; - or none is stdout.",
             show_default=False,
         ),
     ] = None,
     dialect: Annotated[
         Dialect | None,
         typer.Option("--from", help="Whose config it is; recognised by itself.", show_default=False),
+    ] = None,
+    tool: Annotated[
+        Tool | None,
+        typer.Option("--to", help="Port a recipe to this tool's config.", show_default=False),
     ] = None,
     script: Annotated[
         Script | None,
@@ -88,14 +102,14 @@ def port(
             help="The machine that the recipe is for.",
             autocompletion=completion.accelerators,
         ),
-    ] = "v5p-8",
+    ] = MACHINE,
     devices: Annotated[
         int | None,
         typer.Option(
             "--devices",
             metavar="N",
             min=1,
-            help="GPUs that the source runs on, where its files do not say it.",
+            help="GPUs that the source runs on, where its files do not say it; with --to, the config's.",
             show_default=False,
         ),
     ] = None,
@@ -113,6 +127,15 @@ def port(
         Path | None,
         typer.Option("--report", metavar="FILE", help="Write the report: .md or .json.", show_default=False),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Write a page with both files side by side.",
+            show_default=False,
+        ),
+    ] = None,
     format: Annotated[
         ReportFormat, typer.Option("--format", help="How the report is shown.")
     ] = ReportFormat.TEXT,
@@ -126,7 +149,7 @@ def port(
         ),
     ] = None,
 ) -> None:
-    """Take a GPU recipe of another tool over, with a report on every key.
+    """Take a GPU recipe of another tool over, or write a recipe as one by --to, with a report on every key.
 
     The report goes to stdout, or to stderr when the recipe does. Exits with 1 when the run cannot be taken
     over.
@@ -138,22 +161,28 @@ def port(
 
     target = None if output is None or str(output) == "-" else output
     _refuse_report(report)
-    problems = [*_in_the_way(target, "-o", files, force), *_in_the_way(report, "--report", files, force)]
+    if tool and (len(files) != 1 or dialect or script or plan or accelerator != MACHINE):
+        raise typer.BadParameter(
+            "it takes one recipe, and none of --from, --script, --accelerator and --plan", param_hint="--to"
+        )
+    wanted = {"-o": target, "--report": report, "--html": html}
+    problems = [one for option, path in wanted.items() for one in _in_the_way(path, option, files, force)]
     machine = _accelerator(accelerator)
     if problems or isinstance(machine, list):
         _fail([*problems, *(machine if isinstance(machine, list) else [])], format)
+    place = target or Path("config.yaml" if tool else "recipe.yaml")
     asked = Asked(
         machine,
         dialect.value if dialect else None,
         devices,
         partial,
-        target or Path("recipe.yaml"),
+        place,
         tuple(sets or ()),
         writes=target is not None,
         force=force,
         script=script.value if script else None,
     )
-    made = port(files, asked)
+    made = _back(files[0], tool, asked) if tool else port(files, asked)
     if plan and made.whole:
         _plan(made, asked)
     refusal = _strict(made) if strict else None
@@ -164,6 +193,10 @@ def port(
         write_text(
             report, _rendered(made, ReportFormat.JSON if report.suffix == ".json" else ReportFormat.MARKDOWN)
         )
+    if html is not None and made.rows:
+        from recipec.compiler.port.page import page
+
+        write_text(html, page(made, str(place)))
     if not written:
         raise typer.Exit(FAILED)
     if target is None:
@@ -172,10 +205,33 @@ def port(
         for name, content in (made.ledger.files if made.ledger else {}).items():
             write_text(target.parent / name, content)
         write_text(target, made.text)
-        if not (target.parent / SCHEMA).exists():  # the recipe's first line names it, for editors
+        if (
+            not tool and not (target.parent / SCHEMA).exists()
+        ):  # the recipe's first line names it, for editors
             write_text(target.parent / SCHEMA, schema())
-        note(f"{target}: {'a partial recipe, ' if made.missing else ''}ported from {made.title}")
+        kind = "config" if tool else "recipe"
+        note(
+            f"{target}: {f'a partial {kind}, ' if made.missing else ''}"
+            f"ported {'to' if tool else 'from'} {made.title}"
+        )
     raise typer.Exit(DONE)
+
+
+def _back(recipe: Path, tool: Tool, asked: Asked) -> Ported:
+    """The port of a recipe to a tool."""
+    from recipec.compiler.cli.base import read
+    from recipec.compiler.port import back
+    from recipec.compiler.port.port import Ported, in_the_way
+    from recipec.spec.diagnostics import has_errors, in_order
+
+    loaded, lowered = read(recipe, asked.sets)
+    made = back.back(loaded, lowered, back.Asked(tool.value, asked.devices, asked.place))
+    files = made.ledger.files if made.ledger else {}
+    obstacles = [*in_the_way(files, asked.place.parent, asked.writes, asked.force, "config")]
+    if has_errors(obstacles):
+        return Ported(diagnostics=obstacles)
+    made.diagnostics = in_order([*made.diagnostics, *obstacles])
+    return made
 
 
 def _refuse_report(report: Path | None) -> None:
@@ -264,7 +320,7 @@ def _rendered(made: Ported, format: ReportFormat, stream: object = None) -> str:
     if format is ReportFormat.JSON:
         return to_json(made.to_dict())
     if format is ReportFormat.MARKDOWN:
-        return markdown(made.title, made.files, made.rows)
+        return markdown(made.title, made.files, made.rows, made.to)
     colored = stream is not None and color(stream)
     width = os.get_terminal_size().columns if colored and sys.stdout.isatty() else PLAIN_WIDTH
-    return terminal(made.title, made.files, made.rows, width, colored)
+    return terminal(made.title, made.files, made.rows, width, colored, made.to)

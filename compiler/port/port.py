@@ -83,6 +83,7 @@ class Ported:
         ledger, sources: of the port; the sources as they were read.
         read: what was found on the way to the ledger.
         batch: of the source.
+        to: whether a recipe was ported to the tool, and `text` is the tool's config.
     """
 
     title: str = ""
@@ -96,6 +97,7 @@ class Ported:
     sources: Sources | None = None
     read: list[Diagnostic] = field(default_factory=list)
     batch: mesh.Batch | None = None
+    to: bool = False
 
     @property
     def whole(self) -> bool:
@@ -116,7 +118,7 @@ class Ported:
             "keys": [row.to_dict() for row in self.rows],
             "partial": bool(self.missing),
             "missing": list(self.missing),
-            "recipe": self.text or None,
+            "config" if self.to else "recipe": self.text or None,
             "beside": dict(self.ledger.files) if self.ledger else {},
             "diagnostics": render_json(self.diagnostics),
         }
@@ -377,23 +379,26 @@ def moved(found: Diagnostic, name: str, lines: int) -> Diagnostic:
     return replace(found, span=replace(found.span, line=found.span.line + lines))
 
 
-def in_the_way(files: Mapping[str, str], folder: Path, writes: bool, force: bool) -> Iterator[Diagnostic]:
+def in_the_way(
+    files: Mapping[str, str], folder: Path, writes: bool, force: bool, what: str = "recipe"
+) -> Iterator[Diagnostic]:
     """What keeps the files from being put there: errors, or a warning where the recipe goes to stdout.
 
     Args:
         folder: of the recipe.
         writes: whether the recipe goes to a file at all.
         force: whether what is there may be replaced.
+        what: needs them: a recipe, or a tool's config.
     """
     for name, content in files.items():
         if not writes:
             message = (
-                f"the recipe needs {name} beside it, which is not written where the recipe goes to stdout"
+                f"the {what} needs {name} beside it, which is not written where the {what} goes to stdout"
             )
-            yield Diagnostic("W1119", message, help="-o recipe.yaml writes both")
+            yield Diagnostic("W1119", message, help=f"-o {what}.yaml writes both")
         elif not force and _content(folder / name) not in (None, content):
             message = (
-                f"{display(folder / name)} is there already, and the recipe needs another one of that name"
+                f"{display(folder / name)} is there already, and the {what} needs another one of that name"
             )
             yield Diagnostic("E1112", message, help="--force replaces it; or give -o another folder")
 

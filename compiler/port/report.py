@@ -1,4 +1,5 @@
-"""The report of a port: what became of every key, as rows, as plain data, as Markdown and as a table."""
+"""The report of a port: what changes the run, then what became of every key; as rows, as plain data, as
+Markdown and as a table."""
 
 from __future__ import annotations
 
@@ -7,17 +8,18 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from recipec.compiler.port.ledger import Finding, Ledger, Verdict, prefixes
+from recipec.compiler.port.ledger import SEVERITY, Finding, Ledger, Verdict, prefixes
 from recipec.compiler.port.read import conceal
-from recipec.compiler.port.source import Source, Sources
+from recipec.compiler.port.source import MISSING, Source, Sources
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import printable
+from recipec.spec.paths import split
 
 MEANINGS = {
     Verdict.EXACT: "the run is the same",
@@ -40,6 +42,8 @@ class Row:
         value: plain data.
         recipe: paths that it sets.
         note: "" where the verdict says all.
+        learnt: whether something else is learnt for it: an error.
+        changes: whether the run is another one for it, or one that a recipe has another default for.
     """
 
     file: str
@@ -50,6 +54,8 @@ class Row:
     verdict: Verdict
     recipe: tuple[str, ...]
     note: str
+    learnt: bool = False
+    changes: bool = False
 
     @property
     def place(self) -> str:
@@ -66,6 +72,7 @@ class Row:
             "verdict": self.verdict.value,
             "recipe": list(self.recipe),
             "note": self.note or None,
+            "changes": self.changes,
         }
 
 
@@ -79,7 +86,64 @@ def rows(ledger: Ledger, sources: Sources) -> list[Row]:
     """
     out = [row for source in sources.all() for row in _rows_of(ledger, source)]
     defaults = [finding for finding in ledger.findings if not finding.file]
-    return out + [_row(None, finding.key, finding.value, finding) for finding in defaults]
+    out += [_row(None, finding.key, finding.value, finding) for finding in defaults]
+    errors = {found.path for found in ledger.diagnostics if found.severity == "error"}
+    made = (replace(row, learnt=not errors.isdisjoint(prefixes(row.key))) for row in out)
+    return [replace(row, changes=_changes(row, ledger)) for row in made]
+
+
+def _changes(row: Row, ledger: Ledger) -> bool:
+    if row.verdict is Verdict.DEFAULTED:
+        return row.key.startswith("--") or any(
+            ledger.value(path, MISSING) not in (MISSING, _usual(path)) for path in row.recipe
+        )
+    return row.learnt or row.verdict in (Verdict.UNSUPPORTED, Verdict.APPROXIMATED)
+
+
+def _usual(path: str) -> Any:
+    """The recipe's own default of a path, MISSING for none."""
+    from recipec.spec.structure import field_at
+
+    found = field_at(split(path))
+    if found is None or found.is_required():
+        return MISSING
+    return found.get_default(call_default_factory=True, validated_data={})
+
+
+def headline(made: Sequence[Row]) -> dict[str, list[tuple[list[Row], str]]]:
+    """What changes the run, the gravest first: by its heading, keys of which the same is said."""
+    grave = sorted(
+        (row for row in made if row.changes),
+        key=lambda row: (not row.learnt, -SEVERITY.index(row.verdict)),
+    )
+    out: dict[str, list[tuple[list[Row], str]]] = {}
+    for row in grave:
+        title = OTHER_DEFAULTS if row.verdict is Verdict.DEFAULTED else CHANGES
+        groups = out.setdefault(title, [])
+        same = next((rows for rows, note in groups if note == row.note and rows[0].file == row.file), None)
+        if same is not None and title == CHANGES and same[0].verdict is row.verdict:
+            same.append(row)
+        else:
+            groups.append(([row], row.note))
+    return out
+
+
+CHANGES = "What changes the run"
+OTHER_DEFAULTS = "Defaults that differ from a recipe's own"
+MOST_LINES = 34
+"""Of what changes the run; the rest of it is in the table."""
+NAMED = 3
+"""Keys of one sentence that are named."""
+
+
+def _named(together: Sequence[Row]) -> str:
+    """ "a, b and 2 more (config.yaml:3)"; a default with its value."""
+    first = together[0]
+    if first.verdict is Verdict.DEFAULTED:
+        return f"{first.key}: {shown(first.value, WIDEST_VALUE)}"
+    names = [row.key for row in together]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}{f' ({first.place})' if first.place else ''}"
 
 
 def counts(made: Sequence[Row]) -> dict[str, int]:
@@ -122,6 +186,7 @@ def _says_more(finding: Finding) -> bool:
 
 def _row(source: Source | None, key: str, value: Any, finding: Finding) -> Row:
     span = source.span(key) if source else None
+    span = span if source and span and span.file == source.file else None  # of a file that it extends: none
     older = source.older.get(key) if source else None
     note = "; ".join(filter(None, (f"the older name of {key}" if older else "", finding.note)))
     shown = "***" if SECRETS.search(key) and value else _concealed(value)
@@ -151,17 +216,33 @@ def shown(value: Any, widest: int) -> str:
     return text if len(text) <= widest else f"{text[: widest - 3]}..."
 
 
-def markdown(title: str, files: Sequence[str], made: Sequence[Row]) -> str:
+def markdown(title: str, files: Sequence[str], made: Sequence[Row], to: bool = False) -> str:
     """The report as a page.
 
     Args:
         title: of the tool.
         files: as shown.
+        to: whether a recipe was ported to the tool.
     """
-    lines = [f"# Port from {title}", "", f"{', '.join(f'`{file}`' for file in files)}: {summary(made)}.", ""]
+    lines = [
+        f"# Port {'to' if to else 'from'} {title}",
+        "",
+        f"{', '.join(f'`{file}`' for file in files)}: {summary(made)}.",
+        "",
+    ]
     unused = any(row.verdict is Verdict.UNUSED for row in made)
     meant = {verdict: text for verdict, text in MEANINGS.items() if unused or verdict is not Verdict.UNUSED}
     lines += [f"- {verdict.value}: {meaning}" for verdict, meaning in meant.items()]
+    for heading, groups in headline(made).items():
+        lines += ["", f"## {heading}", ""]
+        for together, note in groups:
+            places = ", ".join(dict.fromkeys(f"`{row.key}`" for row in together))
+            of = (
+                f" of `{together[0].place}`"
+                if together[0].place
+                else f" {_code(shown(together[0].value, 60))}"
+            )
+            lines.append(f"- {together[0].verdict.value}: {places}{of}{note and f': {note}'}")
     for file in [*files, ""]:
         part = [row for row in made if row.file == file]
         if not part:
@@ -206,28 +287,57 @@ INDENT = 9
 """Columns that a note is set in."""
 
 
-def terminal(title: str, files: Sequence[str], made: Sequence[Row], width: int, color: bool) -> str:
-    """The table, by file.
+def terminal(
+    title: str, files: Sequence[str], made: Sequence[Row], width: int, color: bool, to: bool = False
+) -> str:
+    """What changes the run, and the table, by file.
 
     Args:
         title: of the tool.
         width: of the terminal, in columns.
+        to: whether a recipe was ported to the tool.
     """
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=color, no_color=not color, legacy_windows=False)
-    for line in _lines(title, files, made, max(width, 60)):
+    owner = "The recipe" if to else title
+    width = max(width, 60)
+    for line in [*_opening(title, made, width), *_lines(owner, files, made, width)]:
         console.print(line, soft_wrap=True, highlight=False)
     return stream.getvalue()
 
 
-def _lines(title: str, files: Sequence[str], made: Sequence[Row], width: int) -> Iterator[Text]:
+def _opening(title: str, made: Sequence[Row], width: int) -> Iterator[Text]:
+    yield Text(f"{title}: {summary(made)}")
+    yield Text()
+    head = [*_head(made, width)]
+    yield from head[:MOST_LINES]
+    if len(head) > MOST_LINES:
+        yield Text("... and more, in the table")
+    if head:
+        yield Text()
+
+
+def _lines(owner: str, files: Sequence[str], made: Sequence[Row], width: int) -> Iterator[Text]:
     for file in [*files, ""]:
         part = [row for row in made if row.file == file]
         if part:
-            yield Text(printable(file) or f"{title}'s defaults, written out", style="bold")
+            yield Text(printable(file) or f"{owner}'s defaults, written out", style="bold")
             yield from _columns(part, width)
             yield Text()
-    yield Text(f"{title}: {summary(made)}")
+
+
+def _head(made: Sequence[Row], width: int) -> Iterator[Text]:
+    """The lines of what changes the run."""
+    wide = max(len(verdict.value) for verdict in Verdict) + 2
+    for heading, groups in headline(made).items():
+        yield Text(heading, style="bold")
+        for together, note in groups:
+            first = together[0]
+            told = f"{_named(together)}{': ' if note else ''}{note}"
+            for number, line in enumerate(textwrap.wrap(printable(told), width - wide - 2)):
+                start = "" if number else first.verdict.value
+                text = Text("  ").append(f"{start:<{wide}}", style=COLORS[first.verdict])
+                yield text.append(line)
 
 
 def _columns(part: Sequence[Row], width: int) -> Iterator[Text]:

@@ -53,6 +53,12 @@ def recipe_text(lines: Mapping[str, Line], header: Sequence[str]) -> str:
     return "\n".join(out) + "\n"
 
 
+def flat_text(lines: Mapping[str, Line], header: Sequence[str]) -> str:
+    """Keys that lie in no sections, as `recipe_text` writes them: PyYAML reads the same from it."""
+    head = [line for paragraph in header for line in _comment(paragraph, 0)]
+    return "\n".join([*head, *_commented([*lines.items()], 0)]) + "\n"
+
+
 def _tree(lines: Mapping[str, Line]) -> Tree:
     tree: Tree = {}
     for path, line in lines.items():

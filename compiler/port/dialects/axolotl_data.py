@@ -524,6 +524,15 @@ def user_defined(given: Mapping[str, Any]) -> Kind:
         value = given.get(key)
         return default if value is None else str(value)
 
+    bare = given.get("format") == given.get("no_input_format") == "{instruction}"
+    if bare and not given.keys() & {"field_input", "field_system", "system_format", "system_prompt"}:
+        columns = {
+            "prompt": text("field_instruction", "instruction"),
+            "completion": text("field_output", "output"),
+        }
+        return Kind(
+            "prompt_completion", {name: there for name, there in columns.items() if name != there}, note=PLAIN
+        )
     system = text("system_format", "{system}")
     prompt = conversion.Prompt(
         text("format", "{instruction} {input} "),

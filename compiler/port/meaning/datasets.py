@@ -69,7 +69,13 @@ def is_local(path: str) -> bool:
 def source(
     path: str, split: str | None = None, config: str | None = None, limit: int | None = None
 ) -> dict[str, Any] | str:
-    """An entry of `data.train` as short as it can be written."""
+    """An entry of `data.train` as short as it can be written.
+
+    A file has no splits: it is train, of which `train[:100]` is the first rows.
+    """
+    if split is not None and not path.startswith("hf://"):
+        first = re.fullmatch(r"train\[:(\d+)\]", split)
+        split, limit = None if first or split == "train" else split, int(first[1]) if first else limit
     made: dict[str, Any] = {"path": path}
     for key, value in (("split", split), ("config", config), ("limit", limit)):
         if value is not None:
@@ -90,7 +96,7 @@ def given(keys: Keys, key: str, help: str, config: str | None) -> Any:
         keys.refuse(key, "E1143", f"it cannot be a source: {found.note or f'it names no {key}'}", help)
         return None
     hub = found.path.startswith("hf://")
-    return source(found.path, split if hub and split != "train" else None, config if hub else None)
+    return source(found.path, None if split == "train" else split, config if hub else None)
 
 
 ROWS_HELD_OUT = "a number of rows cannot be held out: nothing is; data.eval_fraction takes a share, 0.05 say"

@@ -1,0 +1,300 @@
+"""A recipe as the config of a GPU tool, with a report: `recipe port --to`.
+
+What is written is ported at once, as `recipe port` reads it, and each value of the recipe is held against
+what comes back: that is its verdict. So there is one meaning of a tool's keys, that of dialects/.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from recipec.compiler.lowering.lower import Lowered
+from recipec.compiler.port import dialects
+from recipec.compiler.port.back_keys import DIALECTS, Config, direct, dumped, written
+from recipec.compiler.port.keys import table
+from recipec.compiler.port.ledger import Finding, Ledger, Line, Verdict, prefixes
+from recipec.compiler.port.meaning.adapters import express
+from recipec.compiler.port.port import Ported
+from recipec.compiler.port.read import Tree, parse_json, parse_yaml
+from recipec.compiler.port.report import rows, summary
+from recipec.compiler.port.settle import renamed
+from recipec.compiler.port.source import Source, Sources
+from recipec.compiler.port.write import flat_text, recipe_text
+from recipec.spec.core_schema import flow
+from recipec.spec.diagnostics import Diagnostic, in_order
+from recipec.spec.language import VERSION, Recipe, Section
+from recipec.spec.load import Loaded, display, load
+
+LEFT = table("""
+exact recipe: the version of the language
+exact name: the folder of results has it
+exact mesh: the TPU's; --devices says how many GPUs there are
+exact sharding: how weights lie on the TPU's mesh; accelerate's file says it of GPUs
+exact cache: what is kept between runs here
+exact checkpoint.local: checkpoints on hosts' own disks
+exact launch cost: of the TPU's machines
+exact train.log.wandb_project: Weights & Biases' name of a project; WANDB_PROJECT is what the Trainer asks
+exact data.max_invalid_ratio: malformed rows stop the run there, or are trained on
+exact merge: what becomes of the weights afterwards; the tool's own merge does it
+unused serve benchmark evaluate: of the server, which the training does not read
+near remat.policy: each layer is computed again there: the same numbers, with other memory and time
+near model.attention: another kernel of the same attention, which keeps samples of a row apart
+near model.dtype: weights and products in another precision there
+near train.optimizer.master_weights: weights in another precision there, by which small updates may be rounded
+    off
+near lora.dtype: adapters of another precision there
+near data.eval_seed: the rows that are held out are drawn by another seed there
+near data.shuffle_seed: another order of the samples
+near train.micro_batch_size: rows of a GPU at once; those of a step are the same
+lost data.eval data.eval_fraction: it evaluates on other rows there, or on none; what is trained is the same
+lost train.eval_every: nothing is evaluated there
+lost data.overlong: longer samples are cut at their end there, and learnt as far as that
+lost checkpoint.directory checkpoint.every_steps checkpoint.keep: where and when checkpoints are kept
+lost train.log: what is logged, and how often
+""")
+"""Of paths, and of sections, what it means that the tool has another value or none. What does not stand here
+changes what is learnt, and is an error."""
+
+VERDICTS = {
+    "exact": Verdict.EXACT,
+    "near": Verdict.APPROXIMATED,
+    "lost": Verdict.UNSUPPORTED,
+    "unused": Verdict.UNUSED,
+}
+ONE = "one GPU is assumed: --devices N says otherwise, and keeps the rows of a step"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for.
+
+    Attributes:
+        tool: by --to, one of DIALECTS.
+        devices: GPUs, None where it does not say.
+        place: where the config will lie.
+    """
+
+    tool: str
+    devices: int | None = None
+    place: Path = Path("config.yaml")
+
+
+def back(loaded: Loaded, lowered: Lowered, asked: Asked) -> Ported:
+    """Writes a checked recipe's config; a recipe with errors gives its diagnostics alone."""
+    program = lowered.program
+    if program is None:
+        return Ported(diagnostics=lowered.diagnostics)
+    title = dialects.load(DIALECTS[asked.tool]).TITLE
+    count, size = asked.devices or 1, program.recipe.train.global_batch_size
+    source = _source(loaded)
+    if size % count:
+        fits = max(n for n in range(1, count) if size % n == 0)
+        message = f"{count} GPUs cannot share the {size} rows of a step equally"
+        found = Diagnostic("E1199", message, "train.global_batch_size", f"--devices {fits}")
+        return Ported(diagnostics=[replace(found, span=source.place(found.path))])
+    config = written(program, asked.tool, count, asked.place.parent)
+    lines = {key: Line(value) for key, value in config.keys.items()}
+    returned = _ported(flat_text(lines, []), config, asked)
+    ledger = Ledger(Sources(source), files={name: dumped(name, data) for name, data in config.beside.items()})
+    _judge(ledger, config, returned, title)
+    if asked.devices is None:
+        note = f"{ONE}, {config.recipe.train.global_batch_size}"
+        ledger.findings.append(Finding("", "--devices", 1, Verdict.DEFAULTED, (), note))
+    made = Ported(title, (source.file,), rows(ledger, ledger.sources), ledger=ledger, sources=ledger.sources)
+    made.to = True
+    made.diagnostics = in_order(ledger.diagnostics)
+    made.missing = tuple(found.message for found in ledger.diagnostics if found.severity == "error")
+    made.text = flat_text({**lines, **_commented(lines, returned)}, _header(made, config, asked))
+    return made
+
+
+def _source(loaded: Loaded) -> Source:
+    """The recipe as a ported file is: with the places of what it gives, and of what it takes from others."""
+    bare = Source(loaded.path, display(loaded.path), loaded.raw)
+    paths = {path for leaf in bare.leaves() for path in prefixes(leaf)}
+    spans, keys = ({path: loaded.sources.span(path, at) for path in paths} for at in (False, True))
+    return replace(
+        bare,
+        spans={path: span for path, span in spans.items() if span},
+        keys={path: span for path, span in keys.items() if span},
+    )
+
+
+def _ported(text: str, config: Config, asked: Asked) -> Ledger:
+    """What `recipe port` makes of the config and of the files beside it."""
+    dialect = dialects.load(DIALECTS[asked.tool])
+
+    def read(name: str, content: str) -> Source:
+        tree = Tree(content, name)
+        data = parse_json(tree) if name.endswith(".json") else parse_yaml(tree)
+        return Source(asked.place.parent / name, name, data, tree.spans, tree.keys)
+
+    others = {
+        name.partition(".")[0]: read(name, dumped(name, data))
+        for name, data in config.beside.items()
+        if isinstance(data, Mapping)
+    }
+    main = renamed(read(asked.place.name, text), dialect.NAME)
+    script = config.recipe.train.objective if dialects.KNOWN[dialect.NAME].scripts else None
+    ledger = Ledger(Sources(main, others), script=script)
+    dialect.port(ledger)
+    return ledger
+
+
+def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None:
+    """Says of every value of the recipe what became of it."""
+    source, recipe = ledger.sources.main, config.recipe
+    came = dict(_leaves(_returned(recipe, config, returned)))
+    for path, value in _leaves(recipe):
+        row = next((row for at in reversed([*prefixes(path)]) for row in LEFT if at in row.keys), None)
+        said = [each for each in returned.findings if path in each.recipe and each.file]
+        keys = {each.key: None for each in said}
+        notes = dict.fromkeys(each.note for each in said if each.verdict is Verdict.APPROXIMATED)
+        given = source.has(path)
+        same = path in came and _alike(path, value, came[path], config)
+        # A default of recipes that comes back is the tool's too where it bears on what is learnt.
+        same = same and (row is None or not given or path in returned.lines)
+        verdict, note = Verdict.EXACT, ""
+        if same and any(notes):
+            verdict, note = Verdict.APPROXIMATED, "; ".join(filter(None, notes))
+        elif row is not None and (row.verdict in ("exact", "unused") or not same):
+            verdict, note = VERDICTS[row.verdict], row.note
+        elif not same:
+            verdict = Verdict.UNSUPPORTED
+            note, way = _lost(path, came, recipe)
+            if note != CONSEQUENCE:
+                ledger.diagnostics.append(_learnt(source, path, note, title, way))
+        if given:
+            ledger.findings.append(Finding(source.file, path, source.get(path), verdict, (*keys,), note))
+        elif keys or (verdict is Verdict.UNSUPPORTED and _trains(path)):
+            note = "; ".join(filter(None, ("the recipe's default", note)))
+            plain = verdict is Verdict.EXACT
+            verdict = Verdict.DEFAULTED if plain else verdict
+            ledger.findings.append(Finding("", path, value, verdict, (*keys,), note))
+    own = {key: path for path, key in direct(config.tool).items()}
+    refused = [each for each in returned.diagnostics if each.severity == "error"]
+    for each in refused if not ledger.diagnostics else ():
+        ledger.diagnostics.append(_learnt(source, own.get(each.path, ""), each.message, title))
+
+
+def _trains(path: str) -> bool:
+    return path.partition(".")[0] in ("model", "lora", "data", "train")
+
+
+def _learnt(source: Source, path: str, why: str, title: str, way: str = "") -> Diagnostic:
+    message = f"`{path}` cannot be said in {title}'s config: {why}" if path else f"{title} refuses it: {why}"
+    help = f"{way and f'{way}; '}--partial writes the config all the same, whose first line says so"
+    return Diagnostic("E1198", message, path, help, source.place(path))
+
+
+def _lost(path: str, came: Mapping[str, Any], recipe: Recipe) -> tuple[str, str]:
+    """Why a value that is learnt by does not come back, and what can be done; "" for nothing."""
+    if came.get("data.format") != recipe.data.format and path in OF_ROWS:
+        return (PREPARED, AS_MESSAGES) if path == "data.format" else (CONSEQUENCE, "")
+    if path in ("data.fields", "data.transform"):
+        return PREPARED, AS_MESSAGES
+    if path in ("data.train", "data.eval") or path not in came:
+        return "it has no key for such sources" if path in came else "it has no such key", ""
+    there = flow(came[path])
+    return f"it would be {there} there", f"--set {shlex.quote(f'{path}={there}')}"
+
+
+PREPARED = "rows have to be prepared beforehand, with the columns that the tool reads"
+AS_MESSAGES = "write them as `messages` into a file that data.train names"
+CONSEQUENCE = "as the format"
+OF_ROWS = ("data.format", "data.fields", "data.transform", "data.loss_on")
+
+
+def _leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a recipe by their paths; what is no section is whole."""
+    for name in type(section).model_fields if isinstance(section, Section) else ():
+        value, at = getattr(section, name), f"{path}.{name}".lstrip(".")
+        if isinstance(value, Section):
+            yield from _leaves(value, at)
+        else:
+            yield at, value
+
+
+def _returned(recipe: Recipe, config: Config, returned: Ledger) -> Any:
+    """The recipe that the port of the config is, on the same machine; None where it is none."""
+    axes = {"accelerator": "v5p-8", "axes": {"fsdp": 4}}
+    lines = {**returned.lines, "recipe": Line(VERSION), "name": Line(recipe.name)}
+    lines |= {f"mesh.{key}": Line(value) for key, value in axes.items()}
+    made = load(config.program.source, text=recipe_text(lines, []))
+    return made.recipe or made.tentative
+
+
+def _alike(path: str, here: Any, there: Any, config: Config) -> bool:
+    """Whether two values of a path mean the same."""
+    if path in ("data.train", "data.eval"):
+        if any(one.path.endswith(".array_record") for one in here):  # which `datasets` does not read
+            return False
+        return [_place(one) for one in here] == [_place(one) for one in there]
+    if path in ("lora.targets", "lora.layers"):
+        found, layers = express(config.model, config.sites)
+        return sorted(there) == sorted(found) if path == "lora.targets" else there == layers
+    if path == "data.fields":
+        return _renamed(here) == _renamed(there)
+    if path == "data.chat_template":
+        return here == (config.beside.get(there, there) if isinstance(there, str) else there)
+    if path in ("train.schedule.warmup_steps", "train.schedule.warmup_ratio"):
+        return (here or 0) == (there or 0)
+    if isinstance(here, float) and isinstance(there, float):
+        return math.isclose(here, there, rel_tol=1e-9)
+    return bool(here == there)
+
+
+def _place(one: Any) -> tuple[Any, ...]:
+    split = one.split or "train"
+    split = f"{split}[:{one.limit}]" if one.limit and "[" not in split else split
+    nested = one.limit if one.limit and "[" in (one.split or "") else None
+    path = one.path if "://" in one.path else PurePosixPath(one.path).as_posix()
+    return path, one.weight, one.config, split, nested
+
+
+def _renamed(fields: Mapping[str, str]) -> dict[str, str]:
+    return {name: there for name, there in fields.items() if name != there}
+
+
+def _commented(lines: Mapping[str, Line], returned: Ledger) -> dict[str, Line]:
+    """The keys whose ports are no exact ones, with the reasons as comments."""
+    return {
+        each.key: Line(lines[each.key].value, each.note)
+        for each in returned.findings
+        if each.key in lines and each.verdict is Verdict.APPROXIMATED
+    }
+
+
+RUN = {
+    "trl": "trl {objective} --config {config}",
+    "orpo": "python examples/scripts/orpo.py --config {config}, with the script of TRL's repository",
+    "llama-factory": "llamafactory-cli train {config}",
+    "axolotl": "axolotl train {config}",
+}
+LAUNCH = "accelerate launch --config_file accelerate.yaml"
+SPREAD = {
+    **RUN,
+    "orpo": RUN["orpo"].replace("python", LAUNCH),
+    "llama-factory": f"{LAUNCH} -m llamafactory.launcher {{config}}",
+    "axolotl": "axolotl train {config} --launcher accelerate -- --config_file accelerate.yaml",
+}
+"""How a config is run, on one GPU and on several; ORPO is no command of TRL's."""
+
+
+def _header(made: Ported, config: Config, asked: Asked) -> list[str]:
+    """The comment at the config's top."""
+    lines = []
+    if made.missing:
+        lines += ["PARTIAL: this config is not the run of its recipe. What is missing:"]
+        lines += [*(f"- {sentence}" for sentence in made.missing), ""]
+    objective = config.recipe.train.objective
+    kind = "orpo" if (asked.tool, objective) == ("trl", "orpo") else asked.tool
+    way = (SPREAD if config.devices > 1 else RUN)[kind]
+    name = Path(made.files[0]).name
+    lines.append(f"Written by `recipe port --to {asked.tool}` from {name}: {summary(made.rows)}.")
+    return [*lines, f"Run it: {way.format(objective=objective, config=asked.place.name)}"]

@@ -1,0 +1,529 @@
+"""A recipe in the keys of GPU tools: what `recipe port --to` writes, before back.py ports it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from recipec.compiler.lowering.catalog import Model, find
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.port.meaning import experts
+from recipec.compiler.port.meaning.adapters import modules, prefix_of
+from recipec.compiler.port.names import known
+from recipec.spec.language import DataSource, Lora, Recipe
+
+DIALECTS = {"trl": "trl", "llama-factory": "llamafactory", "axolotl": "axolotl"}
+"""Modules of dialects/ by the tools' names for --to."""
+
+DIRECT = """
+model.id                       model_name_or_path    =                    base_model
+model.revision                 model_revision        =                    revision_of_model
+model.tokenizer                -                     -                    tokenizer_config
+lora.rank                      lora_r                lora_rank            lora_r
+lora.alpha                     lora_alpha            =                    =
+lora.rslora                    use_rslora            =                    peft_use_rslora
+lora.dropout                   lora_dropout          =                    =
+lora.rank_pattern              -                     -                    lora_rank_pattern
+lora.alpha_pattern             -                     -                    lora_alpha_pattern
+data.max_length                max_length            cutoff_len           sequence_len
+data.eval_fraction             test_split_size       val_size             val_set_size
+train.steps                    max_steps             =                    =
+train.epochs                   num_train_epochs      =                    num_epochs
+train.optimizer.learning_rate  learning_rate         =                    =
+train.optimizer.b1             adam_beta1            =                    =
+train.optimizer.b2             adam_beta2            =                    =
+train.optimizer.eps            adam_epsilon          =                    =
+train.optimizer.weight_decay   weight_decay          =                    =
+train.optimizer.max_grad_norm  max_grad_norm         =                    =
+train.schedule.warmup_steps    warmup_steps          =                    =
+train.schedule.warmup_ratio    warmup_ratio          =                    =
+train.seed                     seed                  =                    =
+train.log.every                logging_steps         =                    =
+train.log.wandb_project        -                     -                    wandb_project
+checkpoint.every_steps         save_steps            =                    =
+checkpoint.keep                save_total_limit      =                    =
+"""
+"""Values of a recipe that are a key's own: the path, and the key of each of DIALECTS; = is the one before."""
+
+OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "lion": "lion_32bit", "sgd": "sgd"}
+READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
+"""What `datasets` reads a file with, by the end of its name."""
+ACCELERATE, TEMPLATE, INFO = "accelerate.yaml", "chat_template.jinja", "dataset_info.json"
+"""Files that lie beside a config."""
+
+
+def direct(tool: str) -> dict[str, str]:
+    """The tool's keys by the recipe's paths."""
+    out = {}
+    for row in DIRECT.strip().splitlines():
+        path, *names = row.split()
+        for at, name in enumerate(names):
+            names[at] = names[at - 1] if name == "=" else name
+        name = names[list(DIALECTS).index(tool)]
+        out.update({path: name} if name != "-" else {})
+    return out
+
+
+@dataclass
+class Config:
+    """A tool's config that is being written.
+
+    Attributes:
+        tool: one of DIALECTS.
+        devices: GPUs.
+        folder: where it will lie; what it names is relative to that.
+        keys: what it says.
+        beside: data of the files that lie beside it, by name; a text stands for itself.
+    """
+
+    program: Program
+    tool: str
+    devices: int
+    folder: Path
+    keys: dict[str, Any] = field(default_factory=dict)
+    beside: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.recipe: Recipe = moved(self.program.recipe, self.program.source.parent, self.folder)
+        self.model: Model = find(self.program.recipe.model.id, self.program.source.parent)
+
+    @property
+    def sites(self) -> list[str]:
+        """The projections that carry adapters."""
+        return [part.name for adapter in self.program.adapters for part in adapter.projections]
+
+    def direct(self, section: str) -> None:
+        """The keys that are values of a section themselves."""
+        for path, key in direct(self.tool).items():
+            value = attrgetter(path)(self.recipe) if path.startswith(f"{section}.") else None
+            if key == "lora_alpha" and self.tool != "axolotl" and value is not None:
+                value = int(value) if value.is_integer() else None  # a whole number there
+            if value not in (None, {}):
+                self.keys[key] = value
+
+    def batches(self, micro: str) -> None:
+        """Rows of a step: of a GPU at once, and how often."""
+        train = self.recipe.train
+        rows = train.global_batch_size // self.devices
+        at_once = max(n for n in range(1, min(train.micro_batch_size, rows) + 1) if rows % n == 0)
+        self.keys |= {micro: at_once, "gradient_accumulation_steps": rows // at_once}
+
+    @property
+    def masters(self) -> bool:
+        """Whether float32 weights are trained that are computed with in bfloat16."""
+        whole = self.recipe.lora is None and self.recipe.model.dtype == "bfloat16"
+        return whole and self.recipe.train.optimizer.master_weights
+
+    @property
+    def flashes(self) -> bool:
+        """Whether attention has a fused kernel, without which samples of a row would see each other."""
+        wanted = self.recipe.model.attention == "splash" or self.recipe.data.packing
+        return wanted and self.model.family.flash_attention
+
+
+def written(program: Program, tool: str, devices: int, folder: Path) -> Config:
+    """A recipe's config for a tool, as far as the tool has words for it.
+
+    Args:
+        tool: one of DIALECTS.
+        devices: GPUs; they divide the rows of a step.
+        folder: where it will lie.
+    """
+    config = Config(program, tool, devices, folder)
+    config.direct("model")
+    config.direct("lora") if program.recipe.lora else None
+    WRITERS[tool](config)
+    if devices > 1:
+        config.beside[ACCELERATE] = _accelerate(config)
+    return config
+
+
+def moved(recipe: Recipe, before: Path, after: Path) -> Recipe:
+    """The recipe with what it names by relative paths named from another folder."""
+    if before.resolve() == after.resolve():
+        return recipe
+
+    def path(text: str) -> str:
+        far = "://" in text or text.startswith(("/", "~"))
+        return text if far else PurePosixPath(os.path.relpath(before / text, after)).as_posix()
+
+    data, model = recipe.data, recipe.model
+    sets: dict[str, Any] = {
+        name: [one.model_copy(update={"path": path(one.path)}) for one in getattr(data, name)]
+        for name in ("train", "eval")
+    }
+    if data.chat_template and "{" not in data.chat_template:
+        sets["chat_template"] = path(data.chat_template)
+    own = {"id": path(model.id)} if model.id.startswith(".") else {}
+    update = {"data": data.model_copy(update=sets), "model": model.model_copy(update=own)}
+    return recipe.model_copy(update=update)
+
+
+def _accelerate(config: Config) -> dict[str, Any]:
+    mixed = "bf16" if config.recipe.model.dtype == "bfloat16" else "no"
+    made: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "mixed_precision": mixed}
+    made |= {"num_machines": 1, "num_processes": config.devices}
+    if config.recipe.lora is not None and config.recipe.lora.quantize:
+        return {**made, "distributed_type": "MULTI_GPU"}
+    fsdp = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+    fsdp |= {"fsdp_reshard_after_forward": True, "fsdp_state_dict_type": "FULL_STATE_DICT"}
+    return {**made, "distributed_type": "FSDP", "fsdp_config": fsdp}
+
+
+def _trl(config: Config) -> None:
+    recipe, keys = config.recipe, config.keys
+    narrow = recipe.model.dtype == "bfloat16"
+    keys |= {"dtype": "bfloat16" if narrow and not config.masters else "float32", "bf16": narrow}
+    keys["attn_implementation"] = "flash_attention_2" if config.flashes else "sdpa"
+    keys["use_peft"] = recipe.lora is not None
+    if recipe.lora is not None:
+        found, regular, parameters = targets(config)
+        keys["lora_target_modules"] = [regular] if regular else found
+        keys |= {"lora_target_parameters": parameters} if parameters else {}
+        if recipe.lora.quantize == "nf4":
+            keys |= {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": False}
+        elif recipe.lora.quantize == "int8":
+            keys["load_in_8bit"] = True
+    _trl_sources(config)
+    config.direct("data")
+    _trl_rows(config)
+    if recipe.train.router_aux_loss_coef or experts.coefficient(config.model) is not None:
+        keys["router_aux_loss_coef"] = recipe.train.router_aux_loss_coef
+    _trainer(config)
+    keys["gradient_checkpointing"] = recipe.remat.policy != "none"
+    if config.devices > 1 and recipe.train.objective != "orpo":
+        keys["accelerate_config"] = ACCELERATE
+
+
+def _trl_sources(config: Config) -> None:
+    """One data set by name where TRL can evaluate on a split of it, else a mixture."""
+    data, keys = config.recipe.data, config.keys
+    first, held = data.train[0], data.eval[:1]
+    alike = all((one.path, one.config) == (first.path, first.config) for one in held)
+    plain = all(_is_hub(one) and "[" not in (_split(one) or "") for one in (first, *held))
+    if len(data.train) == 1 and len(data.eval) < 2 and alike and plain and data.eval_fraction is None:
+        keys |= {"dataset_name": first.path.removeprefix("hf://"), "dataset_train_split": _split(first)}
+        keys |= {"dataset_config": first.config} if first.config else {}
+        keys |= {"dataset_test_split": _split(held[0])} if held else {}
+        return
+    keys["datasets"] = []
+    for source in data.train:
+        place = {"path": source.path.removeprefix("hf://"), "name": source.config}
+        if not _is_hub(source) and reader(source.path):
+            place = {"path": reader(source.path), "data_files": source.path}
+        keys["datasets"].append({**_given(place), "split": _split(source)})
+
+
+def _trl_rows(config: Config) -> None:
+    recipe, keys = config.recipe, config.keys
+    data, train = recipe.data, recipe.train
+    if train.objective == "sft":
+        keys |= {"packing": data.packing, **({"packing_strategy": "bfd"} if data.packing else {})}
+    else:
+        keys |= {"beta": train.beta}
+        keys |= {"label_smoothing": train.label_smoothing} if train.objective == "dpo" else {}
+        keys["disable_dropout"] = not (recipe.lora and recipe.lora.dropout)
+    if data.format == "chat":
+        keys["assistant_only_loss"] = data.loss_on == "assistant"
+    elif data.format == "prompt_completion":
+        keys["completion_only_loss"] = data.loss_on == "completion"
+    elif data.format == "text":
+        keys["dataset_text_field"] = data.fields.get("text", "text")
+    if data.chat_template and "{" in data.chat_template:
+        config.beside[TEMPLATE] = data.chat_template
+    if data.chat_template or recipe.model.tokenizer:
+        own = TEMPLATE if TEMPLATE in config.beside else data.chat_template
+        keys["chat_template_path"] = own or recipe.model.tokenizer
+
+
+def _llamafactory(config: Config) -> None:
+    recipe, keys = config.recipe, config.keys
+    data, train, lora = recipe.data, recipe.train, recipe.lora
+    keys["stage"] = "sft" if train.objective == "sft" else "dpo"
+    keys["stage"] = "pt" if data.format == "text" else keys["stage"]
+    keys |= {"do_train": True, "finetuning_type": "lora" if lora else "full"}
+    keys["flash_attn"] = "fa2" if config.flashes else "sdpa"
+    if lora is not None:
+        keys["lora_target"] = ",".join(targets(config)[0])
+        if lora.quantize:
+            keys |= {"quantization_bit": 4 if lora.quantize == "nf4" else 8}
+            keys |= {"quantization_type": "nf4", "double_quantization": False}
+    narrow = recipe.model.dtype == "bfloat16"
+    keys["pure_bf16" if narrow and not lora and not config.masters else "bf16"] = narrow
+    keys["dataset_dir"] = "."
+    info = config.beside.setdefault(INFO, {})
+    for key, sources in (("dataset", data.train), ("eval_dataset", data.eval)):
+        names = [f"{recipe.name}-{key}-{number + 1}" for number in range(len(sources))]
+        info |= {name: _entry(config, one) for name, one in zip(names, sources, strict=True)}
+        keys |= {key: ",".join(names)} if names else {}
+    shares = [one.weight for one in data.train]
+    if len(set(shares)) > 1:
+        keys["mix_strategy"] = "interleave_under"
+        keys["interleave_probs"] = ",".join(f"{share / sum(shares):g}" for share in shares)
+    config.direct("data")
+    if train.objective == "sft":
+        keys["packing"] = data.packing
+        if data.packing and data.format != "text":
+            keys["neat_packing"] = True
+        keys["cutoff_len"] = data.max_length + data.packing
+        keys |= {"train_on_prompt": data.loss_on == "all", "mask_history": data.loss_on == "last_assistant"}
+    else:
+        loss = "orpo" if train.objective == "orpo" else "sigmoid"
+        keys |= {"pref_loss": loss, "pref_beta": train.beta, "dpo_label_smoothing": train.label_smoothing}
+    if train.router_aux_loss_coef:
+        keys["moe_aux_loss_coef"] = train.router_aux_loss_coef
+    _trainer(config)
+    keys["disable_gradient_checkpointing"] = recipe.remat.policy == "none"
+
+
+def _entry(config: Config, source: DataSource) -> dict[str, Any]:
+    """An entry of dataset_info.json."""
+    data, text = config.recipe.data, config.recipe.data.format == "text"
+    hub = _is_hub(source)
+    made = {"hf_hub_url": source.path.removeprefix("hf://")} if hub else {"file_name": source.path}
+    made |= _given({"subset": source.config, "split": _split(source)})
+    named = dict(data.fields)
+    if text:
+        return {**made, "formatting": "alpaca", "columns": {"prompt": named.get("text", "text")}}
+    columns = {"messages": named.get("messages", "messages")}
+    tags = {"role_tag": named.get("role", "role"), "content_tag": named.get("content", "content")}
+    for role in ("user", "assistant", "system"):
+        tags[f"{role}_tag"] = role
+    tags |= {"observation_tag": "tool", "function_tag": "function_call"}
+    return {**made, "formatting": "sharegpt", "columns": columns, "tags": tags}
+
+
+def _axolotl(config: Config) -> None:
+    recipe, keys = config.recipe, config.keys
+    data, train, lora = recipe.data, recipe.train, recipe.lora
+    keys["attn_implementation"] = "flash_attention_2" if config.flashes else "sdpa"
+    keys["bf16"] = recipe.model.dtype == "bfloat16"
+    if lora is not None:
+        keys["adapter"] = "qlora" if lora.quantize == "nf4" else "lora"
+        found, regular, parameters = targets(config)
+        keys["lora_target_modules"] = regular or found
+        keys |= {"lora_target_parameters": parameters} if parameters else {}
+        if lora.quantize == "nf4":
+            exact = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False}
+            keys |= {"load_in_4bit": True, "bnb_config_kwargs": exact}
+        elif lora.quantize == "int8":
+            keys["load_in_8bit"] = True
+        if lora.quantize and experts.has_experts(config.model):
+            keys["quantize_moe_experts"] = True
+    if train.objective != "sft":
+        keys |= {"rl": train.objective, "orpo_alpha" if train.objective == "orpo" else "rl_beta": train.beta}
+        keys |= {"dpo_label_smoothing": train.label_smoothing} if train.label_smoothing else {}
+    keys["datasets"] = [_rows(config, source) for source in data.train]
+    keys |= {"test_datasets": [_rows(config, source) for source in data.eval]} if data.eval else {}
+    if data.format in ("chat", "preference"):
+        keys["chat_template"] = "jinja" if data.chat_template else "tokenizer_default"
+        keys |= {"chat_template_jinja": data.chat_template} if data.chat_template else {}
+        marks = config.model.family.markers(config.model.architecture)
+        keys |= {"eot_tokens": [marks[1]]} if marks and not data.chat_template else {}
+    keys["train_on_inputs"] = data.loss_on == "all" and data.format != "text"
+    config.direct("data")
+    keys["excess_length_strategy"] = "raise" if data.overlong == "error" else data.overlong
+    if train.objective == "sft":
+        keys["sample_packing"] = data.packing
+    config.batches("micro_batch_size")
+    config.direct("train")
+    _optimizer(config, "optimizer")
+    name, schedule = _schedule(config)
+    keys["lr_scheduler"] = "constant_with_warmup" if name == "constant" and _warms(recipe) else name
+    if name == "cosine_with_min_lr":
+        keys |= {"lr_scheduler": "cosine", "cosine_min_lr_ratio": recipe.train.schedule.final_ratio}
+    elif schedule:
+        keys["lr_scheduler_kwargs"] = schedule
+    if not _warms(recipe):
+        keys.pop("warmup_ratio", None)
+        keys["warmup_steps"] = 0
+    keys |= {"eval_steps": train.eval_every} if data.evaluates else {}
+    keys |= {"curriculum_sampling": True} if data.shuffle_seed is None else {}
+    keys |= {"use_tensorboard": True} if train.log.tensorboard else {}
+    if train.router_aux_loss_coef:
+        balance = {"output_router_logits": True, "router_aux_loss_coef": train.router_aux_loss_coef}
+        keys["overrides_of_model_config"] = balance
+    keys["gradient_checkpointing"] = recipe.remat.policy != "none"
+    config.direct("checkpoint")
+    keys["output_dir"] = _folder(recipe)
+
+
+def _rows(config: Config, source: DataSource) -> dict[str, Any]:
+    """A data set of Axolotl's."""
+    data = config.recipe.data
+    named = {name: there for name, there in data.fields.items() if name != there}
+    made = {"path": source.path.removeprefix("hf://"), "name": source.config, "split": _split(source)}
+    if not _is_hub(source) and reader(source.path):
+        made["ds_type"] = reader(source.path)
+    if data.format == "text":
+        return {**_given(made), "type": "completion", "field": named.get("text", "text")}
+    if data.format == "prompt_completion":
+        columns = (named.get("prompt", "prompt"), named.get("completion", "completion"))
+        plain = {"format": "{instruction}", "no_input_format": "{instruction}"}
+        own = {"field_instruction": columns[0], "field_output": columns[1], **plain}
+        return {**_given(made), "type": own}
+    if data.format == "preference":
+        if not named and config.recipe.train.objective == "dpo":
+            return {**_given(made), "type": "passthrough.default"}
+        made |= {"field_chosen": named.get("chosen"), "field_rejected": named.get("rejected")}
+    made |= {"field_messages": named.get("messages"), "field_tools": named.get("tools")}
+    turned = {name: named[name] for name in ("role", "content") if name in named}
+    mapped = {"message_property_mappings": turned} if turned else {}
+    argilla = {"dpo": ".argilla_chat", "orpo": ".argilla"}
+    kind = f"chat_template{argilla.get(config.recipe.train.objective, '')}"
+    roles = {} if data.format == "preference" else {"roles_to_train": ["assistant"]}
+    return {**_given(made), "type": kind, **mapped, **roles}
+
+
+WRITERS: Mapping[str, Callable[[Config], None]] = {
+    "trl": _trl,
+    "llama-factory": _llamafactory,
+    "axolotl": _axolotl,
+}
+
+
+def _trainer(config: Config) -> None:
+    """transformers' TrainingArguments, which TRL and LLaMA-Factory take over."""
+    recipe, keys = config.recipe, config.keys
+    train = recipe.train
+    config.batches("per_device_train_batch_size")
+    config.direct("train")
+    _optimizer(config, "optim")
+    name, schedule = _schedule(config)
+    keys["lr_scheduler_type"] = "constant_with_warmup" if name == "constant" and _warms(recipe) else name
+    keys |= {"lr_scheduler_kwargs": schedule} if schedule else {}
+    if train.objective == "sft":
+        keys["average_tokens_across_devices"] = True
+    evaluates = recipe.data.evaluates and (config.tool != "trl" or _held(config))
+    keys |= {"eval_strategy": "steps" if evaluates else "no"}
+    keys |= {"eval_steps": train.eval_every} if evaluates else {}
+    if recipe.data.shuffle_seed is not None:
+        keys["data_seed"] = recipe.data.shuffle_seed
+    elif config.tool == "trl":
+        keys["train_sampling_strategy"] = "sequential"
+    else:
+        keys["disable_shuffling"] = True
+    loggers = ["tensorboard"] * train.log.tensorboard + ["wandb"] * (train.log.wandb_project is not None)
+    keys["report_to"] = loggers or "none"
+    config.direct("checkpoint")
+    keys["output_dir"] = _folder(recipe)
+
+
+def _held(config: Config) -> bool:
+    return bool({"dataset_test_split", "test_split_size"}.intersection(config.keys))
+
+
+def _optimizer(config: Config, key: str) -> None:
+    given = config.recipe.train.optimizer
+    config.keys[key] = OPTIMIZERS[given.name]
+    unused = {"adamw": (), "lion": ("eps",)}.get(given.name, ("b1", "b2", "eps"))
+    for name in unused:
+        config.keys.pop(direct(config.tool)[f"train.optimizer.{name}"])
+    if given.name == "sgd":
+        config.keys["optim_args"] = f"momentum={given.momentum}"
+    if given.max_grad_norm is None:
+        config.keys["max_grad_norm"] = 0.0
+
+
+def _schedule(config: Config) -> tuple[str, dict[str, Any]]:
+    """transformers' name of the schedule, and its arguments."""
+    schedule, rate = config.recipe.train.schedule, config.recipe.train.optimizer.learning_rate
+    if schedule.name == "constant" or not schedule.final_ratio:
+        return schedule.name, {}
+    if schedule.name == "cosine":
+        return "cosine_with_min_lr", {"min_lr_rate": schedule.final_ratio}
+    return "polynomial", {"lr_end": schedule.final_ratio * rate, "power": 1.0}
+
+
+def _warms(recipe: Recipe) -> bool:
+    return bool(recipe.train.schedule.warmup_steps or recipe.train.schedule.warmup_ratio)
+
+
+def _folder(recipe: Recipe) -> str:
+    remote = "://" in recipe.checkpoint.directory
+    return recipe.checkpoint.directory if remote else f"out/{recipe.name}"
+
+
+def _is_hub(source: DataSource) -> bool:
+    return source.path.startswith("hf://")
+
+
+def _split(source: DataSource) -> str | None:
+    """The split, with its first rows alone where there is a limit; train where none is named."""
+    name = source.split or "train"
+    return f"{name}[:{source.limit}]" if source.limit and "[" not in name else name
+
+
+def reader(path: str) -> str | None:
+    """What `datasets` reads a file with; None for a folder, and for what it does not read."""
+    name = PurePosixPath(path.removesuffix(".gz").removesuffix(".zst"))
+    return READERS.get(name.suffix)
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def targets(config: Config) -> tuple[list[str], str, list[str]]:
+    """What carries adapters, in PEFT's words.
+
+    Returns:
+        target_modules as a list; the same as a regular expression where some layers have them alone, "" where
+        all have; target_parameters.
+    """
+    lora, model = config.recipe.lora, config.model
+    assert isinstance(lora, Lora)
+    adapted = set(config.sites)
+    every = [module for module in modules(model) if module.site is not None]
+    chosen = [module for module in every if module.site in adapted]
+    tensors = [module.tensor for module in modules(model)]
+    parameters = _ends([module.tensor for module in chosen if module.parameter], tensors)
+    linear = [module.name for module in chosen if not module.parameter]
+    ends = _ends(linear, [module.name for module in modules(model) if not module.parameter])
+    if ends != linear or known("experts", "renamed").get(model.family.name):
+        return ends, "", parameters  # of those models PEFT takes the last names of an expression alone
+    all_of_them = _layers(model, [module.name for module in every if not module.parameter])
+    by_layers: dict[str, list[str]] = {}
+    for slot, layers in _layers(model, linear).items():
+        numbers = r"\d+" if layers == all_of_them[slot] else f"({'|'.join(layers)})"
+        by_layers.setdefault(numbers, []).append(re.escape(slot))
+    ways = [rf"{numbers}\.({'|'.join(slots)})" for numbers, slots in by_layers.items()]
+    any_of_them = ways[0] if len(ways) == 1 else f"({'|'.join(ways)})"
+    return linear, rf"{re.escape(prefix_of(model))}layers\.{any_of_them}", parameters
+
+
+def _layers(model: Model, names: Iterable[str]) -> dict[str, list[str]]:
+    """The numbers of the layers that have a projection, by its name within its layer."""
+    out: dict[str, list[str]] = {}
+    for name in names:
+        layer, _, slot = name.removeprefix(f"{prefix_of(model)}layers.").partition(".")
+        out.setdefault(slot, []).append(layer)
+    return out
+
+
+def _ends(names: Iterable[str], every: Iterable[str]) -> list[str]:
+    """As few last parts of names as mean no others of `every`, else the names."""
+    wanted = list(names)
+    others = set(every).difference(wanted)
+    for parts in (1, 2):
+        ends = dict.fromkeys(".".join(name.split(".")[-parts:]) for name in wanted)
+        if not any(f".{name}".endswith(tuple(f".{end}" for end in ends)) for name in others):
+            return list(ends)
+    return wanted
+
+
+def dumped(name: str, data: Any) -> str:
+    """The text of a file that lies beside a config."""
+    import yaml
+
+    if isinstance(data, str):
+        return data
+    if Path(name).suffix == ".json":
+        return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))

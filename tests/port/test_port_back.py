@@ -1,0 +1,319 @@
+"""`recipe port --to`: recipes as the configs of GPU tools, and the way back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from recipec.compiler.cli.main import app
+from recipec.compiler.port.back_keys import DIALECTS
+from recipec.compiler.port.keys import keys_of, tools
+
+ROOT = Path(__file__).parents[2]
+TOOLS = [*DIALECTS]
+CARRIED = ["exact", "approximated", "defaulted"]
+
+WHOLE = """\
+recipe: 1
+name: variant
+model: {id: MODEL, attention: splash}
+mesh: {accelerator: v5p-8, axes: {fsdp: 4, tp: 1}}
+data: {train: [{path: "hf://some/rows", split: "train[:90%]"}], max_length: 512, overlong: truncate}
+train:
+  steps: 100
+  global_batch_size: 8
+  optimizer: {learning_rate: 2.0e-4, b2: 0.95, eps: 1.0e-7, weight_decay: 0.1, max_grad_norm: 0.5}
+  schedule: {name: cosine, warmup_steps: 10}
+  seed: 3
+"""
+LORA = "lora: {rank: 16, alpha: 8, dropout: 0.0}\n"
+
+VARIANTS = {
+    "full": {
+        "train.optimizer.master_weights": False,
+        "train.schedule": {"name": "linear", "final_ratio": 0.1},
+    },
+    "lora": {
+        "lora.targets": ["q_proj", "v_proj"],
+        "lora.rslora": True,
+        "train.epochs": 2,
+        "train.steps": None,
+    },
+    "layers": {"lora.layers": "20-30", "train.schedule": {"name": "constant"}},
+    "some-layers": {"lora.targets": ["q_proj", r"layers\.(3|5)\.mlp\.up_proj"]},
+    "nf4": {"lora.quantize": "nf4", "data.packing": False, "train.optimizer.max_grad_norm": None},
+    "int8": {"lora.quantize": "int8", "train.optimizer": {"name": "lion", "learning_rate": 1e-5, "b2": 0.98}},
+    "all-tokens": {"lora.rank": 8, "data.loss_on": "all", "data.shuffle_seed": None, "remat.policy": "none"},
+    "text": {"lora.rank": 8, "data.format": "text", "data.fields": {"text": "body"}},
+    "dropout": {"lora.dropout": 0.1, "train.micro_batch_size": 2, "data.eval_fraction": 0.1},
+    "sgd": {"lora.rank": 8, "train.optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(ROOT / "recipes" / "data", tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of `recipe port`."""
+    result = CliRunner().invoke(app, ["port", *arguments], catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def ported(recipe: str, tool: str, *arguments: str) -> dict[str, Any]:
+    """The report of a port to a tool, whose config is config.yaml."""
+    status, printed, errors = run(
+        recipe, "--to", tool, "-o", "config.yaml", "--format", "json", "--force", *arguments
+    )
+    assert status == 0, printed + errors
+    told: dict[str, Any] = json.loads(printed)
+    return told
+
+
+def returned(told: dict[str, Any], tool: str, objective: str) -> dict[str, Any]:
+    """The recipe that `recipe port` makes of config.yaml, as plain data."""
+    beside = [name for name in told["beside"] if not name.endswith(".jinja")]
+    script = ["--script", objective] if tool == "trl" else []
+    told_by = ["--from", DIALECTS[tool], *script]
+    status, printed, errors = run("config.yaml", *beside, "-o", "again.yaml", "--force", *told_by)
+    assert status == 0, printed + errors
+    made: dict[str, Any] = yaml.safe_load(Path("again.yaml").read_text())
+    return made
+
+
+def at(data: Any, path: str) -> Any:
+    """The value of a path in plain data; None where there is none."""
+    for name in path.split("."):
+        data = data.get(name) if isinstance(data, dict) else None
+    return data
+
+
+def check_keys(tool: str) -> None:
+    """Every key that is written is the tool's own."""
+    data = yaml.safe_load(Path("config.yaml").read_text())
+    known = {name for section in tools()[DIALECTS[tool]]["sections"].values() for name in section}
+    known |= set(keys_of("accelerate", "launch")) | {"accelerate_config"}
+    assert set(data) <= known, sorted(set(data) - known)
+
+
+def held(recipe: str, tool: str, *arguments: str) -> dict[str, Any]:
+    """Ports a recipe there and back, and compares every value that the report calls carried."""
+    told = ported(recipe, tool, *arguments)
+    check_keys(tool)
+    data = yaml.safe_load(Path(recipe).read_text())
+    again = returned(told, tool, at(data, "train.objective") or "sft")
+    compared = 0
+    for row in told["keys"]:
+        path = row["key"].partition("[")[0]
+        if row["verdict"] not in CARRIED or not row["recipe"] or path in LOOSE:
+            continue
+        if row["verdict"] == "approximated" and path in OTHER:
+            continue
+        here, there = row["value"], at(again, path)
+        if path == "data.train":
+            here, there = data["data"]["train"], there
+            here, there = [place(one) for one in here], [place(one) for one in there]
+        if path == "data.eval":
+            continue
+        if isinstance(here, float):
+            here, there = pytest.approx(here), there
+        assert (
+            there == here
+            or (there is None and here in ("sft", [], {}, "all", False))
+            or (here is None and there == 0)
+        ), (path, here, there)
+        compared += 1
+    assert compared > 15, "there is something to compare"
+    return told
+
+
+LOOSE = ("train.micro_batch_size", "lora.targets", "lora.layers", "data.chat_template", "data.fields")
+"""What the port back may write in other words, or chooses for its machine."""
+OTHER = {
+    *("remat.policy", "model.attention", "model.dtype", "lora.dtype", "train.optimizer.master_weights"),
+    *("data.shuffle_seed", "data.eval_seed"),
+}
+"""What approximated ones may have another value of: memory, speed and precision, and seeds."""
+
+
+def place(one: Any) -> tuple[Any, ...]:
+    one = {"path": one} if isinstance(one, str) else one
+    split = one.get("split") or "train"
+    split = f"{split}[:{one['limit']}]" if "limit" in one and "[" not in split else split
+    return one["path"].removeprefix("./"), split, one.get("config"), one.get("weight", 1.0)
+
+
+def every(names: list[str]) -> list[Any]:
+    """Each with one tool; with the others in `make nightly`, where each takes a second too."""
+    return [
+        pytest.param(name, tool, marks=() if number % len(TOOLS) == at else pytest.mark.nightly)
+        for number, name in enumerate(names)
+        for at, tool in enumerate(TOOLS)
+    ]
+
+
+RECIPES = [
+    *("quickstart", "gemma3-4b-full-v6e8", "qwen3-8b-dpo-v5e8", "mistral-small-24b-v6e8"),
+    *("qwen35-9b-v6e4", "gemma4-31b-qlora-v6e8", "llama31-70b-v5p8"),
+]
+
+
+@pytest.mark.parametrize(("name", "tool"), every(RECIPES))
+def test_a_recipe_of_the_repository_comes_back(name: str, tool: str) -> None:
+    if (name, tool) == ("qwen3-8b-dpo-v5e8", "llama-factory"):
+        shutil.copy(ROOT / "recipes" / f"{name}.yaml", "recipe.yaml")
+        status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
+        assert status == 1 and "error[E1198]: `data.format`" in errors and not Path("config.yaml").exists()
+        return
+    shutil.copy(ROOT / "recipes" / f"{name}.yaml", "recipe.yaml")
+    told = held("recipe.yaml", tool)
+    assert not [
+        row for row in told["keys"] if row["verdict"] == "unsupported" and row["key"].startswith("lora")
+    ]
+
+
+@pytest.mark.parametrize(("variant", "tool"), every([*VARIANTS]))
+def test_a_variant_comes_back(variant: str, tool: str) -> None:
+    data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + ("" if variant == "full" else LORA))
+    for path, value in VARIANTS[variant].items():
+        *sections, last = path.split(".")
+        node = data
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[last] = value
+    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    told = held("recipe.yaml", tool)
+    again = yaml.safe_load(Path("again.yaml").read_text())
+    for path in ("lora.targets", "lora.layers"):
+        if variant in ("lora", "layers"):
+            given = at(data, path)
+            assert given is None or at(again, path) == given
+    lost = [row["key"] for row in told["keys"] if row["verdict"] == "unsupported"]
+    assert not [key for key in lost if key.startswith(("model", "lora", "train.optimizer", "train.schedule"))]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_experts_keep_their_adapters(tool: str) -> None:
+    Path("recipe.yaml").write_text(
+        WHOLE.replace("MODEL", "Qwen/Qwen3-30B-A3B")
+        + "  router_aux_loss_coef: 0.01\n"
+        + "lora: {rank: 8, alpha: 8, dropout: 0.0, targets: [q_proj, experts, router], layers: 3-9}\n"
+    )
+    if tool == "llama-factory":  # it has no key for parameters
+        status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
+        assert status == 1 and "error[E1198]: `lora.targets`" in errors
+        return
+    held("recipe.yaml", tool)
+    assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["targets"] == [
+        "q_proj",
+        "router",
+        "experts",
+    ]
+    assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["layers"] == "3-9"
+
+
+@pytest.mark.parametrize("tool", ["trl", "axolotl"])
+def test_prompts_and_the_first_rows_of_a_file_come_back(tool: str) -> None:
+    data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    data["data"] |= {"train": [{"path": "data/rows.jsonl", "limit": 100}], "format": "prompt_completion"}
+    if tool == "axolotl":
+        data["data"]["fields"] = {"prompt": "question", "completion": "reply"}
+    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    Path("data/rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    held("recipe.yaml", tool)
+    again = yaml.safe_load(Path("again.yaml").read_text())["data"]
+    assert again["train"] == data["data"]["train"] and again["format"] == "prompt_completion"
+    assert again["loss_on"] == "completion" and again.get("fields") == data["data"].get("fields")
+
+
+@pytest.mark.parametrize("tool", ["llama-factory"])
+def test_gpus_share_the_rows_of_a_step(tool: str) -> None:
+    shutil.copy(ROOT / "recipes" / "mistral-small-24b-v6e8.yaml", "recipe.yaml")
+    held("recipe.yaml", tool, "--devices", "4")
+    data = yaml.safe_load(Path("config.yaml").read_text())
+    assert data["gradient_accumulation_steps"] == 4
+    spread = yaml.safe_load(Path("accelerate.yaml").read_text())
+    assert spread["num_processes"] == 4 and set(spread) <= set(keys_of("accelerate", "cluster"))
+    status, _, errors = run("recipe.yaml", "--to", tool, "--devices", "3")
+    assert status == 1 and "error[E1199]" in errors and "help: --devices 2" in errors
+
+
+def test_wrong_use_of_to() -> None:
+    shutil.copy(ROOT / "recipes" / "quickstart.yaml", "recipe.yaml")
+    assert run("recipe.yaml", "--to", "nothing")[0] == 2
+    assert run("recipe.yaml", "--to", "trl", "--script", "sft")[0] == 2
+    assert run("recipe.yaml", "--to", "trl", "--accelerator", "v6e-8")[0] == 2
+    assert run("recipe.yaml", "recipe.yaml", "--to", "trl")[0] == 2
+    status, _, errors = run("recipe.yaml", "--to", "trl", "-o", "recipe.yaml")
+    assert status == 1 and "error[E1112]" in errors
+    Path("dataset_info.json").write_text("{}")
+    status, _, errors = run("recipe.yaml", "--to", "llama-factory", "-o", "config.yaml")
+    assert status == 1 and "error[E1112]" in errors and not Path("config.yaml").exists()
+    Path("broken.yaml").write_text("recipe: 1\nname: x\nlora: {rank: -1}\n")
+    status, printed, errors = run("broken.yaml", "--to", "trl", "-o", "config.yaml")
+    assert status == 1 and "error[E0105]" in errors and printed == ""
+    Path("axolotl.yml").write_text("base_model: Qwen/Qwen3-8B\n")
+    assert run("axolotl.yml", "--to", "trl")[0] == 1
+    assert run("missing.yaml", "--to", "trl")[0] == 1
+
+
+def test_a_partial_config_says_so() -> None:
+    shutil.copy(ROOT / "recipes" / "qwen3-14b-qlora-v5e8.yaml", "recipe.yaml")
+    status, _, errors = run("recipe.yaml", "--to", "trl", "--set", "lora.init=qwix")
+    assert status == 1 and errors.count("error[E1198]") == 2, "the format, with what follows from it, and A"
+    status, _, errors = run("recipe.yaml", "--to", "trl", "--partial", "-o", "config.yaml")
+    assert status == 0 and "a partial config, ported to TRL" in errors
+    assert Path("config.yaml").read_text().startswith("# PARTIAL: this config is not the run of its recipe.")
+
+
+def test_a_value_of_an_extended_recipe_has_no_line_of_this_one(folder: Path) -> None:
+    shutil.copy(ROOT / "recipes" / "quickstart.yaml", "base.yaml")
+    Path("recipe.yaml").write_text("extends: base.yaml\nlora: {kv: shared}\n")
+    status, printed, errors = run(
+        "recipe.yaml", "--to", "axolotl", "--partial", "--format", "json", "-o", "c.yaml"
+    )
+    assert status == 0, errors
+    lines = {row["key"]: row["line"] for row in json.loads(printed)["keys"]}
+    assert lines["lora.kv"] == 2 and lines["lora.rank"] is None
+    Path("recipe.yaml").write_text("extends: base.yaml\ndata: {train: [{path: data/x.array_record}]}\n")
+    status, _, errors = run("recipe.yaml", "--to", "trl")
+    assert status == 1 and "error[E1198]: `data.train`" in errors and "recipe.yaml:2" in errors
+
+
+def test_paths_are_those_of_the_config_s_folder(folder: Path) -> None:
+    shutil.copy(ROOT / "recipes" / "quickstart.yaml", "recipe.yaml")
+    (folder / "gpu").mkdir()
+    assert run("recipe.yaml", "--to", "axolotl", "-o", "gpu/config.yaml")[0] == 0
+    assert (
+        yaml.safe_load(Path("gpu/config.yaml").read_text())["datasets"][0]["path"]
+        == "../data/quickstart/train.jsonl"
+    )
+
+
+@pytest.mark.nightly
+def test_trl_and_peft_read_what_is_written() -> None:
+    from peft import LoraConfig
+    from trl import DPOConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
+    from trl.scripts.utils import DatasetMixtureConfig
+    from trl.trainer.utils import get_peft_config
+
+    for name, kind in (("mistral-small-24b-v6e8", SFTConfig), ("qwen3-8b-dpo-v5e8", DPOConfig)):
+        shutil.copy(ROOT / "recipes" / f"{name}.yaml", "recipe.yaml")
+        ported("recipe.yaml", "trl", "--set", "model.dtype=float32")
+        parser = TrlParser((ScriptArguments, kind, ModelConfig, DatasetMixtureConfig))
+        _, training, model, _ = parser.parse_args_and_config(["--config", "config.yaml"])
+        made = yaml.safe_load(Path("config.yaml").read_text())
+        assert training.learning_rate == made["learning_rate"] and model.lora_r == made["lora_r"]
+        config = get_peft_config(model)
+        assert isinstance(config, LoraConfig) and set(config.target_modules) == set(
+            made["lora_target_modules"]
+        )
