@@ -235,7 +235,8 @@ def _ledger(
     others = {role: settled_of(source, interpolates=False) for role, source in sources.others.items()}
     files = Sources(main.source, {role: each.source for role, each in others.items()})
     folder = dialects.KNOWN[dialect.NAME].folder
-    ledger = Ledger(files, asked.devices, folder=folder, script=asked.script)
+    tpus = asked.accelerator.devices
+    ledger = Ledger(files, asked.devices, folder=folder, script=asked.script, tpus=tpus)
     for settled in (main, *others.values()):
         for refusal in settled.refusals:
             source, key = settled.source, refusal.key

@@ -82,11 +82,6 @@ UNREAD = {
     "LLaMA-Factory v1": words(
         "model_class train_dataset dist_config kernel_config sample_backend peft_config batching_strategy"
     ),
-    "MaxText": words(
-        "base_config base_output_directory per_device_batch_size max_target_length remat_policy "
-        "decoder_block base_emb_dim base_num_decoder_layers ici_fsdp_parallelism dcn_data_parallelism "
-        "load_parameters_path hf_path enable_checkpointing use_sft"
-    ),
     "ms-swift": words(
         "tuner_type train_type tuner_backend split_dataset_ratio model_author rlhf_type adapters attn_impl "
         "agent_template loss_scale custom_dataset_info custom_register_path external_plugins val_dataset "

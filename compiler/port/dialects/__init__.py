@@ -62,6 +62,11 @@ KNOWN = {
     ),
     "torchtune": Known("torchtune", "model._component_, tokenizer._component_", interpolates=True),
     "litgpt": Known("litgpt", "checkpoint_dir, data.class_path, train.global_batch_size", folder="out_dir"),
+    "maxtext": Known(
+        "maxtext",
+        "base_config, model_name, max_target_length, per_device_batch_size",
+        folder="base_output_directory",
+    ),
 }
 """By the name for --from."""
 
