@@ -31,7 +31,11 @@ from recipec.compiler.port.source import Source
 from recipec.spec.diagnostics import Diagnostic, has_errors
 
 MACHINES = ("v5p-8", "v5p-64", "v5p-512")
-SETS = {"torchtune": "output_dir=gs://bucket/run", "litgpt": "out_dir=gs://bucket/run"}
+SETS = {
+    "torchtune": "output_dir=gs://bucket/run",
+    "litgpt": "out_dir=gs://bucket/run",
+    "maxtext": "base_output_directory=gs://bucket/run",
+}
 """Where a run of several hosts keeps its checkpoints: a folder that all reach."""
 SCRIPTS = ("sft", "dpo", "orpo")
 
@@ -129,6 +133,8 @@ def trains(dialect: str, source: Source) -> bool:
             return source.has("checkpoint_dir")
         case "axolotl":
             return source.has("base_model")
+        case "maxtext":
+            return bool(source.get("use_sft", False))
     return True
 
 

@@ -2,10 +2,10 @@
 
     .venv/bin/python scripts/dialects.py WHEELS
 
-WHEELS is a folder with the wheels of axolotl, llamafactory, torchtune, litgpt and maxtext; transformers, trl,
-peft and accelerate are installed beside this script's Python. Nothing is imported: keys, types and defaults are read
-from the sources. A key's entry is [type] when it must be given, or else [type, default]; a default that the
-source computes is {"is": its expression}.
+WHEELS is a folder with the wheels of axolotl, llamafactory, torchtune, litgpt and maxtext; transformers,
+trl, peft and accelerate are installed beside this script's Python. Nothing is imported: keys, types and
+defaults are read from the sources. A key's entry is [type] when it must be given, or else [type, default];
+a default that the source computes is {"is": its expression}.
 """
 
 from __future__ import annotations

@@ -154,7 +154,8 @@ def _told(keys: Keys) -> None:
     key = found or "use_sft"
     what = OTHERS[found] if found else "a run of MaxText's pre-training"
     message = f"this is {what}, by `{key}`; what is read of MaxText is its supervised fine-tuning"
-    help = "port a file of post_train.sft.train_sft; --set use_sft=true says that it is one"
+    says = "" if found else "; --set use_sft=true says that it is one"
+    help = f"port a file of post_train.sft.train_sft{says}"
     raise Refused(Diagnostic("E1149", message, key, help, keys.source.place(key)))
 
 
@@ -287,12 +288,12 @@ def _rows(keys: Keys, named: Named | None) -> None:
     names = (
         columns if isinstance(columns, list) else [part.strip(" []'\"") for part in str(columns).split(",")]
     )
-    form, renamed = "chat", {"messages": str(names[0])} if names and names != ["messages"] else {}
-    if {"question", "answer"} <= set(map(str, names)):
+    form, renamed = "chat", {"messages": names[0]} if names and names != ["messages"] else {}
+    if {"question", "answer"} <= set(names):
         form, renamed = "instruction", {"instruction": "question", "output": "answer"}
     elif len(names) == 2:
         form = "prompt_completion"
-        pair = {"prompt": str(names[0]), "completion": str(names[1])}
+        pair = {"prompt": names[0], "completion": names[1]}
         renamed = {} if list(pair) == list(pair.values()) else pair
     elif len(names) != 1:
         message = f"{len(names)} columns are one conversation to MaxText, which a recipe's rows are not"
@@ -378,7 +379,7 @@ def _bookkeeping(keys: Keys) -> None:
 
 
 def _rest(keys: Keys) -> None:
-    """The keys of groups that bear on no number; all others are those of the model, or do nothing as given."""
+    """The keys of groups that bear on no number; all others are the model's, or do nothing as given."""
     for word, groups in GROUPS.items():
         keys.passive(keys_of(NAME, *groups.split()), REASONS[word])
     keys.below("dpo").passive(keys_of(NAME, "DPO"), REASONS["method"])

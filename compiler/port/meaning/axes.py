@@ -26,8 +26,8 @@ class Axes:
 def of_parallelism(keys: Keys, networks: Sequence[str]) -> Axes:
     """Speaks of `NETWORK_AXIS_parallelism`; sets `mesh.axes` where the files say what fsdp alone does not.
 
-    The devices are --devices, or the product of the sizes, or where one of them is -1 those of the accelerator
-    that is asked for.
+    The devices are --devices, or the product of the sizes, or where one of them is -1 those of the
+    accelerator that is asked for.
     """
     sizes: dict[str, int] = {}
     rest = False
