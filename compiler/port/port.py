@@ -26,6 +26,7 @@ from recipec.compiler.port.recognise import Recognised, recognise, say_unread
 from recipec.compiler.port.report import Row, counts, rows, summary
 from recipec.compiler.port.settle import Settled, older_beside, overridden, renamed, settle
 from recipec.compiler.port.source import Source, Sources
+from recipec.compiler.port.typed import typed
 from recipec.compiler.port.write import recipe_text
 from recipec.spec.diagnostics import Diagnostic, Span, has_errors, in_order, render_json
 from recipec.spec.document import Refused
@@ -214,7 +215,7 @@ def _read(paths: Sequence[Path]) -> tuple[list[Source], list[Diagnostic]]:
         seen.add(real)
         source, problems = read(path)
         found += problems
-        files += [source] if source else []
+        files += [typed(source)] if source else []
     return files, found
 
 
