@@ -133,18 +133,22 @@ def trains(dialect: str, source: Source) -> bool:
             return source.has("checkpoint_dir")
         case "axolotl":
             return source.has("base_model")
+        case "llamafactory_v1":
+            return source.has("train_dataset")
         case "maxtext":
             return bool(source.get("use_sft", False))
     return True
 
 
 def _beside(dialect: str, source: Source, folder: Path) -> list[Path]:
-    """LLaMA-Factory's dataset_info.json: where the run is started, in a folder above the config."""
-    where = source.get("dataset_dir", "data")
-    if dialect != "llamafactory" or not isinstance(where, str):
+    """LLaMA-Factory's dataset_info.json, or v1's YAML: where the run starts, in a folder above the config."""
+    where = source.get("train_dataset", "")
+    if dialect == "llamafactory":
+        where = f"{source.get('dataset_dir', 'data')}/dataset_info.json"
+    if not dialect.startswith("llamafactory") or not isinstance(where, str):
         return []
     above = [each for each in source.path.parents if each == folder or folder in each.parents]
-    found = [each / where / "dataset_info.json" for each in above]
+    found = [each / where for each in above]
     return [path for path in found if path.is_file()][:1]
 
 

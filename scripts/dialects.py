@@ -105,6 +105,7 @@ def catalogue(wheels: Path) -> dict[str, Any]:
     return {
         "axolotl": _axolotl(Package("axolotl", wheels)),
         "llamafactory": _llamafactory(Package("llamafactory", wheels), training),
+        "llamafactory_v1": _llamafactory_v1(Package("llamafactory", wheels)),
         "trl": _trl(trl, training),
         "trainer": {
             "version": transformers.version,
@@ -162,8 +163,18 @@ def _llamafactory(package: Package, training: Mapping[str, ast.ClassDef]) -> dic
     attributes = package.classes("llamafactory/data/parser.py")
     return {
         "version": package.version,
-        "sections": {"train": keys, "dataset_attributes": fields(attributes, "DatasetAttr")},
+        "sections": {
+            "train": keys,
+            "dataset_attributes": fields(attributes, "DatasetAttr"),
+        },
     }
+
+
+def _llamafactory_v1(package: Package) -> dict[str, Any]:
+    classes = package.classes(*package.paths("llamafactory/v1/config/", "_args.py"))
+    names = ("ModelArguments", "DataArguments", "TrainingArguments", "SampleArguments")
+    keys = {key: entry for name in names for key, entry in fields(classes, name).items()}
+    return {"version": package.version, "sections": {"args": keys}}
 
 
 def _trl(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, Any]:

@@ -72,6 +72,12 @@ ROLES = {
         "it says where data sets lie, not what is trained on them",
         "name the run's own config before it: recipe port config.yaml {file} -o recipe.yaml",
     ),
+    "v1_datasets": Role(
+        "a description of LLaMA-Factory v1's data sets",
+        words("converter source"),
+        "it says where data sets lie, not what is trained on them",
+        "name the run's own config before it: recipe port config.yaml {file} -o recipe.yaml",
+    ),
 }
 LEAST_MARKS = 2
 """Keys of a role, or of a tool, that a file must have; one alone may stand in any config."""
@@ -79,9 +85,6 @@ MOST_NAMED = 3
 """Telling keys that a message names."""
 
 UNREAD = {
-    "LLaMA-Factory v1": words(
-        "model_class train_dataset dist_config kernel_config sample_backend peft_config batching_strategy"
-    ),
     "ms-swift": words(
         "tuner_type train_type tuner_backend split_dataset_ratio model_author rlhf_type adapters attn_impl "
         "agent_template loss_scale custom_dataset_info custom_register_path external_plugins val_dataset "
@@ -162,8 +165,9 @@ def _role(file: Source) -> str | None:
     """The role of a file that is no tool's own, None for one that is, or that is unknown."""
     if not isinstance(file.data, dict) or not file.data:
         return None
-    if all(isinstance(each, dict) and ROLES["dataset_info"].marks & set(each) for each in file.data.values()):
-        return "dataset_info"
+    for role in ("dataset_info", "v1_datasets"):
+        if all(isinstance(each, dict) and ROLES[role].marks & set(each) for each in file.data.values()):
+            return role
     counts = {name: len(role.marks & set(file.data)) for name, role in ROLES.items()}
     best = max(counts, key=lambda name: counts[name])
     own = max(_count(file, dialect) for dialect in dialects.every())

@@ -285,9 +285,8 @@ def _data(keys: Keys, named: Named | None) -> None:
 def _rows(keys: Keys, named: Named | None) -> None:
     """What the rows hold, by the columns that are read, and which tokens of them are learnt."""
     columns = keys.value("train_data_columns")
-    names = (
-        columns if isinstance(columns, list) else [part.strip(" []'\"") for part in str(columns).split(",")]
-    )
+    parts = columns if isinstance(columns, list) else str(columns).split(",")
+    names = [str(part).strip(" []'\"") for part in parts]
     form, renamed = "chat", {"messages": names[0]} if names and names != ["messages"] else {}
     if {"question", "answer"} <= set(names):
         form, renamed = "instruction", {"instruction": "question", "output": "answer"}
