@@ -289,6 +289,10 @@ def _maxtext(package: Package) -> dict[str, Any]:
     assert isinstance(ids, ast.Dict)
     named = {_value(key): _value(value) for key, value in zip(ids.keys, ids.values, strict=True) if key}
     sections["models"] = {key: ["str", value] for key, value in named.items() if isinstance(value, str)}
+    weight = "load_balance_loss_weight"
+    paths = package.paths("maxtext/configs/models/", ".yml")
+    read = {Path(path).stem: yaml.safe_load(package.text(path)) for path in paths}
+    sections["balance"] = {name: ["float", keys[weight]] for name, keys in read.items() if weight in keys}
     return {"version": package.version, "sections": sections}
 
 

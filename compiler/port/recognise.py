@@ -101,8 +101,12 @@ UNREAD = {
     ),
     "Tunix": words(
         "model_config.model_name model_config.model_id model_config.model_source training_config "
-        "tokenizer_config.tokenizer_type optimizer_config.opt_type rl_training_config actor_model_config "
-        "rollout_config reference_model_config"
+        "tokenizer_config.tokenizer_type optimizer_config.opt_type"
+    ),
+    "Tunix's RL (grpo_main, ppo_main)": words(
+        "model_config.model_name model_config.model_id model_config.model_source rl_training_config "
+        "tokenizer_config.tokenizer_type actor_model_config rollout_config reference_model_config "
+        "grpo_config ppo_config reward_functions"
     ),
     "Unsloth Studio": words(
         "data.format_type training.training_type training.max_seq_length training.num_epochs "

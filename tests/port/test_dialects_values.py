@@ -35,7 +35,7 @@ KEYS: dict[str, list[str]] = {
     "litgpt": [*keys_of("litgpt", "lora")],
     "llamafactory_v1": [*keys_of("llamafactory_v1", "args")],
     "maxtext": [
-        *keys_of("maxtext", *(set(tools()["maxtext"]["sections"]) - {"models", "LoRA", "DPO"})),
+        *keys_of("maxtext", *(set(tools()["maxtext"]["sections"]) - {"models", "balance", "LoRA", "DPO"})),
     ],
 }
 INNER: dict[str, dict[str, list[str]]] = {

@@ -34,7 +34,9 @@ files base_config run_name hf_access_token convert_checkpoint_if_possible enable
 log log_period eval_steps target_eval_loss log_config debug_sharding
 evaluation eval_per_device_batch_size eval_data_columns hf_eval_split hf_eval_files eval_start_step
     tokenize_eval_data generate_padding_batch_eval
-speed expansion_factor_real_data max_inflight_computations num_vocab_tiling use_chat_template
+speed enable_nnx pure_nnx pure_nnx_decoder expansion_factor_real_data max_inflight_computations
+    num_vocab_tiling use_chat_template
+media train_image_column eval_image_column default_prompt
 exact dataset_type hf_name hf_train_files hf_data_dir train_split train_data_columns: part of data.train
 exact add_bos add_eos use_truncation: fine-tuning writes the chat template's tokens alone, cut at the length
 exact enable_dropout: dropout_rate says how much
@@ -81,6 +83,8 @@ GROUPS = {
 }
 """Groups of MaxText's keys, by why they bear on no number here."""
 
+OWN = ("sft", "models", "balance", "LoRA", "DPO")
+"""Parts of the table that are no groups of a file's keys."""
 OTHERS = {
     "use_dpo": "a preference run",
     "use_grpo": "a GRPO run",
@@ -109,6 +113,7 @@ PROJECTIONS = {
     "down_proj": "mlp/wo",
 }
 """What MaxText calls the projections, at the end of a module's path."""
+BALANCED = "over all tokens of a micro-batch and all layers here; MaxText takes each row and layer by itself"
 STREAM = "other draws; MaxText shuffles a stream, within 1000 rows"
 ROUNDS = "all rounds are written at once here; MaxText writes each by itself, as a conversation of its own"
 SOONER = "the last step's rate is reached one step sooner there"
@@ -138,7 +143,7 @@ def port(ledger: Ledger) -> None:
 
 
 def _defaults(ledger: Ledger) -> dict[str, Any]:
-    groups = [name for name in tools()[NAME]["sections"] if name not in ("sft", "models", "LoRA", "DPO")]
+    groups = [name for name in tools()[NAME]["sections"] if name not in OWN]
     made = defaults_of(NAME, *groups)
     base = ledger.sources.main.get("base_config", "sft.yml")
     return made if base == "base.yml" else {**made, **defaults_of(NAME, "sft")}
@@ -175,9 +180,22 @@ def _model(keys: Keys) -> Named | None:
     if hub and hub != named.id:
         keys.same("tokenizer_path", {"model.tokenizer": hub})
     keys.same("tokenizer_path", note="the model's own")
+    _balance(keys, str(name), named.model)
     if keys.flag("use_multimodal"):
         keys.refuse("use_multimodal", "E1150", "a run on images, which are not read", "use_multimodal: false")
     return named
+
+
+def _balance(keys: Keys, name: str, model: Model | None) -> None:
+    """The load-balancing loss, which MaxText's own file of some models has a weight of."""
+    key = "load_balance_loss_weight"
+    keys.defaults = {**keys.defaults, key: defaults_of(NAME, "balance").get(name, 0.0)}
+    weight = keys.number(key) or 0.0
+    if weight and model is not None and experts.coefficient(model) is None:
+        message = f"`{key}` is {weight:g} for this model, which has no load-balancing loss here"
+        keys.refuse(key, "E1180", message, f"--set {key}=0.0 ports the run without it")
+    elif weight:
+        keys.say(key, {experts.AUX: weight}, BALANCED)
 
 
 def _lora(keys: Keys, lora: Keys, model: Model | None) -> None:
