@@ -31,7 +31,11 @@ from recipec.compiler.port.source import Source
 from recipec.spec.diagnostics import Diagnostic, has_errors
 
 MACHINES = ("v5p-8", "v5p-64", "v5p-512")
-SETS = {"torchtune": "output_dir=gs://bucket/run", "litgpt": "out_dir=gs://bucket/run"}
+SETS = {
+    "torchtune": "output_dir=gs://bucket/run",
+    "litgpt": "out_dir=gs://bucket/run",
+    "maxtext": "base_output_directory=gs://bucket/run",
+}
 """Where a run of several hosts keeps its checkpoints: a folder that all reach."""
 SCRIPTS = ("sft", "dpo", "orpo")
 
@@ -129,16 +133,22 @@ def trains(dialect: str, source: Source) -> bool:
             return source.has("checkpoint_dir")
         case "axolotl":
             return source.has("base_model")
+        case "llamafactory_v1":
+            return source.has("train_dataset")
+        case "maxtext":
+            return bool(source.get("use_sft", False))
     return True
 
 
 def _beside(dialect: str, source: Source, folder: Path) -> list[Path]:
-    """LLaMA-Factory's dataset_info.json: where the run is started, in a folder above the config."""
-    where = source.get("dataset_dir", "data")
-    if dialect != "llamafactory" or not isinstance(where, str):
+    """LLaMA-Factory's dataset_info.json, or v1's YAML: where the run starts, in a folder above the config."""
+    where = source.get("train_dataset", "")
+    if dialect == "llamafactory":
+        where = f"{source.get('dataset_dir', 'data')}/dataset_info.json"
+    if not dialect.startswith("llamafactory") or not isinstance(where, str):
         return []
     above = [each for each in source.path.parents if each == folder or folder in each.parents]
-    found = [each / where / "dataset_info.json" for each in above]
+    found = [each / where for each in above]
     return [path for path in found if path.is_file()][:1]
 
 

@@ -2,10 +2,10 @@
 
     .venv/bin/python scripts/dialects.py WHEELS
 
-WHEELS is a folder with the wheels of axolotl, llamafactory, torchtune and litgpt; transformers, trl, peft and
-accelerate are installed beside this script's Python. Nothing is imported: keys, types and defaults are read
-from the sources. A key's entry is [type] when it must be given, or else [type, default]; a default that the
-source computes is {"is": its expression}.
+WHEELS is a folder with the wheels of axolotl, llamafactory, torchtune, litgpt and maxtext; transformers,
+trl, peft and accelerate are installed beside this script's Python. Nothing is imported: keys, types and
+defaults are read from the sources. A key's entry is [type] when it must be given, or else [type, default];
+a default that the source computes is {"is": its expression}.
 """
 
 from __future__ import annotations
@@ -21,9 +21,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 OUTPUT = Path(__file__).resolve().parent.parent / "compiler" / "data" / "dialects.json"
 
-WHEELS = {"axolotl": "0.19.0", "llamafactory": "0.9.5", "torchtune": "0.6.1", "litgpt": "0.5.13"}
+WHEELS = {
+    "axolotl": "0.19.0",
+    "llamafactory": "0.9.5",
+    "torchtune": "0.6.1",
+    "litgpt": "0.5.13",
+    "maxtext": "0.2.5",
+}
 """Tools that are read from wheels, and their versions."""
 
 VALIDATED = {"dataset_val": ["", None], "run_val_every_n_steps": ["", None], "batch_size_val": ["", None]}
@@ -97,6 +105,7 @@ def catalogue(wheels: Path) -> dict[str, Any]:
     return {
         "axolotl": _axolotl(Package("axolotl", wheels)),
         "llamafactory": _llamafactory(Package("llamafactory", wheels), training),
+        "llamafactory_v1": _llamafactory_v1(Package("llamafactory", wheels)),
         "trl": _trl(trl, training),
         "trainer": {
             "version": transformers.version,
@@ -106,6 +115,7 @@ def catalogue(wheels: Path) -> dict[str, Any]:
         "accelerate": _accelerate(Package("accelerate")),
         "torchtune": _torchtune(Package("torchtune", wheels)),
         "litgpt": _litgpt(Package("litgpt", wheels)),
+        "maxtext": _maxtext(Package("maxtext", wheels)),
     }
 
 
@@ -153,8 +163,18 @@ def _llamafactory(package: Package, training: Mapping[str, ast.ClassDef]) -> dic
     attributes = package.classes("llamafactory/data/parser.py")
     return {
         "version": package.version,
-        "sections": {"train": keys, "dataset_attributes": fields(attributes, "DatasetAttr")},
+        "sections": {
+            "train": keys,
+            "dataset_attributes": fields(attributes, "DatasetAttr"),
+        },
     }
+
+
+def _llamafactory_v1(package: Package) -> dict[str, Any]:
+    classes = package.classes(*package.paths("llamafactory/v1/config/", "_args.py"))
+    names = ("ModelArguments", "DataArguments", "TrainingArguments", "SampleArguments")
+    keys = {key: entry for name in names for key, entry in fields(classes, name).items()}
+    return {"version": package.version, "sections": {"args": keys}}
 
 
 def _trl(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, Any]:
@@ -245,6 +265,42 @@ def _litgpt(package: Package) -> dict[str, Any]:
         if "DataModule" in _bases(data, name):
             sections[f"litgpt.data.{name}"] = fields(data, name)
     return {"version": package.version, "sections": sections}
+
+
+def _maxtext(package: Package) -> dict[str, Any]:
+    """The groups of its configuration, with base.yml's defaults; those of sft.yml; and its models' ids."""
+    classes = package.classes("maxtext/configs/types.py")
+    base, sft = (yaml.safe_load(package.text(f"maxtext/configs/{n}.yml")) for n in ("base", "post_train/sft"))
+    groups = [*_named(classes["MaxTextConfig"].bases), "LoRA", "DPO"]
+    sections = {
+        name: {
+            key: [entry[0], _plain(base[key])] if key in base else entry
+            for key, entry in fields({name: classes[name]}, name).items()
+        }
+        for name in groups
+        if name != "DerivedValues"
+    }
+    sections["sft"] = {key: ["", value] for key, value in sft.items() if not isinstance(value, dict)}
+    (ids,) = (
+        node.value
+        for node in package.tree("maxtext/utils/globals.py").body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "HF_IDS"
+    )
+    assert isinstance(ids, ast.Dict)
+    named = {_value(key): _value(value) for key, value in zip(ids.keys, ids.values, strict=True) if key}
+    sections["models"] = {key: ["str", value] for key, value in named.items() if isinstance(value, str)}
+    weight = "load_balance_loss_weight"
+    paths = package.paths("maxtext/configs/models/", ".yml")
+    read = {Path(path).stem: yaml.safe_load(package.text(path)) for path in paths}
+    sections["balance"] = {name: ["float", keys[weight]] for name, keys in read.items() if weight in keys}
+    return {"version": package.version, "sections": sections}
+
+
+def _plain(value: Any) -> Any:
+    """A default of base.yml, where None is a word too; a long table is its name."""
+    if value == "None":
+        return None
+    return value if len(json.dumps(value)) <= LONGEST else {"is": "base.yml"}
 
 
 def fields(classes: Mapping[str, ast.ClassDef], name: str) -> Keys:

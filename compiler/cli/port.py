@@ -34,6 +34,8 @@ class Dialect(str, Enum):  # noqa: UP042 (as Format)
     TRAINER = "trainer"
     TORCHTUNE = "torchtune"
     LITGPT = "litgpt"
+    MAXTEXT = "maxtext"
+    LLAMAFACTORY_V1 = "llamafactory_v1"
 
 
 class Script(str, Enum):  # noqa: UP042 (as Format)

@@ -83,12 +83,14 @@ class Ledger:
     Attributes:
         sources: the files.
         devices: GPUs (processes) that the source ran on: given by --devices, or else 1.
+        tpus: devices of the accelerator that is asked for, on which a TPU tool's run lies as it did there.
         findings: in the order in which they were made.
         lines: the recipe's values by dotted path ("train.optimizer.learning_rate", "data.train"); a list or a
             mapping that is given whole is one value.
         diagnostics: errors: a recipe is then written with --partial alone; warnings and notes are shown.
         files: what the recipe needs beside it, by name, as text: the file of `data.transform`.
         folder: the tool's key for where results go.
+        means: rows that a micro-batch's mean is over, where they are not those of one device.
         script: of the tool's scripts, the one that the files are for; None where they tell it.
     """
 
@@ -100,6 +102,8 @@ class Ledger:
     files: dict[str, str] = field(default_factory=dict)
     folder: str = "output_dir"
     script: str | None = None
+    tpus: int | None = None
+    means: int | None = None
 
     def exact(self, source: Source, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> None:
         """A key that means the same here; without `sets` it has nothing to say here (the note tells why)."""

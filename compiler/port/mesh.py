@@ -1,8 +1,9 @@
 """The mesh of a ported recipe: what the source's GPUs become on the accelerator that is asked for.
 
 The rows of an optimizer step are the source's wherever some mesh can take them, since they decide what is
-learnt. All devices go to fsdp as far as those rows go; tp takes the rest, in sizes that the recipe's own
-checks let through. Only where no mesh is left are the rows rounded up.
+learnt. A TPU tool's own axes come first, where they are as many devices. Else all devices go to fsdp as far
+as those rows go; tp takes the rest, in sizes that the recipe's own checks let through. Only where no mesh
+is left are the rows rounded up.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ def choose(ledger: Ledger, accelerator: Accelerator, examine: Examine) -> Batch:
     ledger.set("mesh.accelerator", accelerator.name, _machine(accelerator))
     before = Batch(_whole(ledger.value(ROWS)), _whole(ledger.value(MICRO)) or 1)
     batched = before.rows is not None
-    ways = list(arrangements(accelerator.devices, before.rows or accelerator.devices, before.micro))
+    rows = before.rows or accelerator.devices
+    ways = list(arrangements(accelerator.devices, rows, before.micro))
+    own = ledger.value("mesh.axes", {})
+    ways.sort(key=lambda way: own != {"fsdp": way.fsdp, "tp": way.tp})
     refused: list[Diagnostic] = []
     for way in ways:
         _apply(ledger, way, batched)
@@ -119,7 +123,7 @@ def tell(ledger: Ledger, before: Batch) -> None:
     )
     if rows == before.rows:
         means = ledger.value("train.loss_normalization") == "micro_batches"
-        differs = means and micro * way.fsdp != before.micro
+        differs = means and micro * way.fsdp != (ledger.means or before.micro)
         note = f"{product}; the mean of each micro-batch's mean is over other rows" if differs else product
         amend(ledger, MICRO, Verdict.APPROXIMATED if differs else Verdict.EXACT, note)
         _comment(ledger, MICRO, note)

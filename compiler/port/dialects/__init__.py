@@ -56,12 +56,22 @@ KNOWN = {
     "llamafactory": Known(
         "llamafactory", "stage, finetuning_type, template, dataset, cutoff_len", (*_GPUS, "dataset_info")
     ),
+    "llamafactory_v1": Known(
+        "llamafactory_v1",
+        "model_class, train_dataset, peft_config, dist_config",
+        ("deepspeed", "v1_datasets"),
+    ),
     "trl": Known("trl", "dataset_name, use_peft, max_length, attn_implementation", _GPUS, scripts=True),
     "trainer": Known(
         "trainer", "per_device_train_batch_size, adam_epsilon, logging_first_step", ("adapter_config", *_GPUS)
     ),
     "torchtune": Known("torchtune", "model._component_, tokenizer._component_", interpolates=True),
     "litgpt": Known("litgpt", "checkpoint_dir, data.class_path, train.global_batch_size", folder="out_dir"),
+    "maxtext": Known(
+        "maxtext",
+        "base_config, model_name, max_target_length, per_device_batch_size",
+        folder="base_output_directory",
+    ),
 }
 """By the name for --from."""
 

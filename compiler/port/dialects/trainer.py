@@ -29,8 +29,10 @@ MARKS = words(
 KEYS = table("""
 files config_name tokenizer_name cache_dir use_fast_tokenizer token use_auth_token model_revision
     preprocessing_num_workers overwrite_cache streaming trust_remote_code low_cpu_mem_usage keep_linebreaks
-exact torch_dtype: with bf16 and fp16 it gives model.dtype
+exact torch_dtype dtype: with bf16 and fp16 it gives model.dtype
 exact dataset_config_name validation_file validation_split_percentage: the run does not evaluate
+exact model_type: the model is that of model_name_or_path
+learnt config_overrides: the model is as its config.json says
 exact attn_implementation: the same attention, without a fused kernel
 exact max_train_samples max_eval_samples: of the evaluation, or no limit
 """)
@@ -65,7 +67,8 @@ def port(ledger: Ledger) -> None:
     else:
         _say_adapter(adapter, named)
     _data(keys, named)
-    trainer.say_run(keys, run, launch, taken, trainer.dtype_of(keys, "torch_dtype"))
+    dtype = "dtype" if keys.given("dtype") else "torch_dtype"
+    trainer.say_run(keys, run, launch, taken, trainer.dtype_of(keys, dtype))
     trainer.memory(keys, launch)
     trainer.bookkeeping(keys)
     _limit(keys)
@@ -109,17 +112,29 @@ def _data(keys: Keys, named: Named | None) -> None:
         keys.say("validation_split_percentage", sets, "other rows of the same share")
     names = ("max_seq_length", "block_size", "max_length")
     key = next((name for name in names if keys.given(name)), "max_seq_length")
+    if _of_blocks(keys):
+        keys.say(key, {}, BLOCKS)
     datasets.length(keys, key)
-    keys.ledger.set("data.packing", False, "the Trainer packs no samples of itself")
+    note = BLOCKS if _of_blocks(keys) else "the Trainer packs no samples of itself"
+    keys.ledger.set("data.packing", _of_blocks(keys), note)
+
+
+BLOCKS = "run_clm puts texts end to end and cuts them into blocks; a sample here attends to itself alone"
+
+
+def _of_blocks(keys: Keys) -> bool:
+    """Whether the file is of transformers' run_clm, by keys that it alone has: its rows are text."""
+    return any(keys.stands(key) for key in ("block_size", "config_overrides", "keep_linebreaks"))
 
 
 def _format(keys: Keys, key: str, name: str) -> tuple[str, str]:
     row = datasets.first_row(name, keys.source.path.parent)
-    made = "text" if row is not None and "text" in row else None
+    blocks = row is None and _of_blocks(keys)
+    made = "text" if blocks or (row is not None and "text" in row) else None
     if row is not None and ("messages" in row or "conversations" in row):
         made = "chat"
     if made is not None:
-        return made, f"by the columns of {name}"
+        return made, "the rows of run_clm are text" if blocks else f"by the columns of {name}"
     message = "the format of the data is a guess: the script that reads it is not among the files"
     help = "set data.format and data.loss_on in the recipe: chat, instruction, prompt_completion or text"
     keys.ledger.diagnostics.append(Diagnostic("W1168", message, key, help, keys.source.span(key)))

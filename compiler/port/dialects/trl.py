@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from recipec.compiler.port.common import say_common
-from recipec.compiler.port.keys import REASONS, Keys, defaults_of, keys_of, table, tools, words
+from recipec.compiler.port.keys import REASONS, Keys, as_number, defaults_of, keys_of, table, tools, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
     adapters,
@@ -36,9 +36,9 @@ MARKS = words(
     """model_name_or_path dataset_name dataset_config dataset_train_split dataset_test_split use_peft
     attn_implementation max_length packing_strategy completion_only_loss assistant_only_loss
     use_bnb_nested_quant chat_template_path dataset_text_field padding_free lora_task_type model_revision
-    beta loss_type precompute_ref_log_probs torch_dtype dataset_num_proc dataset_mixture eos_token
-    lora_modules_to_save accelerate_config disable_dropout shuffle_dataset reward_funcs num_generations
-    max_completion_length desirable_weight undesirable_weight center_rewards_coefficient"""
+    beta loss_type precompute_ref_log_probs torch_dtype dataset_num_proc dataset_mixture dataset_mixer
+    eos_token lora_modules_to_save accelerate_config disable_dropout shuffle_dataset reward_funcs
+    num_generations max_completion_length desirable_weight undesirable_weight center_rewards_coefficient"""
 )
 
 KEYS = table("""
@@ -47,6 +47,7 @@ lost activation_offloading=false: activations stay on the devices here: more mem
 exact attn_implementation: the same attention, without a fused kernel
 exact shuffle_dataset dataset_streaming streaming: rows are shuffled anew in each epoch here
 exact chat_template_path: the tokenizer's own template
+exact text_column columns_to_keep: what is written of the messages
 exact dtype: with bf16 and fp16 it gives model.dtype
 """)
 OF_LORA = table("""
@@ -398,6 +399,8 @@ def _read(keys: Keys, evaluates: bool) -> str | None:
     """Says what becomes of the keys that name data sets, and returns the first one's place."""
     if keys.value("dataset_mixture"):
         return _handbook(keys)
+    if keys.value("dataset_mixer"):
+        return _mixer(keys)
     keys.same("dataset_mixture", note="null: as without the key")
     return _mixture(keys) if keys.value("datasets") else _single(keys, evaluates)
 
@@ -420,6 +423,34 @@ def _handbook(keys: Keys) -> str | None:
     names = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "datasets")
     keys.unused(names, "dataset_mixture is what is read")
     return str(entries[0].get("id")) if entries else None
+
+
+def _mixer(keys: Keys) -> str | None:
+    """`dataset_mixer` of alignment-handbook's earlier versions: the share of each data set's first rows."""
+    keys.defaults = {**keys.defaults, "dataset_splits": ["train", "test"]}
+    splits, configs = (keys.value(key) for key in ("dataset_splits", "dataset_configs"))
+    splits = [str(one) for one in splits] if isinstance(splits, list) else []
+    train, held = ([one for one in splits if word in one] for word in ("train", "test"))
+    made: dict[str, list[Any]] = {"data.train": [], "data.eval": []}
+    for number, (name, weight) in enumerate(keys.mapping("dataset_mixer").items()):
+        place, share = datasets.place(str(name)), as_number(weight)
+        if place.path is None or share is None or not 0 < share <= 1:
+            why = place.note or f"its share is {weight}, and not between 0 and 1"
+            help = "dataset_mixer: {OWNER/NAME: 1.0}"
+            keys.refuse("dataset_mixer", "E1143", f"`{name}` cannot be a source: {why}", help)
+            continue
+        config = str(configs[number]) if isinstance(configs, list) and number < len(configs) else None
+        part = f"[:{max(round(100 * share), 1)}%]" if share < 1 else ""
+        for one in train:
+            split = None if one == "train" and not part else f"{one}{part}"
+            made["data.train"].append(datasets.source(place.path, split, config))
+        made["data.eval"] += [datasets.source(place.path, one, config) for one in held]
+    evaluates = keys.text("eval_strategy") not in (None, "no")
+    keys.say("dataset_mixer", {key: made[key] for key in made if key == "data.train" or evaluates})
+    keys.passive(("dataset_splits", "dataset_configs"), "part of data.train")
+    names = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "datasets")
+    keys.unused(names, "dataset_mixer is what is read")
+    return next(map(str, keys.mapping("dataset_mixer")), None)
 
 
 def _portion(keys: Keys) -> Any:
@@ -537,7 +568,9 @@ def _format(keys: Keys, objective: str, path: str | None) -> str:
             "chat is right for a column `messages`; else set data.format and data.loss_on in the recipe: "
             "prompt_completion or text"
         )
-        key = next(key for key in ("dataset_mixture", "dataset_name", "datasets") if keys.given(key))
+        key = next(
+            key for key in ("dataset_mixture", "dataset_mixer", "dataset_name", "datasets") if keys.given(key)
+        )
         keys.ledger.diagnostics.append(Diagnostic("W1168", message, key, help, keys.source.span(key)))
     keys.ledger.set("data.format", form, why)
     if form == "text" and column != "text":

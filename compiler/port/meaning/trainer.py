@@ -342,6 +342,9 @@ KEYS = table("""
 files overwrite_output_dir
 log include_tokens_per_second
 checkpoints save_safetensors
+launch sagemaker_program sagemaker_submit_directory sagemaker_region sagemaker_job_name sagemaker_s3_output
+    sagemaker_container_log_level sagemaker_distribution_instance_groups sagemaker_instance_type
+    sagemaker_torch_distributed_enabled sagemaker_mpi_enabled
 evaluation generation_config generation_max_length generation_num_beams include_inputs_for_metrics
     predict_with_generate sortish_sampler
 speed dispatch_batches fp16_backend fp16_opt_level fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap

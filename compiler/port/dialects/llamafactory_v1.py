@@ -1,0 +1,226 @@
+"""LLaMA-Factory's v1 (USE_V1=1, the sft_trainer of 0.9.5): its YAML, and the YAML that describes its data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.port.common import say_common
+from recipec.compiler.port.dialects.llamafactory import target_modules
+from recipec.compiler.port.keys import REASONS, Keys, defaults_of, table, words
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.meaning import adapters, datasets, experts, models, sharding, templates, training
+from recipec.compiler.wording import listing
+
+NAME = "llamafactory_v1"
+TITLE = "LLaMA-Factory v1"
+MARKS = words(
+    """model_class train_dataset eval_dataset dist_config kernel_config sample_backend peft_config
+    quant_config batching_strategy batching_workers optim_config lr_scheduler_config init_config
+    custom_chat_template enable_activation_checkpointing"""
+)
+KEYS = table("""
+files sample_backend max_new_tokens trust_remote_code batching_workers
+kernels kernel_config
+mesh dp_size mp_replicate_size mp_shard_size cp_mode
+speed init_config full_determinism
+log logging_steps
+launch dist_timeout
+checkpoints save_steps save_epochs save_ckpt_as_hf save_total_limit resume_from_checkpoint
+evaluation eval_dataset
+method pref_loss pref_beta pref_ftx simpo_gamma dpo_label_smoothing ld_alpha
+learnt optim_config: AdamW as torch has it, without settings
+learnt lr_scheduler_config: the rate stays at its peak
+""")
+OF_LORA = table("""
+integer r -> lora.rank
+number lora_alpha -> lora.alpha
+switch use_rslora -> lora.rslora: alpha / sqrt(rank)
+learnt adapter_name_or_path: training starts from new adapters; merge.py --import-adapter goes on
+learnt use_dora: plain LoRA in its place: no magnitudes of their own are trained
+learnt modules_to_save: whole modules beside the adapters are not trained here
+export export_dir export_size export_hub_model_id export_legacy_format infer_dtype
+exact name: how it is trained
+""")
+LORA = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "target_modules": "all"}
+"""What LLaMA-Factory's get_lora_model takes where the section has no such key."""
+CONVERTERS = {"alpaca": "instruction", "sharegpt": "chat"}
+OPENING = "`<|im_start|>assistant` before an answer is learnt there too"
+OWN = "rows in LLaMA-Factory's own form are not read here"
+DRAWN = "the first rows here; there as many are drawn, some of them twice"
+JOINED = "a line is between instruction and input here, and nothing there"
+
+
+def port(ledger: Ledger) -> None:
+    """Says what became of every key."""
+    defaults = {**defaults_of(NAME, "args"), "template": "qwen3_nothink"}
+    keys = Keys(ledger, ledger.sources.main, TITLE, defaults)
+    if keys.choice("model_class", ("llm", "cls", "other")) not in (None, "llm"):
+        keys.refuse("model_class", "E1149", "a classifier is no language model", "model_class: llm")
+    keys.same("model_class", note="a language model")
+    named = models.say_model(keys, "model", "model_revision")
+    model = named.model if named else None
+    adapts = _lora(keys, model)
+    _batch(keys)
+    _data(keys, model)
+    _precision(keys, adapts)
+    training.directory(keys, "output_dir")
+    for key, target in (("save_steps", "checkpoint.every_steps"), ("save_total_limit", "checkpoint.keep")):
+        if keys.given(key) and (count := keys.integer(key)) and count > 0:
+            keys.same(key, {target: count})
+    keys.follow(KEYS, training.OFF)
+    say_common(keys, NAME, training.OFF)
+
+
+def _lora(keys: Keys, model: Model | None) -> bool:
+    """Whether there are adapters, and what they are."""
+    section = keys.below("peft_config", LORA)
+    if not keys.mapping("peft_config"):
+        keys.same("peft_config", {"lora": None}, "full fine-tuning")
+        keys.ledger.set("lora", None, "full fine-tuning")
+        adapters.refuse_quantised(keys, "quant_config", "peft_config: {name: lora}, or remove quant_config")
+        keys.same("quant_config", note="not quantised")
+        return False
+    name = section.text("name")
+    if name != "lora":
+        message = f"peft_config is of {name or 'no name'}: what is trained is the adapters or all weights"
+        section.refuse("name", "E1149", message, "name: lora")
+        freeze = ("trainable_layers", "trainable_modules", "extra_modules")
+        section.passive([f"freeze_{key}" for key in freeze], REASONS["method"])
+    section.follow(OF_LORA, training.OFF)
+    given = section.texts("target_modules") or "all"
+    names = [given] if isinstance(given, str) else given
+    spec: str | list[str] = "all-linear" if names == ["all"] else names
+    if model is not None:
+        spec = target_modules(model, names)
+    adapters.say_dropout(section, adapters.say_targets(section, "target_modules", model, spec))
+    keys.ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
+    quant = keys.below("quant_config", {"quantization_bit": 4, "double_quantization": True})
+    if keys.mapping("quant_config"):
+        bits, kind = quant.integer("quantization_bit"), quant.text("quantization_type") or "nf4"
+        try:
+            nested, left = quant.flag("double_quantization"), experts.has_experts(model)
+            made = adapters.quantized(bits, kind, nested, left)
+        except ValueError as error:
+            quant.refuse("quantization_bit", "E1145", f"no such quantisation: {error}", "quantization_bit: 4")
+        else:
+            quant.say("quantization_bit", {"lora.quantize": made.value}, made.note)
+        names = ["name", "quantization_type", "double_quantization", "compute_dtype"]
+        quant.passive(names, "part of lora.quantize")
+    keys.same("quant_config", note="not quantised")
+    return True
+
+
+def _batch(keys: Keys) -> None:
+    """Rows of a step, its optimizer, schedule and length."""
+    dist = keys.below("dist_config")
+    shared = max(keys.integer("cp_size") or 1, dist.integer("cp_size") or 1)
+    processes = sharding.devices(keys.ledger, sharding.Launch())
+    micro = keys.integer("micro_batch_size") or 1
+    made = training.say_groups(keys, "cp_size", micro, 1, processes, shared)
+    rows = keys.integer("global_batch_size") or made.rows
+    if rows % made.rows:
+        message = f"a global_batch_size of {rows} is no multiple of {made.rows}, which are {made}"
+        keys.refuse("global_batch_size", "E1145", message, f"global_batch_size: {made.rows}")
+    keys.say("micro_batch_size", {"train.micro_batch_size": micro})
+    keys.same("global_batch_size", {"train.global_batch_size": rows} if rows > 0 else None)
+    keys.ledger.set("train.loss_normalization", "tokens")
+    keys.same("cp_size", note=sharding.sharing(shared))
+    dist.passive(keys.mapping("dist_config"), sharding.MESH)
+    keys.same("dist_config", note=sharding.MESH)
+    kinds = ("normal", "padding_free", "dynamic_batching", "dynamic_padding_free")
+    strategy = keys.choice("batching_strategy", kinds)
+    if str(strategy).startswith("dynamic"):
+        note = "steps have as many rows each here; there as many tokens"
+        keys.learnt("batching_strategy", (), note)
+    keys.same("batching_strategy", note=REASONS["padding"])
+    steps = keys.integer("max_steps")
+    if steps and steps > 0:
+        keys.say("max_steps", {"train.steps": steps})
+        keys.same("num_train_epochs", note="max_steps sets the length of the run")
+    else:
+        keys.say("num_train_epochs", {"train.epochs": keys.integer("num_train_epochs")})
+        keys.same("max_steps", note="whole epochs")
+    made_by = "torch.optim.AdamW's own settings"
+    keys.say("learning_rate", {"train.optimizer.learning_rate": keys.number("learning_rate")})
+    adam = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+    for key, value in adam.items():
+        keys.ledger.set(f"train.optimizer.{key}", value, made_by)
+    keys.ledger.set("train.schedule.name", "constant", "without lr_scheduler_config the rate stays")
+    keys.say("max_grad_norm", {"train.optimizer.max_grad_norm": keys.number("max_grad_norm") or None})
+    seed = keys.integer("seed")
+    keys.same("seed", {"train.seed": seed, "data.shuffle_seed": seed}, "another generator: other draws")
+
+
+def _data(keys: Keys, model: Model | None) -> None:
+    name = keys.text("train_dataset")
+    file = keys.ledger.sources.others.get("v1_datasets")
+    entries: list[tuple[str, Any]] = []
+    if name and name.endswith((".yaml", ".yml")):
+        if file is None:
+            help = f"recipe port {keys.source.path.name} {name}"
+            message = f"{name} describes the data sets, and is not among the files"
+            keys.refuse("train_dataset", "E1151", message, help)
+        else:
+            each = [Keys(keys.ledger, file, TITLE, {"split": "train"}, f"{one}.") for one in file.data]
+            entries = [_entry(one) for one in each]
+    else:
+        place = datasets.place(name) if name else datasets.Place(None, "the file names none")
+        if place.path is None:
+            help = "--set train_dataset=OWNER/NAME"
+            keys.refuse("train_dataset", "E1143", f"the data cannot be a source: {place.note}", help)
+        else:
+            help = "a YAML with its path and its converter, alpaca or sharegpt, as train_dataset"
+            keys.refuse("train_dataset", "E1143", OWN, help)
+    forms = list(dict.fromkeys(form for form, _ in entries if form))
+    if len(forms) > 1:
+        message = f"the data sets are of several forms: {listing(forms)}"
+        keys.refuse("train_dataset", "E1142", message, "train on those of one form")
+    keys.same("train_dataset", note=f"read from {file.file}" if file else "")
+    keys.ledger.set("data.train", [entry for _, entry in entries if entry])
+    if forms:
+        keys.ledger.set("data.format", forms[0])
+        keys.ledger.set("data.loss_on", "assistant" if forms[0] == "chat" else "completion")
+    jinja, chosen = keys.text("custom_chat_template"), keys.text("template")
+    found = templates.llamafactory(chosen, model)
+    if jinja:
+        keys.say("custom_chat_template", {"data.chat_template": jinja})
+    elif found.known:
+        keys.say("template", found.sets, "; ".join(filter(None, (OPENING, found.note))))
+    else:
+        message = f"the template `{chosen}` is not known here"
+        keys.refuse("template", "E1147", message, "template: qwen3_nothink")
+    keys.same("template", note="custom_chat_template holds")
+    keys.same("custom_chat_template", note="null: as without the key")
+    datasets.length(keys, "cutoff_len")
+    keys.ledger.set("data.packing", False, "each row is one sample there")
+
+
+def _entry(keys: Keys) -> tuple[str, Any]:
+    """One data set of the YAML: the form of its rows, and the source."""
+    made = datasets.given(keys, "path", "path: OWNER/NAME, or a file", None)
+    limit, kind = keys.integer("size"), keys.text("converter")
+    if kind not in CONVERTERS:
+        message = f"rows by the converter {kind} are not read here" if kind else OWN
+        keys.refuse("converter", "E1143", message, f"converter: {listing(CONVERTERS, 'or')}")
+    form = CONVERTERS.get(str(kind), "")
+    keys.say("converter", {}, JOINED if form == "instruction" else "")
+    keys.unless(
+        "weight", (None, 1, 1.0), "all rows are taken once; there as many as the weight says are drawn"
+    )
+    if limit and made is not None:
+        made = {**(made if isinstance(made, dict) else {"path": made}), "limit": limit}
+        keys.say("size", {}, DRAWN)
+    keys.passive(("path", "source", "split", "size", "weight", "streaming"), "part of data.train")
+    return form, made
+
+
+def _precision(keys: Keys, adapts: bool) -> None:
+    half = keys.flag("bf16") or adapts
+    keys.say("bf16", {"model.dtype": "bfloat16" if half else "float32"})
+    if half and not adapts:
+        keys.ledger.set("train.optimizer.master_weights", True, "float32 weights, rounded for each product")
+    fused = keys.value("flash_attn") == "flash_attention_2"
+    keys.same("flash_attn", {"model.attention": "splash"} if fused else None, "the same attention")
+    on = keys.flag("enable_activation_checkpointing")
+    keys.say("enable_activation_checkpointing", {"remat.policy": "decoder" if on else "none"})

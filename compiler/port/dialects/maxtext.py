@@ -1,0 +1,405 @@
+"""MaxText's supervised fine-tuning (post_train.sft.train_sft): its YAML, and its command line's KEY=VALUE.
+
+A file that names base.yml as its `base_config` has that file's defaults. Any other, and a command line alone,
+has those of MaxText's sft.yml over them, from which a run starts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.port.common import say_common
+from recipec.compiler.port.keys import REASONS, Keys, defaults_of, keys_of, table, tools, words
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.meaning import axes, datasets, experts, models, templates, training
+from recipec.compiler.port.meaning.models import Named
+from recipec.compiler.port.names import known
+from recipec.compiler.wording import plural
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.document import Refused
+
+NAME = "maxtext"
+TITLE = "MaxText"
+MARKS = words(
+    """base_config base_output_directory max_target_length remat_policy decoder_block base_emb_dim
+    base_num_decoder_layers ici_fsdp_parallelism ici_tensor_parallelism dcn_data_parallelism hf_path use_sft
+    load_parameters_path enable_checkpointing sft_train_on_completion_only train_data_columns
+    per_device_batch_size tokenizer_path checkpoint_period weight_dtype scan_layers"""
+)
+
+KEYS = table("""
+files base_config run_name hf_access_token convert_checkpoint_if_possible enable_data_shuffling tokenizer_type
+log log_period eval_steps target_eval_loss log_config debug_sharding
+evaluation eval_per_device_batch_size eval_data_columns hf_eval_split hf_eval_files eval_start_step
+    tokenize_eval_data generate_padding_batch_eval
+speed enable_nnx pure_nnx pure_nnx_decoder expansion_factor_real_data max_inflight_computations
+    num_vocab_tiling use_chat_template
+media train_image_column eval_image_column default_prompt
+exact dataset_type hf_name hf_train_files hf_data_dir train_split train_data_columns: part of data.train
+exact add_bos add_eos use_truncation: fine-tuning writes the chat template's tokens alone, cut at the length
+exact enable_dropout: dropout_rate says how much
+exact enable_checkpointing save_checkpoint_on_start save_checkpoint_on_completion: checkpoints are kept here
+exact use_sft use_dpo use_grpo use_multimodal: a fine-tuning on text
+exact max_segments_per_seq grain_packing_type: which samples share a row
+exact abort_on_nan_loss abort_on_inf_loss: a loss that is not finite stops the run
+exact override_model_config override_logical_axis_rules: what may be given beside the model's name
+lost quantization: products of model.dtype here, rather than of 8 bits: more precise
+lost grad_dtype=float32: gradients are float32 here
+lost mu_dtype=float32: the first moment is float32 here
+lost matmul_precision=default: the accelerator's own precision for products of model.dtype
+lost logits_dot_in_fp32 float32_qk_product float32_logits activations_in_float32: sums of products are
+    float32 here, and what is multiplied is of model.dtype
+lost cast_logits_to_fp32=true: logits are float32 here
+learnt dropout_rate: the model here has no dropout of its own
+learnt z_loss_multiplier: the loss is the cross-entropy alone
+learnt adamw_mask: the decay is for all weights here
+learnt adam_eps_root: the root is of the second moment alone
+learnt trainable_parameters_mask: all weights, or the adapters, are trained
+learnt skip_step_on_spikes: no step is passed over here
+learnt enable_diloco: one optimizer over all devices
+learnt enable_rampup_batch_size: every step has the same rows
+learnt reuse_example_batch: each batch is of other rows
+learnt training_objective=causal_lm: the next token is learnt
+learnt formatting_func_path: a function that writes the rows: copy it into data.transform
+learnt load_full_state_path: a run begins at step 0; --resume goes on
+""")
+OF_LORA = table("""
+integer lora_rank -> lora.rank
+number lora_alpha -> lora.alpha
+learnt lora_restore_path: training starts from new adapters; merge.py --import-adapter goes on
+""")
+GROUPS = {
+    "checkpoints": "Checkpointing OrbaxStorage EmergencyCheckpointing",
+    "kernels": "SplashAttention MoEKernels",
+    "mesh": "HardwareAndMesh LayoutAndSharding DcnParallelism IciParallelism PipelineParallelism",
+    "speed": "RematAndOffload DevelopmentAndDebugging GrainDataset",
+    "log": "Profiling HloDump Metrics Goodput GcpMonitoring Tensorboard ManagedMLDiagnostics RunInfo",
+    "launch": "AOT ElasticTraining",
+    "generation": "Decoding InferenceLayout InferenceServer InferenceBenchmark PrefixCaching VLLM",
+    "media": "VisionTower VisionProjector AudioEncoder MultimodalGeneral",
+    "method": "Distillation Muon DPO DilocoParams TfdsDataset MMapDataset OlmoGrainDataset",
+}
+"""Groups of MaxText's keys, by why they bear on no number here."""
+
+OWN = ("sft", "models", "balance", "LoRA", "DPO")
+"""Parts of the table that are no groups of a file's keys."""
+OTHERS = {
+    "use_dpo": "a preference run",
+    "use_grpo": "a GRPO run",
+    "rl": "an RL run",
+    "student_overrides": "a distillation",
+    "teacher_overrides": "a distillation",
+}
+"""Keys of MaxText's other trainers."""
+REMAT = {
+    "full": "decoder",
+    "minimal": "save_dots",
+    "minimal_with_context": "save_dots",
+    "minimal_offloaded": "offload_dots",
+    "save_dot_except_mlp": "save_attention",
+    "save_dot_except_mlpwi": "save_attention",
+    "save_dot_with_context_except_mlp": "save_attention",
+    "none": "none",
+}
+PROJECTIONS = {
+    "q_proj": "attention/query",
+    "k_proj": "attention/key",
+    "v_proj": "attention/value",
+    "o_proj": "attention/out",
+    "gate_proj": "mlp/wi_0",
+    "up_proj": "mlp/wi_1",
+    "down_proj": "mlp/wo",
+}
+"""What MaxText calls the projections, at the end of a module's path."""
+BALANCED = "over all tokens of a micro-batch and all layers here; MaxText takes each row and layer by itself"
+STREAM = "other draws; MaxText shuffles a stream, within 1000 rows"
+ROUNDS = "all rounds are written at once here; MaxText writes each by itself, as a conversation of its own"
+SOONER = "the last step's rate is reached one step sooner there"
+
+
+def port(ledger: Ledger) -> None:
+    """Says what became of every key.
+
+    Raises:
+        Refused: the file is for another of MaxText's trainers.
+    """
+    keys = Keys(ledger, ledger.sources.main, TITLE, _defaults(ledger))
+    _told(keys)
+    named = _model(keys)
+    lora = keys.below("lora", defaults_of(NAME, "LoRA"))
+    adapts = lora.flag("enable_lora")
+    _lora(keys, lora, named.model if named else None)
+    _batch(keys)
+    _data(keys, named)
+    _length(keys)
+    _optimizer(keys)
+    _precision(keys, adapts)
+    _bookkeeping(keys)
+    keys.follow(KEYS, training.OFF)
+    _rest(keys)
+    say_common(keys, NAME, training.OFF)
+
+
+def _defaults(ledger: Ledger) -> dict[str, Any]:
+    groups = [name for name in tools()[NAME]["sections"] if name not in OWN]
+    made = defaults_of(NAME, *groups)
+    base = ledger.sources.main.get("base_config", "sft.yml")
+    return made if base == "base.yml" else {**made, **defaults_of(NAME, "sft")}
+
+
+def _told(keys: Keys) -> None:
+    """Refuses a file of another of MaxText's trainers."""
+    switched = [key for key in OTHERS if key.startswith("use_") and keys.flag(key)]
+    sections = [key for key in OTHERS if not key.startswith("use_") and keys.mapping(key)]
+    found = next(iter([*switched, *sections]), None)
+    if found is None and keys.flag("use_sft"):
+        return
+    key = found or "use_sft"
+    what = OTHERS[found] if found else "a run of MaxText's pre-training"
+    message = f"this is {what}, by `{key}`; what is read of MaxText is its supervised fine-tuning"
+    says = "" if found else "; --set use_sft=true says that it is one"
+    help = f"port a file of post_train.sft.train_sft{says}"
+    raise Refused(Diagnostic("E1149", message, key, help, keys.source.place(key)))
+
+
+def _model(keys: Keys) -> Named | None:
+    """MaxText's name of a model, of whose weights a converted checkpoint is taken for a copy."""
+    name = keys.text("model_name")
+    if name in (None, "default"):
+        keys.refuse("model_name", "E1144", "the file names no model", "--set model_name=qwen3-8b")
+        return None
+    ids = {**defaults_of(NAME, "models"), **known(NAME, "names")}
+    tokenizer = keys.text("tokenizer_path") or ""
+    hub = tokenizer if re.fullmatch(r"[\w.-]+/[\w.-]+", tokenizer) and "tokenizer" not in tokenizer else ""
+    named = models.resolve(ids.get(str(name)) or hub or str(name), keys.source.path.parent)
+    keys.same("model_name", {"model.id": named.id}, named.note or "MaxText's name of the model")
+    copy = "the hub's weights of this model are taken: name others in model.id"
+    keys.say("load_parameters_path", None, copy)
+    if hub and hub != named.id:
+        keys.same("tokenizer_path", {"model.tokenizer": hub})
+    keys.same("tokenizer_path", note="the model's own")
+    _balance(keys, str(name), named.model)
+    if keys.flag("use_multimodal"):
+        keys.refuse("use_multimodal", "E1150", "a run on images, which are not read", "use_multimodal: false")
+    return named
+
+
+def _balance(keys: Keys, name: str, model: Model | None) -> None:
+    """The load-balancing loss, which MaxText's own file of some models has a weight of."""
+    key = "load_balance_loss_weight"
+    keys.defaults = {**keys.defaults, key: defaults_of(NAME, "balance").get(name, 0.0)}
+    weight = keys.number(key) or 0.0
+    if weight and model is not None and experts.coefficient(model) is None:
+        message = f"`{key}` is {weight:g} for this model, which has no load-balancing loss here"
+        keys.refuse(key, "E1180", message, f"--set {key}=0.0 ports the run without it")
+    elif weight:
+        keys.say(key, {experts.AUX: weight}, BALANCED)
+
+
+def _lora(keys: Keys, lora: Keys, model: Model | None) -> None:
+    """Qwix's adapters."""
+    if not lora.flag("enable_lora"):
+        lora.passive(keys_of(NAME, "LoRA"), "enable_lora is off")
+        keys.ledger.set("lora", None, "full fine-tuning")
+        return
+    lora.same("enable_lora", note="the lora section")
+    lora.follow(OF_LORA, training.OFF)
+    path = lora.text("lora_module_path") or ""
+    attention = [name for name in PROJECTIONS if "attention" in PROJECTIONS[name]]
+    targets = attention if experts.has_experts(model) else list(PROJECTIONS)
+    if path:
+        try:
+            targets = [name for name in PROJECTIONS if _targeted(path, PROJECTIONS[name])]
+        except re.error as error:
+            help = 'lora_module_path: ".*(query|key|value|out|wi_0|wi_1|wo)"'
+            lora.refuse("lora_module_path", "E1164", f"not a regular expression: {error}", help)
+    if not targets:
+        message = "nothing that can carry an adapter here has these names"
+        help = 'lora_module_path: ".*(query|key|value|out|wi_0|wi_1|wo)"'
+        lora.refuse("lora_module_path", "E1164", message, help)
+    lora.say("lora_module_path", {"lora.targets": targets} if targets else None)
+    keys.ledger.set("lora.init", "qwix", "A is uniform with the bound sqrt(6/fan_in), as in MaxText")
+    kind = lora.choice("lora_weight_qtype", ("nf4", "int8"))
+    size = lora.integer("lora_tile_size")
+    tile = f"a scale for 64 weights here, for {size or 'a whole channel'} there"
+    note = {None: "", "nf4": "" if size == 64 else tile, "int8": "a scale for each output channel here"}[kind]
+    if kind:
+        lora.say("lora_weight_qtype", {"lora.quantize": kind}, note)
+    lora.passive(
+        ("lora_weight_qtype", "lora_tile_size"), "part of lora.quantize" if kind else "not quantised"
+    )
+
+
+def _targeted(path: str, module: str) -> bool:
+    """Whether a pattern takes a projection, in any of the forms that MaxText's decoders give its path."""
+    block, _, name = module.partition("/")
+    blocks = [block, f"self_{block}", "self_attention_local", "self_attention_global", "mlp_local"]
+    blocks = [each for each in blocks if block in each]
+    layers = ("decoder/layers", "decoder/layers/0", "decoder/layers_0", "decoder/scanned_blocks/layers_0")
+    return any(re.fullmatch(path, f"{layer}/{each}/{name}") for layer in layers for each in blocks)
+
+
+def _batch(keys: Keys) -> None:
+    """Rows of a step: of every device, also of those that share a row's work."""
+    mesh = axes.of_parallelism(keys, ("ici", "dcn"))
+    per_device = keys.number("per_device_batch_size") or 1.0
+    accumulation = keys.integer("gradient_accumulation_steps") or 1
+    rows = int(mesh.devices * per_device) * accumulation
+    if rows < 1:
+        message = f"{per_device:g} rows a device on {mesh.devices} are less than one"
+        keys.refuse("per_device_batch_size", "E1160", message, "per_device_batch_size: 1")
+        return
+    micro = max(int(per_device * mesh.tp), 1)
+    made = {"train.micro_batch_size": micro, "train.global_batch_size": rows}
+    product = f"{per_device:g} x {mesh.devices} devices x {accumulation} micro-batches: {rows} rows a step"
+    keys.say("per_device_batch_size", made)
+    keys.same("gradient_accumulation_steps", note=product)
+    keys.ledger.set("train.global_batch_size", rows, product)
+    tunix = keys.flag("use_tunix_gradient_accumulation")
+    keys.ledger.means = rows // accumulation
+    kept = "micro_batches" if tunix and accumulation > 1 else "tokens"
+    keys.same("use_tunix_gradient_accumulation", note="the mean of micro-batches' means" if tunix else "")
+    keys.ledger.set("train.loss_normalization", kept)
+    keys.say("remat_policy", {"remat.policy": REMAT.get(str(keys.value("remat_policy")), "decoder")})
+
+
+def _data(keys: Keys, named: Named | None) -> None:
+    kind = keys.choice("dataset_type", ("hf", "grain", "tfds", "synthetic", "c4_mlperf", "olmo_grain"))
+    where = "hf_path" if kind == "hf" else "grain_train_files"
+    name, files = keys.text(where), keys.text("hf_train_files") if kind == "hf" else None
+    place = datasets.place(name, files or None) if name else None
+    if kind not in ("hf", "grain") or place is None or place.path is None:
+        key = "dataset_type" if kind not in ("hf", "grain") else where
+        why = place.note if place is not None else f"{kind} rows are not read here"
+        help = "--set dataset_type=hf --set hf_path=OWNER/NAME"
+        keys.refuse(key, "E1143", f"the data cannot be a source: {why}", help)
+    else:
+        folder, hub = keys.text("hf_data_dir"), place.path.startswith("hf://")
+        config, split = keys.text("hf_name") or folder, keys.text("train_split")
+        entry = datasets.source(
+            place.path, split if hub and split != "train" else None, (config or None) if hub else None
+        )
+        keys.say(where, {"data.train": [entry]})
+        if folder:
+            keys.say("hf_data_dir", {}, "the folder is taken for the configuration of the same name")
+        every = keys.integer("eval_interval") or 0
+        if every > 0 and (held := keys.text("hf_eval_split") or keys.text("hf_eval_files")):
+            key = "hf_eval_split" if keys.value("hf_eval_split") else "hf_eval_files"
+            file = not keys.value("hf_eval_split")
+            other = held if file else datasets.source(place.path, held, (config or None) if hub else None)
+            keys.same(key, {"data.eval": [other]})
+            keys.same("eval_interval", {"train.eval_every": every})
+    keys.same("eval_interval", note=REASONS["evaluation"])
+    _rows(keys, named)
+    datasets.length(keys, "max_target_length")
+    on = keys.flag("packing")
+    keys.say("packing", {"data.packing": on})
+    seed = keys.integer("data_shuffle_seed") if keys.flag("enable_data_shuffling") else None
+    keys.same("data_shuffle_seed", {"data.shuffle_seed": seed}, STREAM)
+
+
+def _rows(keys: Keys, named: Named | None) -> None:
+    """What the rows hold, by the columns that are read, and which tokens of them are learnt."""
+    columns = keys.value("train_data_columns")
+    parts = columns if isinstance(columns, list) else str(columns).split(",")
+    names = [str(part).strip(" []'\"") for part in parts]
+    form, renamed = "chat", {"messages": names[0]} if names and names != ["messages"] else {}
+    if {"question", "answer"} <= set(names):
+        form, renamed = "instruction", {"instruction": "question", "output": "answer"}
+    elif len(names) == 2:
+        form = "prompt_completion"
+        pair = {"prompt": names[0], "completion": names[1]}
+        renamed = {} if list(pair) == list(pair.values()) else pair
+    elif len(names) != 1:
+        message = f"{len(names)} columns are one conversation to MaxText, which a recipe's rows are not"
+        keys.refuse("train_data_columns", "E1142", message, "train_data_columns: [messages]")
+    made = {"data.format": form, **({"data.fields": renamed} if renamed else {})}
+    keys.say("train_data_columns", made, ROUNDS if form == "chat" else "")
+    completion = keys.flag("sft_train_on_completion_only")
+    on = ("assistant" if form == "chat" else "completion") if completion else "all"
+    keys.say("sft_train_on_completion_only", {"data.loss_on": on})
+    text, path = keys.text("chat_template"), keys.text("chat_template_path")
+    if text or path:
+        key = "chat_template" if text else "chat_template_path"
+        keys.say(key, {"data.chat_template": text or path})
+    elif named and named.model is not None and "model.tokenizer" not in keys.ledger.lines:
+        templates.say_own(keys.ledger, named.model)
+    keys.passive(("chat_template", "chat_template_path"), "the tokenizer's own")
+
+
+def _length(keys: Keys) -> None:
+    """Steps, and the schedule over them."""
+    steps, whole = keys.integer("steps") or 0, keys.integer("learning_rate_schedule_steps") or -1
+    steps = whole if steps == -1 else steps
+    epochs = keys.integer("num_epoch") or 1
+    keys.say("steps", {"train.steps": steps}, f"there at most {plural(epochs, 'epoch')}" if steps > 0 else "")
+    keys.same("num_epoch", note="steps sets the length of the run, where the data is not shorter")
+    if whole not in (-1, steps):
+        message = f"a schedule of {whole} steps in a run of {steps}: here it is as long as the run"
+        help = "--set learning_rate_schedule_steps=-1 makes it as long"
+        keys.refuse("learning_rate_schedule_steps", "E1163", message, help)
+    keys.same("learning_rate_schedule_steps", note="as long as the run")
+    warm = int(steps * (keys.number("warmup_steps_fraction") or 0.0))
+    keys.say("warmup_steps_fraction", {"train.schedule.warmup_steps": warm})
+    final = keys.number("learning_rate_final_fraction") or 0.0
+    kind = keys.choice("lr_schedule_type", ("cosine", "wsd")) or "cosine"
+    if kind == "cosine":
+        keys.say("lr_schedule_type", {"train.schedule.name": "cosine"}, SOONER)
+        keys.say("learning_rate_final_fraction", {"train.schedule.final_ratio": final})
+    else:
+        note = training.SCHEDULES["warmup_stable_decay"].note
+        keys.say("lr_schedule_type", {"train.schedule.name": "constant"}, note)
+    keys.passive(
+        ("learning_rate_final_fraction", "wsd_decay_steps_fraction", "wsd_decay_style"), "of the schedule"
+    )
+
+
+def _optimizer(keys: Keys) -> None:
+    name = str(keys.value("opt_type"))
+    found = training.ADAMW if name == "adam_pax" else training.optimizer_of(name)
+    training.say_optimizer(keys, "opt_type", name, found, "adamw")
+    keys.say("learning_rate", {"train.optimizer.learning_rate": keys.number("learning_rate")})
+    if found.name == "adamw":
+        for key, target in (("b1", "b1"), ("b2", "b2"), ("eps", "eps"), ("weight_decay", "weight_decay")):
+            keys.say(f"adam_{key}", {f"train.optimizer.{target}": keys.number(f"adam_{key}")})
+    else:
+        keys.ledger.set("train.optimizer.weight_decay", 0.0, "optax.sgd has none")
+    keys.passive(("adam_b1", "adam_b2", "adam_eps", "adam_weight_decay"), f"{found.name} has none")
+    norm = keys.number("gradient_clipping_threshold") or None
+    keys.say("gradient_clipping_threshold", {"train.optimizer.max_grad_norm": norm})
+    keys.same("init_weights_seed", {"train.seed": keys.integer("init_weights_seed")}, "other draws")
+
+
+def _precision(keys: Keys, adapts: bool) -> None:
+    kinds = ("bfloat16", "float32")
+    dtype, weights = keys.choice("dtype", kinds) or kinds[0], keys.choice("weight_dtype", kinds) or kinds[1]
+    keys.say("dtype", {"model.dtype": dtype})
+    if adapts:
+        keys.say("weight_dtype", {"lora.dtype": weights})
+    elif dtype == "bfloat16":
+        keys.say("weight_dtype", {"train.optimizer.master_weights": weights == "float32"})
+    keys.same("weight_dtype", note="model.dtype")
+    attention = {"flash": "splash", "dot_product": "dot"}.get(str(keys.value("attention")))
+    keys.same("attention", {"model.attention": attention} if attention else None, "the same attention")
+
+
+def _bookkeeping(keys: Keys) -> None:
+    training.directory(keys, "base_output_directory")
+    if (every := keys.integer("checkpoint_period")) and keys.given("checkpoint_period"):
+        keys.same("checkpoint_period", {"checkpoint.every_steps": every})
+    if keys.flag("enable_wandb"):
+        keys.same("enable_wandb", {training.PROJECT: keys.text("wandb_project_name")}, "a log")
+    if keys.given("enable_tensorboard") and keys.flag("enable_tensorboard"):
+        keys.same("enable_tensorboard", {"train.log.tensorboard": True}, "a log")
+
+
+def _rest(keys: Keys) -> None:
+    """The keys of groups that bear on no number; all others are the model's, or do nothing as given."""
+    for word, groups in GROUPS.items():
+        keys.passive(keys_of(NAME, *groups.split()), REASONS[word])
+    keys.below("dpo").passive(keys_of(NAME, "DPO"), REASONS["method"])
+    shape = "the model is the one that its name says, as its config.json has it"
+    for key in [key for key in keys.defaults if not key.startswith("lora")]:
+        keys.learnt(key, (*training.OFF, keys.defaults[key]), shape)
