@@ -31,7 +31,11 @@ from recipec.compiler.port.source import Source
 from recipec.spec.diagnostics import Diagnostic, has_errors
 
 MACHINES = ("v5p-8", "v5p-64", "v5p-512")
-SETS = {"torchtune": "output_dir=gs://bucket/run", "litgpt": "out_dir=gs://bucket/run"}
+SETS = {
+    "torchtune": "output_dir=gs://bucket/run",
+    "litgpt": "out_dir=gs://bucket/run",
+    "oumi": "training.output_dir=gs://bucket/run",
+}
 """Where a run of several hosts keeps its checkpoints: a folder that all reach."""
 SCRIPTS = ("sft", "dpo", "orpo")
 
@@ -127,6 +131,8 @@ def trains(dialect: str, source: Source) -> bool:
             return source.has("optimizer")
         case "litgpt":
             return source.has("checkpoint_dir")
+        case "oumi":
+            return source.has("training")
         case "axolotl":
             return source.has("base_model")
     return True

@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/dialects.py WHEELS
 
-WHEELS is a folder with the wheels of axolotl, llamafactory, torchtune and litgpt; transformers, trl, peft and
+WHEELS is a folder with the wheels of the tools of that name below; transformers, trl, peft and
 accelerate are installed beside this script's Python. Nothing is imported: keys, types and defaults are read
 from the sources. A key's entry is [type] when it must be given, or else [type, default]; a default that the
 source computes is {"is": its expression}.
@@ -23,7 +23,13 @@ from typing import Any
 
 OUTPUT = Path(__file__).resolve().parent.parent / "compiler" / "data" / "dialects.json"
 
-WHEELS = {"axolotl": "0.19.0", "llamafactory": "0.9.5", "torchtune": "0.6.1", "litgpt": "0.5.13"}
+WHEELS = {
+    "axolotl": "0.19.0",
+    "llamafactory": "0.9.5",
+    "torchtune": "0.6.1",
+    "litgpt": "0.5.13",
+    "oumi": "0.9",
+}
 """Tools that are read from wheels, and their versions."""
 
 VALIDATED = {"dataset_val": ["", None], "run_val_every_n_steps": ["", None], "batch_size_val": ["", None]}
@@ -106,6 +112,7 @@ def catalogue(wheels: Path) -> dict[str, Any]:
         "accelerate": _accelerate(Package("accelerate")),
         "torchtune": _torchtune(Package("torchtune", wheels)),
         "litgpt": _litgpt(Package("litgpt", wheels)),
+        "oumi": _oumi(Package("oumi", wheels)),
     }
 
 
@@ -245,6 +252,27 @@ def _litgpt(package: Package) -> dict[str, Any]:
         if "DataModule" in _bases(data, name):
             sections[f"litgpt.data.{name}"] = fields(data, name)
     return {"version": package.version, "sections": sections}
+
+
+OUMI = {
+    "training": "TrainingParams",
+    "model": "ModelParams",
+    "peft": "PeftParams",
+    "fsdp": "FSDPParams",
+    "deepspeed": "DeepSpeedParams",
+    "split": "DatasetSplitParams",
+    "dataset": "DatasetParams",
+    "config": "TrainingConfig",
+}
+
+
+def _oumi(package: Package) -> dict[str, Any]:
+    paths = package.paths("oumi/core/configs/params/", "_params.py")
+    classes = package.classes("oumi/core/configs/training_config.py", *paths)
+    return {
+        "version": package.version,
+        "sections": {section: fields(classes, name) for section, name in OUMI.items()},
+    }
 
 
 def fields(classes: Mapping[str, ast.ClassDef], name: str) -> Keys:

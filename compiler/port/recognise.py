@@ -97,10 +97,6 @@ UNREAD = {
         "model.pretrained_model_name_or_path checkpoint.model_save_format"
     ),
     "oumi's launcher or SkyPilot": words("resources.cloud resources.accelerators working_dir workdir setup"),
-    "oumi": words(
-        "model.model_name data.train.datasets training.trainer_type training.enable_gradient_checkpointing "
-        "training.per_device_train_batch_size peft.lora_r peft.peft_method fsdp.enable_fsdp"
-    ),
     "Tunix": words(
         "model_config.model_name model_config.model_id model_config.model_source training_config "
         "tokenizer_config.tokenizer_type optimizer_config.opt_type rl_training_config actor_model_config "
@@ -114,7 +110,7 @@ UNREAD = {
 }
 """Tools whose files are not read yet, and keys that tell them: no dialect's tool has one of these."""
 
-MODELS = words("model_name_or_path base_model model._component_ checkpoint_dir")
+MODELS = words("model_name_or_path base_model model._component_ checkpoint_dir model.model_name")
 """The dialects' own keys for the model: a file with one of them is of no other tool."""
 
 

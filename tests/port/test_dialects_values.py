@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from recipec.compiler.port import dialects
 from recipec.compiler.port.keys import keys_of
 from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.source import Source, Sources
+from recipec.compiler.port.source import Source, Sources, parts
 
 ODD: tuple[Any, ...] = (None, {}, "x", float("inf"), [1, {}])
 
@@ -20,17 +21,24 @@ TORCHTUNE = {
     "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-4},
     "batch_size": 1,
 }
+OUMI = {
+    "model": {"model_name": "Qwen/Qwen3-8B"},
+    "data": {"train": {"datasets": [{"dataset_name": "yahma/alpaca-cleaned"}]}},
+    "training": {"use_peft": True, "trainer_type": "TRL_SFT"},
+}
 BASES: dict[str, dict[str, Any]] = {
     "trl": {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "a/b", "use_peft": True},
     "trainer": {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "a/b"},
     "torchtune": TORCHTUNE,
     "litgpt": {"checkpoint_dir": "Qwen/Qwen3-8B", "lora_r": 4},
+    "oumi": OUMI,
 }
 KEYS: dict[str, list[str]] = {
     "trl": [*keys_of("trl", "sft", "dpo", "orpo", "script", "model", "mixture"), "env", "num_processes"],
     "trainer": [*keys_of("trainer", "training_arguments"), "max_train_samples", "max_seq_length"],
     "torchtune": sorted({*keys_of("torchtune", "lora_finetune_distributed", "full_finetune_distributed")}),
     "litgpt": [*keys_of("litgpt", "lora")],
+    "oumi": [*keys_of("oumi", "config")],
 }
 INNER: dict[str, dict[str, list[str]]] = {
     "trl": {
@@ -54,11 +62,27 @@ INNER: dict[str, dict[str, list[str]]] = {
         "data": ["class_path", "init_args"],
         "optimizer": ["class_path", "init_args"],
     },
+    "oumi": {
+        **{name: [*keys_of("oumi", name)] for name in ("model", "training", "peft", "fsdp", "deepspeed")},
+        "data.train": [*keys_of("oumi", "split")],
+        "data.train.datasets[0]": [*keys_of("oumi", "dataset")],
+        "training.trainer_kwargs": ["packing", "max_length", "loss_type"],
+    },
 }
 
 
 SCRIPTS = ("sft", "dpo", "orpo")
 SHARED = keys_of("trl", "script", "model", "mixture")
+
+
+def within(base: dict[str, Any], section: str, key: str, value: Any) -> dict[str, Any]:
+    """A run with another value of one key of a section, which may not be there yet."""
+    made = json.loads(json.dumps(base))
+    node = made
+    for part in parts(section):
+        node = node[part] if isinstance(node, list) else node.setdefault(part, {})
+    node[key] = value
+    return made  # type: ignore[no-any-return]
 
 
 def port(dialect: str, content: dict[str, Any], **others: dict[str, Any]) -> Ledger:
@@ -77,9 +101,8 @@ def test_no_value_of_any_key_ends_in_a_traceback_or_passes_unread(dialect: str, 
         ledger = port(dialect, {**BASES[dialect], key: value})
         assert not [left for left in ledger.unread(ledger.sources.main) if left == key], key
     for section, keys in INNER[dialect].items():
-        before = BASES[dialect].get(section, {})
         for key in keys:
-            ledger = port(dialect, {**BASES[dialect], section: {**before, key: value}})
+            ledger = port(dialect, within(BASES[dialect], section, key, value))
             assert not [left for left in ledger.unread(ledger.sources.main) if left == f"{section}.{key}"], (
                 key
             )

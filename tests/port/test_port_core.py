@@ -141,10 +141,6 @@ UNREAD_FILES = {
         "step_scheduler: {global_batch_size: 8, local_batch_size: 1}\ndist_env: {backend: nccl}\n"
         "model: {pretrained_model_name_or_path: Qwen/Qwen3-4B}\ndataset: {split: train}\n"
     ),
-    "oumi": (
-        "model: {model_name: Qwen/Qwen3-4B}\ndata: {train: {datasets: [{dataset_name: some/set}]}}\n"
-        "training: {trainer_type: TRL_SFT}\npeft: {lora_r: 8}\n"
-    ),
     "oumi's launcher or SkyPilot": (
         "name: job\nresources: {cloud: gcp, accelerators: 'A100:8'}\nnum_nodes: 1\nworking_dir: .\nrun: x\n"
     ),

@@ -61,6 +61,12 @@ KNOWN = {
         "trainer", "per_device_train_batch_size, adam_epsilon, logging_first_step", ("adapter_config", *_GPUS)
     ),
     "torchtune": Known("torchtune", "model._component_, tokenizer._component_", interpolates=True),
+    "oumi": Known(
+        "oumi",
+        "model.model_name, data.train.datasets, training.trainer_type",
+        interpolates=True,
+        folder="training.output_dir",
+    ),
     "litgpt": Known("litgpt", "checkpoint_dir, data.class_path, train.global_batch_size", folder="out_dir"),
 }
 """By the name for --from."""

@@ -247,15 +247,21 @@ def alpaca_prompt(columns: Mapping[str, str] | None = None) -> Prompt:
     return Prompt(WITH_INPUT, WITHOUT_INPUT, **dict(columns or {}))
 
 
-def alpaca_messages(made: Prompt, origin: str) -> str:
+def alpaca_messages(made: Prompt, origin: str, systems: tuple[str, str] | None = None) -> str:
     """A file that makes a conversation of a row: the prompt the user's, the output the assistant's.
 
     Args:
         origin: whose prompts these are.
+        systems: the system messages of rows with an input, and of those without.
     """
+    constants, system = "", ""
+    if systems is not None:
+        names = ("SYSTEM_WITH_INPUT", "SYSTEM_WITHOUT_INPUT")
+        constants = "".join(constant(name, text) for name, text in zip(names, systems, strict=True))
+        system = " if given else ".join(names)
     return f'''"""Rows as conversations with {origin}: the prompt is the user's message."""
 
-{_templates(made)}
+{constants}{_templates(made)}
 
 def {FUNCTION}(row):
     """A row of `{made.instruction}`, `{made.input}` and `{made.output}`."""
@@ -263,7 +269,7 @@ def {FUNCTION}(row):
     template = WITH_INPUT if given else WITHOUT_INPUT
     prompt = template.format(instruction=row[{literal(made.instruction)}], input=given)
     answer = row[{literal(made.output)}]
-{_conversation("prompt", "answer")}'''
+{_conversation("prompt", "answer", system)}'''
 
 
 def paired(asked: str, answered: str, system: str | None = None) -> str:
@@ -278,7 +284,7 @@ def paired(asked: str, answered: str, system: str | None = None) -> str:
 
 def {FUNCTION}(row):
     """A row of `{asked}` and `{answered}`."""
-{_conversation(f"row[{literal(asked)}]", f"row[{literal(answered)}]", system is not None)}'''
+{_conversation(f"row[{literal(asked)}]", f"row[{literal(answered)}]", "" if system is None else "SYSTEM")}'''
 
 
 def ranked(prompt: str, chosen: str, rejected: str) -> str:
@@ -297,8 +303,8 @@ def {FUNCTION}(row):
 '''
 
 
-def _conversation(user: str, assistant: str, system: bool = False) -> str:
-    first = '            {"role": "system", "content": SYSTEM},\n' if system else ""
+def _conversation(user: str, assistant: str, system: str = "") -> str:
+    first = f'            {{"role": "system", "content": {system}}},\n' if system else ""
     return f"""\
     return {{
         "messages": [
