@@ -133,6 +133,8 @@ def trains(dialect: str, source: Source) -> bool:
             return source.has("checkpoint_dir")
         case "oumi":
             return source.has("training")
+        case "swift":
+            return source.has("dataset")
         case "axolotl":
             return source.has("base_model")
     return True

@@ -87,11 +87,6 @@ UNREAD = {
         "decoder_block base_emb_dim base_num_decoder_layers ici_fsdp_parallelism dcn_data_parallelism "
         "load_parameters_path hf_path enable_checkpointing use_sft"
     ),
-    "ms-swift": words(
-        "tuner_type train_type tuner_backend split_dataset_ratio model_author rlhf_type adapters attn_impl "
-        "agent_template loss_scale custom_dataset_info custom_register_path external_plugins val_dataset "
-        "lazy_tokenize quant_bits"
-    ),
     "NeMo AutoModel": words(
         "step_scheduler dist_env packed_sequence loss_fn._target_ distributed.strategy distributed.tp_size "
         "model.pretrained_model_name_or_path checkpoint.model_save_format"
@@ -280,7 +275,7 @@ LEAST = 5
 PACKAGES = {"adapter_config": "peft", "accelerate": "accelerate", "dataset_info": "llamafactory"}
 """Whose keys a file of a role has, as `known` has them."""
 
-TOP = {"axolotl": "config", "litgpt": "lora full"}
+TOP = {"axolotl": "config", "litgpt": "lora full", "swift": "sft rlhf"}
 """Sections with the keys of a config itself, where others are of what lies within it."""
 
 

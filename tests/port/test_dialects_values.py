@@ -32,6 +32,7 @@ BASES: dict[str, dict[str, Any]] = {
     "torchtune": TORCHTUNE,
     "litgpt": {"checkpoint_dir": "Qwen/Qwen3-8B", "lora_r": 4},
     "oumi": OUMI,
+    "swift": {"model": "Qwen/Qwen3-8B", "dataset": ["a.jsonl"], "tuner_type": "lora"},
 }
 KEYS: dict[str, list[str]] = {
     "trl": [*keys_of("trl", "sft", "dpo", "orpo", "script", "model", "mixture"), "env", "num_processes"],
@@ -39,6 +40,28 @@ KEYS: dict[str, list[str]] = {
     "torchtune": sorted({*keys_of("torchtune", "lora_finetune_distributed", "full_finetune_distributed")}),
     "litgpt": [*keys_of("litgpt", "lora")],
     "oumi": [*keys_of("oumi", "config")],
+    "swift": [
+        *(
+            "model",
+            "dataset",
+            "tuner_type",
+            "rlhf_type",
+            "torch_dtype",
+            "target_modules",
+            "columns",
+            "system",
+        ),
+        *("global_world_size", "quant_method", "quant_bits", "init_weights", "loss_scale", "template"),
+        *(
+            "val_dataset",
+            "split_dataset_ratio",
+            "max_length",
+            "truncation_strategy",
+            "packing_length",
+            "beta",
+        ),
+        *("gradient_accumulation_steps", "report_to", "model_name", "lora_dtype", "deepspeed", "use_hf"),
+    ],
 }
 INNER: dict[str, dict[str, list[str]]] = {
     "trl": {
@@ -47,6 +70,7 @@ INNER: dict[str, dict[str, list[str]]] = {
         "deepspeed": ["optimizer", "scheduler", "gradient_clipping", "tensor_parallel"],
     },
     "trainer": {},
+    "swift": {},
     "torchtune": {
         "model": ["_component_", *keys_of("torchtune", "torchtune.models.llama3_2.lora_llama3_2_1b")],
         "dataset": ["_component_", "source", "column_map", "train_on_input", "packed", "split", "data_files"],
@@ -106,6 +130,13 @@ def test_no_value_of_any_key_ends_in_a_traceback_or_passes_unread(dialect: str, 
             assert not [left for left in ledger.unread(ledger.sources.main) if left == f"{section}.{key}"], (
                 key
             )
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+def test_no_key_of_ms_swift_passes_unread(value: Any) -> None:
+    known = {key: value for key in keys_of("swift", "sft", "rlhf")}
+    ledger = port("swift", {**known, **BASES["swift"]})
+    assert ledger.unread(ledger.sources.main) == []
 
 
 @pytest.mark.parametrize("value", ODD, ids=repr)

@@ -312,7 +312,8 @@ def _sources(split: Keys, path: str, inner: Keys, kind: str) -> tuple[list[Any],
             found.append(what)
         else:
             plain = plain or name
-    split.ledger.set(path, sources)
+    if sources:
+        split.ledger.set(path, sources)
     return sources, found, plain
 
 
