@@ -35,6 +35,7 @@ SETS = {
     "torchtune": "output_dir=gs://bucket/run",
     "litgpt": "out_dir=gs://bucket/run",
     "maxtext": "base_output_directory=gs://bucket/run",
+    "oumi": "training.output_dir=gs://bucket/run",
 }
 """Where a run of several hosts keeps its checkpoints: a folder that all reach."""
 SCRIPTS = ("sft", "dpo", "orpo")
@@ -131,6 +132,10 @@ def trains(dialect: str, source: Source) -> bool:
             return source.has("optimizer")
         case "litgpt":
             return source.has("checkpoint_dir")
+        case "oumi":
+            return source.has("training")
+        case "swift":
+            return source.has("dataset")
         case "axolotl":
             return source.has("base_model")
         case "llamafactory_v1":

@@ -2,10 +2,10 @@
 
     .venv/bin/python scripts/dialects.py WHEELS
 
-WHEELS is a folder with the wheels of axolotl, llamafactory, torchtune, litgpt and maxtext; transformers,
-trl, peft and accelerate are installed beside this script's Python. Nothing is imported: keys, types and
-defaults are read from the sources. A key's entry is [type] when it must be given, or else [type, default];
-a default that the source computes is {"is": its expression}.
+WHEELS is a folder with the wheels of the tools of that name below; transformers, trl, peft and
+accelerate are installed beside this script's Python. Nothing is imported: keys, types and defaults are read
+from the sources. A key's entry is [type] when it must be given, or else [type, default]; a default that the
+source computes is {"is": its expression}.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ WHEELS = {
     "torchtune": "0.6.1",
     "litgpt": "0.5.13",
     "maxtext": "0.2.5",
+    "oumi": "0.9",
+    "ms_swift": "4.6.0",
 }
 """Tools that are read from wheels, and their versions."""
 
@@ -116,6 +118,8 @@ def catalogue(wheels: Path) -> dict[str, Any]:
         "torchtune": _torchtune(Package("torchtune", wheels)),
         "litgpt": _litgpt(Package("litgpt", wheels)),
         "maxtext": _maxtext(Package("maxtext", wheels)),
+        "oumi": _oumi(Package("oumi", wheels)),
+        "swift": _swift(Package("ms_swift", wheels), training),
     }
 
 
@@ -301,6 +305,75 @@ def _plain(value: Any) -> Any:
     if value == "None":
         return None
     return value if len(json.dumps(value)) <= LONGEST else {"is": "base.yml"}
+
+
+SWIFT_MODELS = ("llama", "gemma", "mistral", "microsoft", "qwen", "glm")
+"""Modules of ms-swift with families that recipes know, whose ids on ModelScope may be others."""
+
+
+def _swift(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, Any]:
+    """The arguments of sft and of rlhf; and, by ids of ModelScope, those that ms-swift has for the other hub.
+
+    An entry of a data set is [what reads its rows, the id]: "" for what goes by their columns.
+    """
+    paths = [*package.paths("swift/arguments/", "_args.py"), "swift/trainers/arguments.py"]
+    classes = {**training, **package.classes(*paths)}
+    classes["HfSeq2SeqTrainingArguments"] = training["Seq2SeqTrainingArguments"]
+    mixin = fields(classes, "TrainArgumentsMixin")
+    sft = {**fields(training, "Seq2SeqTrainingArguments"), **mixin, **fields(classes, "SftArguments")}
+    own = fields(classes, "RLHFArguments")
+    rlhf = {key: entry for key, entry in own.items() if key not in sft or key in ("loss_scale", "loss_type")}
+    models, sets = {}, {}
+    for name in SWIFT_MODELS:
+        for call in _calls(package.tree(f"swift/model/models/{name}.py"), "Model"):
+            ids = [_value(argument) for argument in call.args]
+            if len(ids) == 2 and all(isinstance(one, str) for one in ids) and ids[0] != ids[1]:
+                models[ids[0]] = ["", ids[1]]
+    for call in _calls(package.tree("swift/dataset/dataset/llm.py"), "DatasetMeta"):
+        words = {word.arg: word.value for word in call.keywords}
+        if "ms_dataset_id" in words:
+            reads = "SubsetDataset" if "SubsetDataset" in ast.unparse(call) else ""
+            reads = ast.unparse(words["preprocess_func"]) if "preprocess_func" in words else reads
+            known = _value(words["hf_dataset_id"]) if "hf_dataset_id" in words else None
+            sets[_value(words["ms_dataset_id"])] = [_short(_columned(reads)), known]
+    for row in json.loads(package.text("swift/dataset/data/dataset_info.json")):
+        if "ms_dataset_id" in row:
+            sets[row["ms_dataset_id"]] = [
+                _short(_json(row["columns"])) if "columns" in row else "",
+                row.get("hf_dataset_id"),
+            ]
+    sections = {"sft": sft, "rlhf": rlhf, "models": models, "datasets": sets}
+    return {"version": package.version, "sections": sections}
+
+
+def _calls(module: ast.Module, name: str) -> Iterator[ast.Call]:
+    return (n for n in ast.walk(module) if isinstance(n, ast.Call) and ast.unparse(n.func) == name)
+
+
+def _columned(reads: str) -> str:
+    """What reads rows by their columns, without arguments, is what all other data sets have."""
+    return "" if reads in ("AutoPreprocessor()", "MessagesPreprocessor()", "AlpacaPreprocessor()") else reads
+
+
+OUMI = {
+    "training": "TrainingParams",
+    "model": "ModelParams",
+    "peft": "PeftParams",
+    "fsdp": "FSDPParams",
+    "deepspeed": "DeepSpeedParams",
+    "split": "DatasetSplitParams",
+    "dataset": "DatasetParams",
+    "config": "TrainingConfig",
+}
+
+
+def _oumi(package: Package) -> dict[str, Any]:
+    paths = package.paths("oumi/core/configs/params/", "_params.py")
+    classes = package.classes("oumi/core/configs/training_config.py", *paths)
+    return {
+        "version": package.version,
+        "sections": {section: fields(classes, name) for section, name in OUMI.items()},
+    }
 
 
 def fields(classes: Mapping[str, ast.ClassDef], name: str) -> Keys:

@@ -36,6 +36,8 @@ class Dialect(str, Enum):  # noqa: UP042 (as Format)
     LITGPT = "litgpt"
     MAXTEXT = "maxtext"
     LLAMAFACTORY_V1 = "llamafactory_v1"
+    SWIFT = "swift"
+    OUMI = "oumi"
 
 
 class Script(str, Enum):  # noqa: UP042 (as Format)

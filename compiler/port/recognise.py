@@ -85,20 +85,11 @@ MOST_NAMED = 3
 """Telling keys that a message names."""
 
 UNREAD = {
-    "ms-swift": words(
-        "tuner_type train_type tuner_backend split_dataset_ratio model_author rlhf_type adapters attn_impl "
-        "agent_template loss_scale custom_dataset_info custom_register_path external_plugins val_dataset "
-        "lazy_tokenize quant_bits"
-    ),
     "NeMo AutoModel": words(
         "step_scheduler dist_env packed_sequence loss_fn._target_ distributed.strategy distributed.tp_size "
         "model.pretrained_model_name_or_path checkpoint.model_save_format"
     ),
     "oumi's launcher or SkyPilot": words("resources.cloud resources.accelerators working_dir workdir setup"),
-    "oumi": words(
-        "model.model_name data.train.datasets training.trainer_type training.enable_gradient_checkpointing "
-        "training.per_device_train_batch_size peft.lora_r peft.peft_method fsdp.enable_fsdp"
-    ),
     "Tunix": words(
         "model_config.model_name model_config.model_id model_config.model_source training_config "
         "tokenizer_config.tokenizer_type optimizer_config.opt_type"
@@ -116,7 +107,7 @@ UNREAD = {
 }
 """Tools whose files are not read yet, and keys that tell them: no dialect's tool has one of these."""
 
-MODELS = words("model_name_or_path base_model model._component_ checkpoint_dir")
+MODELS = words("model_name_or_path base_model model._component_ checkpoint_dir model.model_name")
 """The dialects' own keys for the model: a file with one of them is of no other tool."""
 
 
@@ -287,7 +278,7 @@ LEAST = 5
 PACKAGES = {"adapter_config": "peft", "accelerate": "accelerate", "dataset_info": "llamafactory"}
 """Whose keys a file of a role has, as `known` has them."""
 
-TOP = {"axolotl": "config", "litgpt": "lora full"}
+TOP = {"axolotl": "config", "litgpt": "lora full", "swift": "sft rlhf"}
 """Sections with the keys of a config itself, where others are of what lies within it."""
 
 

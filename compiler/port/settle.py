@@ -110,6 +110,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "hf_auth_token": "hf_hub_token",
         "swanlab_experiment_name": "swanlab_run_name",
     },
+    "swift": {**_TRAINER, "train_type": "tuner_type", "custom_register_path": "external_plugins"},
     "axolotl": {
         "evaluation_strategy": "eval_strategy",
         "noisy_embedding_alpha": "neftune_noise_alpha",

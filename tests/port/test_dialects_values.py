@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from recipec.compiler.port import dialects
 from recipec.compiler.port.keys import keys_of, tools
 from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.source import Source, Sources
+from recipec.compiler.port.source import Source, Sources, parts
 
 ODD: tuple[Any, ...] = (None, {}, "x", float("inf"), [1, {}])
 
@@ -20,6 +21,11 @@ TORCHTUNE = {
     "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-4},
     "batch_size": 1,
 }
+OUMI = {
+    "model": {"model_name": "Qwen/Qwen3-8B"},
+    "data": {"train": {"datasets": [{"dataset_name": "yahma/alpaca-cleaned"}]}},
+    "training": {"use_peft": True, "trainer_type": "TRL_SFT"},
+}
 BASES: dict[str, dict[str, Any]] = {
     "trl": {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "a/b", "use_peft": True},
     "trainer": {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "a/b"},
@@ -27,6 +33,8 @@ BASES: dict[str, dict[str, Any]] = {
     "litgpt": {"checkpoint_dir": "Qwen/Qwen3-8B", "lora_r": 4},
     "llamafactory_v1": {"model": "Qwen/Qwen3-8B", "peft_config": {"name": "lora"}, "train_dataset": "a/b"},
     "maxtext": {"model_name": "qwen3-8b", "steps": 10, "lora": {"enable_lora": True, "lora_rank": 4}},
+    "oumi": OUMI,
+    "swift": {"model": "Qwen/Qwen3-8B", "dataset": ["a.jsonl"], "tuner_type": "lora"},
 }
 KEYS: dict[str, list[str]] = {
     "trl": [*keys_of("trl", "sft", "dpo", "orpo", "script", "model", "mixture"), "env", "num_processes"],
@@ -37,6 +45,29 @@ KEYS: dict[str, list[str]] = {
     "maxtext": [
         *keys_of("maxtext", *(set(tools()["maxtext"]["sections"]) - {"models", "balance", "LoRA", "DPO"})),
     ],
+    "oumi": [*keys_of("oumi", "config")],
+    "swift": [
+        *(
+            "model",
+            "dataset",
+            "tuner_type",
+            "rlhf_type",
+            "torch_dtype",
+            "target_modules",
+            "columns",
+            "system",
+        ),
+        *("global_world_size", "quant_method", "quant_bits", "init_weights", "loss_scale", "template"),
+        *(
+            "val_dataset",
+            "split_dataset_ratio",
+            "max_length",
+            "truncation_strategy",
+            "packing_length",
+            "beta",
+        ),
+        *("gradient_accumulation_steps", "report_to", "model_name", "lora_dtype", "deepspeed", "use_hf"),
+    ],
 }
 INNER: dict[str, dict[str, list[str]]] = {
     "trl": {
@@ -45,6 +76,7 @@ INNER: dict[str, dict[str, list[str]]] = {
         "deepspeed": ["optimizer", "scheduler", "gradient_clipping", "tensor_parallel"],
     },
     "trainer": {},
+    "swift": {},
     "torchtune": {
         "model": ["_component_", *keys_of("torchtune", "torchtune.models.llama3_2.lora_llama3_2_1b")],
         "dataset": ["_component_", "source", "column_map", "train_on_input", "packed", "split", "data_files"],
@@ -66,11 +98,27 @@ INNER: dict[str, dict[str, list[str]]] = {
         "dist_config": ["name", "cp_size"],
     },
     "maxtext": {"lora": [*keys_of("maxtext", "LoRA")], "dpo": [*keys_of("maxtext", "DPO")]},
+    "oumi": {
+        **{name: [*keys_of("oumi", name)] for name in ("model", "training", "peft", "fsdp", "deepspeed")},
+        "data.train": [*keys_of("oumi", "split")],
+        "data.train.datasets[0]": [*keys_of("oumi", "dataset")],
+        "training.trainer_kwargs": ["packing", "max_length", "loss_type"],
+    },
 }
 
 
 SCRIPTS = ("sft", "dpo", "orpo")
 SHARED = keys_of("trl", "script", "model", "mixture")
+
+
+def within(base: dict[str, Any], section: str, key: str, value: Any) -> dict[str, Any]:
+    """A run with another value of one key of a section, which may not be there yet."""
+    made = json.loads(json.dumps(base))
+    node = made
+    for part in parts(section):
+        node = node[part] if isinstance(node, list) else node.setdefault(part, {})
+    node[key] = value
+    return made  # type: ignore[no-any-return]
 
 
 def port(dialect: str, content: dict[str, Any], **others: dict[str, Any]) -> Ledger:
@@ -89,12 +137,18 @@ def test_no_value_of_any_key_ends_in_a_traceback_or_passes_unread(dialect: str, 
         ledger = port(dialect, {**BASES[dialect], key: value})
         assert not [left for left in ledger.unread(ledger.sources.main) if left == key], key
     for section, keys in INNER[dialect].items():
-        before = BASES[dialect].get(section, {})
         for key in keys:
-            ledger = port(dialect, {**BASES[dialect], section: {**before, key: value}})
+            ledger = port(dialect, within(BASES[dialect], section, key, value))
             assert not [left for left in ledger.unread(ledger.sources.main) if left == f"{section}.{key}"], (
                 key
             )
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+def test_no_key_of_ms_swift_passes_unread(value: Any) -> None:
+    known = {key: value for key in keys_of("swift", "sft", "rlhf")}
+    ledger = port("swift", {**known, **BASES["swift"]})
+    assert ledger.unread(ledger.sources.main) == []
 
 
 @pytest.mark.parametrize("value", ODD, ids=repr)

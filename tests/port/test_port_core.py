@@ -128,17 +128,9 @@ def test_what_is_no_config_is_a_diagnostic(text: str, expected: str, ported: Por
 
 
 UNREAD_FILES = {
-    "ms-swift": (
-        "model: Qwen/Qwen3-4B\ntrain_type: lora\ndataset: [some/set#500]\nsplit_dataset_ratio: 0.01\n"
-        "lora_rank: 8\nmax_length: 2048\nper_device_train_batch_size: 1\ndataset_num_proc: 4\n"
-    ),
     "NeMo AutoModel": (
         "step_scheduler: {global_batch_size: 8, local_batch_size: 1}\ndist_env: {backend: nccl}\n"
         "model: {pretrained_model_name_or_path: Qwen/Qwen3-4B}\ndataset: {split: train}\n"
-    ),
-    "oumi": (
-        "model: {model_name: Qwen/Qwen3-4B}\ndata: {train: {datasets: [{dataset_name: some/set}]}}\n"
-        "training: {trainer_type: TRL_SFT}\npeft: {lora_r: 8}\n"
     ),
     "oumi's launcher or SkyPilot": (
         "name: job\nresources: {cloud: gcp, accelerators: 'A100:8'}\nnum_nodes: 1\nworking_dir: .\nrun: x\n"

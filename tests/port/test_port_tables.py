@@ -12,7 +12,7 @@ from recipec.compiler.port.common import COMMON, say_common
 from recipec.compiler.port.dialects import KNOWN
 from recipec.compiler.port.keys import REASONS, Keys, Row, table
 from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.meaning import adapters, trainer, training
+from recipec.compiler.port.meaning import adapters, losses, trainer, training
 from recipec.compiler.port.source import Sources
 from recipec.spec import words
 from recipec.spec.structure import section_at
@@ -41,6 +41,8 @@ SHARED = {
     "common": COMMON,
     "adapters": adapters.FEATURES,
     "trainer": trainer.KEYS,
+    "losses": (*losses.OF_SFT, *losses.OF_PREFERENCES),
+    "losses.dpo": losses.OF_DPO,
     "training": training.OF_OPTIMIZERS,
 }
 

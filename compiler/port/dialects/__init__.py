@@ -66,6 +66,13 @@ KNOWN = {
         "trainer", "per_device_train_batch_size, adam_epsilon, logging_first_step", ("adapter_config", *_GPUS)
     ),
     "torchtune": Known("torchtune", "model._component_, tokenizer._component_", interpolates=True),
+    "swift": Known("swift", "tuner_type, split_dataset_ratio, attn_impl, loss_scale, rlhf_type", _GPUS),
+    "oumi": Known(
+        "oumi",
+        "model.model_name, data.train.datasets, training.trainer_type",
+        interpolates=True,
+        folder="training.output_dir",
+    ),
     "litgpt": Known("litgpt", "checkpoint_dir, data.class_path, train.global_batch_size", folder="out_dir"),
     "maxtext": Known(
         "maxtext",

@@ -151,13 +151,6 @@ def _limit(keys: Keys) -> None:
 
 PEFT = "PEFT"
 
-INITS = {
-    "gaussian": "A starts uniform with the bound 1/sqrt(fan_in) here, normal with the deviation 1/rank there",
-    "orthogonal": "A starts uniform here and B at zero; there both with orthogonal rows",
-    "eva": "A starts uniform here; there with the directions of the activations",
-}
-"""Starts of A that leave the base as it is, and how they differ."""
-
 
 def _adapter(ledger: Ledger, source: Source) -> Keys:
     """The file's keys."""
@@ -173,7 +166,7 @@ def _say_adapter(keys: Keys, named: Named | None) -> None:
     keys.follow(SIZES)
     _targets(keys, named)
     _patterns(keys)
-    _init(keys)
+    adapters.say_init(keys, "init_lora_weights", keys.value("init_lora_weights"))
     ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
     keys.follow(adapters.FEATURES)
     keys.follow(ADAPTER)
@@ -223,18 +216,3 @@ def _patterns(keys: Keys) -> None:
 def _spelling(name: str) -> str:
     """A pattern of PEFT's without what the whole names begin with, which a recipe's targets leave out."""
     return re.sub(r"^\^?(?:model\.)?(?:language_model\.)?(?=layers\.|layers\\\.)", "", name)
-
-
-def _init(keys: Keys) -> None:
-    found = keys.value("init_lora_weights")
-    name = str(found).lower()
-    if found is True or name == "true":
-        keys.say("init_lora_weights", {"lora.init": "peft"})
-    elif name in INITS:
-        keys.say("init_lora_weights", {"lora.init": "peft"}, INITS[name])
-    elif found is False or name == "false":
-        keys.say("init_lora_weights", {"lora.init": "peft"}, "B starts at zero here, not at random")
-    else:
-        note = f"{name} starts from other weights of the base; here from the checkpoint's own, and B at zero"
-        keys.learnt("init_lora_weights", (), note)
-        keys.ledger.set("lora.init", "peft")

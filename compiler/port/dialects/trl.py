@@ -15,6 +15,7 @@ from recipec.compiler.port.meaning import (
     adapters,
     datasets,
     experts,
+    losses,
     models,
     sharding,
     templates,
@@ -55,28 +56,6 @@ integer lora_r -> lora.rank
 number lora_alpha -> lora.alpha
 switch use_rslora -> lora.rslora: alpha / sqrt(rank)
 lost lora_task_type=CAUSAL_LM: a language model is trained here
-""")
-OF_SFT = table("""
-exact eval_packing: evaluation's rows are packed as training's: its loss is a mean over tokens
-exact loss_type: the negative log-likelihood
-""")
-OF_PREFERENCES = table("""
-exact disable_dropout: the model here has no dropout of its own
-exact generate_during_eval is_encoder_decoder: it trains nothing
-exact max_completion_length: for encoders with decoders
-lost max_prompt_length: a prompt is not cut for itself here: a sample is, at max_length
-""")
-OF_DPO = table("""
-exact loss_type: dpo's own loss
-exact f_divergence_type: dpo's own
-exact f_alpha_divergence_coef discopop_tau: of a loss that the run does not have
-exact label_smoothing: the sigmoid loss does not read it
-learnt loss_weights=null/[1.0]/[1]: the one loss has the weight 1 here
-learnt ld_alpha=null/1.0: tokens beyond the shorter answer count in full here
-learnt use_weighting=false: pairs are not weighted here
-learnt sync_ref_model=false: the reference stays the model that training starts from here
-exact ref_model_mixup_alpha ref_model_sync_steps: the reference stays the model that training starts from here
-exact precompute_ref_log_probs precompute_ref_batch_size: when they are computed changes no number
 """)
 OF_SOURCES = table("""
 exact path name split data_files: part of data.train
@@ -383,10 +362,12 @@ def _data(keys: Keys, objective: str, named: Named | None) -> None:
     """Says what becomes of the keys of data sets, rows and lengths."""
     evaluates = trainer.evaluation(keys)
     path = _read(keys, evaluates)
-    form = _format(keys, objective, path)
+    naming = ("dataset_mixture", "dataset_mixer", "dataset_name", "datasets")
+    name = next((key for key in naming if keys.given(key)), "dataset_name")
+    form = losses.form(keys, objective, path, (keys, name))
     if objective == "sft":
-        _loss(keys, form)
-        _packing(keys)
+        losses.masks(keys, form)
+        losses.packing(keys)
     _template(keys, form, named)
     datasets.length(keys, "max_length")
     kwargs = keys.mapping("dataset_kwargs")
@@ -542,87 +523,6 @@ def _entry(keys: Keys) -> Any:
     return made
 
 
-def _format(keys: Keys, objective: str, path: str | None) -> str:
-    """What the rows hold: TRL tells it by their columns, which are looked at where the file is at hand."""
-    if objective != "sft":
-        keys.ledger.set("data.format", "preference")
-        return "preference"
-    row = datasets.first_row(path, keys.source.path.parent) if path else None
-    column = keys.text("dataset_text_field") or "text"
-    if row is not None:
-        form = _of_columns(row, column)
-        why = f"by the columns of {path}" if form else ""
-    elif keys.flag("assistant_only_loss"):
-        form, why = "chat", "assistant_only_loss is for conversations alone"
-    elif keys.value("completion_only_loss") is True:
-        form, why = "prompt_completion", "completion_only_loss is for prompts and completions alone"
-    elif keys.given("dataset_text_field"):
-        form, why = "text", "dataset_text_field names a column of text"
-    else:
-        form, why = None, ""
-    if form is None:
-        form, why = "chat", "not known from the files: TRL goes by the columns of the data set"
-    if why.startswith("not known") and path is not None:
-        message = "the format of the data is a guess: TRL tells it by the columns of the data set"
-        help = (
-            "chat is right for a column `messages`; else set data.format and data.loss_on in the recipe: "
-            "prompt_completion or text"
-        )
-        key = next(
-            key for key in ("dataset_mixture", "dataset_mixer", "dataset_name", "datasets") if keys.given(key)
-        )
-        keys.ledger.diagnostics.append(Diagnostic("W1168", message, key, help, keys.source.span(key)))
-    keys.ledger.set("data.format", form, why)
-    if form == "text" and column != "text":
-        keys.say("dataset_text_field", {"data.fields": {"text": column}})
-    keys.same("dataset_text_field", note="the column of text, where the rows hold text")
-    return form
-
-
-def _of_columns(row: dict[str, Any], column: str) -> str | None:
-    if "messages" in row or "conversations" in row:
-        return "chat"
-    if "prompt" in row and "completion" in row:
-        return "prompt_completion"
-    return "text" if column in row else None
-
-
-def _loss(keys: Keys, form: str) -> None:
-    """Which tokens carry loss."""
-    assistant, completion = keys.flag("assistant_only_loss"), keys.value("completion_only_loss")
-    if form == "chat":
-        keys.say("assistant_only_loss", {"data.loss_on": "assistant" if assistant else "all"})
-        if completion is True:
-            message = "completion_only_loss is for prompts and completions, and the rows are conversations"
-            keys.refuse("completion_only_loss", "E1145", message, "assistant_only_loss: true")
-        keys.same("completion_only_loss", note="for prompts and completions alone")
-    elif form == "prompt_completion":
-        on = "all" if completion is False else "completion"
-        keys.defaults = {**keys.defaults, "completion_only_loss": "auto"}
-        keys.say("completion_only_loss", {"data.loss_on": on})
-        keys.same("assistant_only_loss", note="the completion carries the loss")
-    else:
-        keys.ledger.set("data.loss_on", "all")
-        names = ("completion_only_loss", "assistant_only_loss")
-        keys.passive(names, "the rows are text: all of it is learnt")
-    if form == "chat":
-        keys.same("eos_token", note="the chat template ends a turn")
-    keys.unless("eos_token", (None,), "the tokenizer's own end of text ends a sample here")
-
-
-def _packing(keys: Keys) -> None:
-    on = keys.flag("packing")
-    strategy = str(keys.value("packing_strategy"))
-    cut = "a sample attends to itself alone, and is whole or cut off here; there rows are cut anywhere"
-    notes = {
-        "bfd": "",
-        "bfd_split": "what is longer than a row is cut off here; there it goes on in other rows",
-    }
-    keys.say("packing", {"data.packing": on}, notes.get(strategy, cut) if on else "")
-    note = "which samples share a row; each attends to itself alone" if on else "no packing"
-    keys.same("packing_strategy", note=note)
-
-
 def _template(keys: Keys, form: str, named: Named | None) -> None:
     path, text = keys.text("chat_template_path"), keys.text("chat_template")
     if text is not None:
@@ -639,7 +539,7 @@ def _template(keys: Keys, form: str, named: Named | None) -> None:
 def _losses(keys: Keys, objective: str, chosen: Chosen | None) -> None:
     """Says what becomes of the loss's keys, and of the dropout that preferences switch off."""
     if objective == "sft":
-        _supervised(keys)
+        losses.supervised(keys)
         if keys.flag("use_peft"):
             adapters.say_dropout(keys, chosen)
         return
@@ -651,27 +551,5 @@ def _losses(keys: Keys, objective: str, chosen: Chosen | None) -> None:
         else:
             adapters.say_dropout(keys, chosen)
     if objective == "dpo":
-        _dpo(keys)
-    keys.follow(OF_PREFERENCES)
-
-
-def _supervised(keys: Keys) -> None:
-    loss = keys.value("loss_type") or "nll"
-    if loss not in ("nll", "chunked_nll"):
-        message = f"the loss {loss} has no counterpart: the run here learns from the negative log-likelihood"
-        keys.refuse("loss_type", "E1163", message, "loss_type: nll")
-    keys.follow(OF_SFT)
-
-
-def _dpo(keys: Keys) -> None:
-    loss = keys.value("loss_type") or ["sigmoid"]
-    names = [loss] if isinstance(loss, str) else loss
-    if names != ["sigmoid"]:
-        shown = " + ".join(map(str, names)) if isinstance(names, list) else str(names)
-        message = f"the preference loss {shown} has no counterpart: dpo here is the sigmoid loss"
-        keys.refuse("loss_type", "E1163", message, "loss_type: sigmoid")
-    divergence = keys.text("f_divergence_type")
-    if divergence not in (None, "reverse_kl", "FDivergenceType.REVERSE_KL"):
-        message = f"the divergence {divergence} has no counterpart: dpo here is of the reverse KL divergence"
-        keys.refuse("f_divergence_type", "E1163", message, "f_divergence_type: reverse_kl")
-    keys.follow(OF_DPO)
+        losses.dpo(keys)
+    keys.follow(losses.OF_PREFERENCES)

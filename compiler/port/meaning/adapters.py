@@ -146,6 +146,34 @@ def say_dropout(keys: Keys, chosen: Chosen | None) -> None:
     keys.say("lora_dropout", {"lora.dropout": dropout})
 
 
+INITS = {
+    "gaussian": "A starts uniform with the bound 1/sqrt(fan_in) here, normal with the deviation 1/rank there",
+    "orthogonal": "A starts uniform here and B at zero; there both with orthogonal rows",
+    "eva": "A starts uniform here; there with the directions of the activations",
+}
+"""Starts of A that leave the base as it is, and how they differ."""
+
+
+def say_init(keys: Keys, key: str, found: Any) -> None:
+    """Says what becomes of PEFT's `init_lora_weights`.
+
+    Args:
+        key: that gives it.
+        found: PEFT's value.
+    """
+    name = str(found).lower()
+    if found is True or name == "true":
+        keys.say(key, {"lora.init": "peft"})
+    elif name in INITS:
+        keys.say(key, {"lora.init": "peft"}, INITS[name])
+    elif found is False or name == "false":
+        keys.say(key, {"lora.init": "peft"}, "B starts at zero here, not at random")
+    else:
+        note = f"{name} starts from other weights of the base; here from the checkpoint's own, and B at zero"
+        keys.learnt(key, (), note)
+        keys.ledger.set("lora.init", "peft")
+
+
 def say_head(keys: Keys, key: str) -> None:
     """Says what becomes of a switch for an adapter on the output head."""
     if keys.flag(key):

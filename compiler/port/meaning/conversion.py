@@ -247,15 +247,21 @@ def alpaca_prompt(columns: Mapping[str, str] | None = None) -> Prompt:
     return Prompt(WITH_INPUT, WITHOUT_INPUT, **dict(columns or {}))
 
 
-def alpaca_messages(made: Prompt, origin: str) -> str:
+def alpaca_messages(made: Prompt, origin: str, systems: tuple[str, str] | None = None) -> str:
     """A file that makes a conversation of a row: the prompt the user's, the output the assistant's.
 
     Args:
         origin: whose prompts these are.
+        systems: the system messages of rows with an input, and of those without.
     """
+    constants, system = "", ""
+    if systems is not None:
+        names = ("SYSTEM_WITH_INPUT", "SYSTEM_WITHOUT_INPUT")
+        constants = "".join(constant(name, text) for name, text in zip(names, systems, strict=True))
+        system = " if given else ".join(names)
     return f'''"""Rows as conversations with {origin}: the prompt is the user's message."""
 
-{_templates(made)}
+{constants}{_templates(made)}
 
 def {FUNCTION}(row):
     """A row of `{made.instruction}`, `{made.input}` and `{made.output}`."""
@@ -263,7 +269,7 @@ def {FUNCTION}(row):
     template = WITH_INPUT if given else WITHOUT_INPUT
     prompt = template.format(instruction=row[{literal(made.instruction)}], input=given)
     answer = row[{literal(made.output)}]
-{_conversation("prompt", "answer")}'''
+{_conversation("prompt", "answer", system)}'''
 
 
 def paired(asked: str, answered: str, system: str | None = None) -> str:
@@ -278,7 +284,91 @@ def paired(asked: str, answered: str, system: str | None = None) -> str:
 
 def {FUNCTION}(row):
     """A row of `{asked}` and `{answered}`."""
-{_conversation(f"row[{literal(asked)}]", f"row[{literal(answered)}]", system is not None)}'''
+{_conversation(f"row[{literal(asked)}]", f"row[{literal(answered)}]", "" if system is None else "SYSTEM")}'''
+
+
+def by_columns(
+    system: str | None,
+    columns: Mapping[str, str],
+    ranking: bool,
+    filled: Mapping[str, tuple[str, str]] | None = None,
+) -> str:
+    """ms-swift's way of reading rows: messages, or a question and its answer by the names of their columns.
+
+    Args:
+        system: a system message for rows without one.
+        columns: other names of columns, by the source's own.
+        ranking: whether a row has a second answer, for preferences.
+        filled: what stands for marks in rows with a `tag`, in Chinese and in English.
+    """
+    fills = "".join(
+        f"    {literal(k)}: ({literal(a)}, {literal(b)}),\n" for k, (a, b) in (filled or {}).items()
+    )
+    fill = ""
+    if fills:
+        fill = """\
+        for mark, (chinese, english) in FILLED.items():
+            word = chinese if row.get("tag") == "zh" else english
+            query, response = query.replace(mark, word), response.replace(mark, word)
+"""
+        fills = f"FILLED = {{\n{fills}}}\n"
+    names = f"COLUMNS = {dict(columns)!r}\n".replace("'", '"') if columns else ""
+    made = "{**row, **{new: row[old] for old, new in COLUMNS.items() if old in row}}"
+    renamed = f"    row = {made}\n" if columns else ""
+    default = "None" if system is None else literal(system)
+    answer = '    return {"messages": messages}\n'
+    if ranking:
+        answer = """\
+    rejected = first(row, "rejected_response", "rejected_messages", "rejected")
+    if not isinstance(rejected, str):
+        rejected = plain(rejected[-1])["content"]
+    return {
+        "prompt": messages[:-1],
+        "chosen": messages[-1:],
+        "rejected": [{"role": "assistant", "content": rejected}],
+    }
+"""
+    return f'''"""Rows as conversations, told by their columns as ms-swift tells them."""
+
+{names}{fills}SYSTEM = {default}
+QUERIES = ("query", "prompt", "input", "instruction", "question", "problem")
+RESPONSES = ("response", "answer", "output", "targets", "target", "answer_key", "answers", "solution")
+ROLES = {{"human": "user", "gpt": "assistant", "bot": "assistant"}}
+
+
+def {FUNCTION}(row):
+    """A row of messages, of an instruction and its input, or of a query and its response."""
+{renamed}    messages = first(row, "messages", "conversation", "conversations")
+    if messages is None:
+        query = first(row, *QUERIES)
+        if "instruction" in row and "input" in row:
+            given = (row["input"] or "").removeprefix("输入：")
+            query = "\\n".join(part for part in (row["instruction"], given) if part)
+        response = first(row, *RESPONSES, "text", "completion", "content")
+{fill}        turns = [*(row.get("history") or []), (query, response)]
+        roles = ("user", "assistant")
+        messages = [
+            {{"role": role, "content": text}}
+            for turn in turns
+            for role, text in zip(roles, turn, strict=False)
+            if text is not None
+        ]
+    messages = [plain(message) for message in messages]
+    system = first(row, "system", "system_prompt") or SYSTEM
+    if system and messages[0]["role"] != "system":
+        messages.insert(0, {{"role": "system", "content": system}})
+{answer}
+
+def first(row, *names):
+    """The first of some columns that has a value."""
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def plain(message):
+    """A message by the names that templates know."""
+    role = first(message, "role", "from")
+    return {{"role": ROLES.get(role, role), "content": first(message, "content", "value")}}
+'''
 
 
 def ranked(prompt: str, chosen: str, rejected: str) -> str:
@@ -297,8 +387,8 @@ def {FUNCTION}(row):
 '''
 
 
-def _conversation(user: str, assistant: str, system: bool = False) -> str:
-    first = '            {"role": "system", "content": SYSTEM},\n' if system else ""
+def _conversation(user: str, assistant: str, system: str = "") -> str:
+    first = f'            {{"role": "system", "content": {system}}},\n' if system else ""
     return f"""\
     return {{
         "messages": [

@@ -30,10 +30,12 @@ class Run:
     Attributes:
         lora: whether adapters are trained.
         learning_rate: the peak.
+        optim: the key that names the optimizer.
     """
 
     lora: bool
     learning_rate: float = 0.0
+    optim: str = "optim"
 
 
 def for_deepspeed(keys: Keys, processes: int) -> dict[str, Any]:
@@ -160,12 +162,12 @@ def length(keys: Keys) -> None:
 
 def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> None:
     """The optimizer, its hyperparameters and clipping."""
-    name = taken.optimizer or str(keys.value("optim") or "adamw_torch_fused")
+    name = taken.optimizer or str(keys.value(run.optim) or "adamw_torch_fused")
     found = training.optimizer_of(name)
-    if found.same and taken.optimizer and keys.given("optim"):
-        keys.same("optim", {"train.optimizer.name": found.name}, "DeepSpeed's optimizer holds in its place")
+    if found.same and taken.optimizer and keys.given(run.optim):
+        keys.same(run.optim, {"train.optimizer.name": found.name}, "DeepSpeed's optimizer holds in its place")
     keys.unless("adafactor", (False,), "an older name of optim: optim holds")
-    training.say_optimizer(keys, "optim", name, found, "adamw_torch")
+    training.say_optimizer(keys, run.optim, name, found, "adamw_torch")
     keys.say("learning_rate", {"train.optimizer.learning_rate": run.learning_rate})
     decay = keys.number("weight_decay") or 0.0
     note = DECAYED if decay and not run.lora else ""
@@ -295,10 +297,14 @@ def order(keys: Keys) -> None:
     keys.same("group_by_length", note="off")
 
 
-def memory(keys: Keys, launch: Launch) -> None:
-    """Rematerialisation."""
-    on = keys.flag("gradient_checkpointing") or launch.remat
-    keys.say("gradient_checkpointing", {"remat.policy": "decoder" if on else "none"})
+def memory(keys: Keys, launch: Launch, key: str = "gradient_checkpointing") -> None:
+    """Rematerialisation.
+
+    Args:
+        key: that switches it on.
+    """
+    on = keys.flag(key) or launch.remat
+    keys.say(key, {"remat.policy": "decoder" if on else "none"})
 
 
 def bookkeeping(keys: Keys) -> None:

@@ -1,0 +1,473 @@
+"""oumi's training configs: transformers' and TRL's trainers, and its own loop, behind one YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from recipec.compiler.port.common import say_common
+from recipec.compiler.port.keys import OFF, Keys, defaults_of, keys_of, table, words
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.meaning import (
+    adapters,
+    conversion,
+    datasets,
+    experts,
+    losses,
+    models,
+    rows,
+    sharding,
+    templates,
+    trainer,
+    training,
+)
+from recipec.compiler.port.meaning.adapters import Chosen
+from recipec.compiler.port.meaning.models import Named
+from recipec.compiler.port.meaning.rows import CHAT, Rows
+from recipec.compiler.port.meaning.sharding import Launch
+from recipec.compiler.port.meaning.trainer import Run
+
+NAME = "oumi"
+TITLE = "oumi"
+MARKS = words(
+    """model.model_name model.model_max_length model.torch_dtype_str data.train.datasets training.trainer_type
+    training.enable_gradient_checkpointing training.per_device_train_batch_size training.use_peft
+    training.optimizer training.lr_scheduler_type peft.lora_r peft.peft_save_mode peft.q_lora
+    fsdp.enable_fsdp deepspeed.enable_deepspeed"""
+)
+OF_MODEL = table("""
+exact attn_implementation: the same attention, without a fused kernel
+derived tokenizer_pad_token text_only
+speed shard_for_eval
+generation chat_template_kwargs tool_call_parser
+lost tokenizer_kwargs={}: the tokenizer is taken as it is
+lost processor_kwargs={}: there is no processor: the models here read text
+lost model_kwargs={}: config.json is taken as it is
+learnt load_pretrained_weights=true: training starts from the checkpoint's weights here, there from new ones
+learnt adapter_model=null: training starts from new adapters; merge.py --import-adapter and --resume go on
+learnt freeze_layers=[]: all layers are trained, or have adapters
+setting adapter_trainable -> adapter_model
+""")
+OF_TRAINING = table("""
+exact use_deterministic: XLA's steps are deterministic in any case
+log enable_mlflow include_alternative_mfu_metrics include_performance_metrics log_examples log_model_summary
+    dep_log_level metrics_function profiler telemetry
+checkpoints save_epoch save_final_model try_resume_from_last_checkpoint
+speed dataloader_main_process_only empty_device_cache_steps
+launch nccl_default_timeout_minutes
+padding label_ignore_index
+method grpo gkd gold reward_functions reward_function_kwargs verl_config_overrides
+exact lr_scheduler_kwargs: part of the schedule
+exact sgd_momentum: of sgd alone
+""")
+OF_LORA = table("""
+integer lora_r -> lora.rank
+number lora_alpha -> lora.alpha
+lost lora_task_type=CAUSAL_LM: a language model is trained here
+export peft_save_mode
+exact bnb_4bit_quant_storage llm_int8_skip_modules: how the same numbers are stored
+exact lora_exclude_modules: part of lora.targets
+""")
+OF_FSDP = table("""
+mesh enable_fsdp sharding_strategy cpu_offload backward_prefetch forward_prefetch use_orig_params
+    state_dict_type auto_wrap_policy min_num_params transformer_layer_cls sync_module_states
+exact mixed_precision: part of model.dtype and of the optimizer's weights
+""")
+OF_DEEPSPEED = table("""
+mesh enable_deepspeed deepspeed_config_path zero_stage offload_optimizer offload_param overlap_comm
+    contiguous_gradients reduce_bucket_size allgather_bucket_size allgather_partitions reduce_scatter
+    round_robin_gradients stage3_prefetch_bucket_size stage3_param_persistence_threshold
+    stage3_max_live_parameters stage3_max_reuse_distance stage3_gather_16bit_weights_on_model_save
+    sub_group_size zero_allow_untested_optimizer zero_force_ds_cpu_optimizer activation_checkpointing
+    memory_efficient_linear
+log steps_per_print wall_clock_breakdown
+exact precision: part of model.dtype
+lost train_batch_size=auto train_micro_batch_size_per_gpu=auto gradient_accumulation_steps=auto
+    gradient_clipping=auto: the keys of training hold
+""")
+OF_SPLIT = table("""
+exact target_col: the columns are those of the data set's own class
+exact seed mixture_strategy use_torchdata: rows are shuffled anew in each epoch here
+exact collator_kwargs train_target: part of data.loss_on
+exact stream: the data set is read as a whole here, and shuffled as a whole
+""")
+OF_SOURCE = table("""
+exact dataset_path subset split: part of data.train
+exact shuffle seed shuffle_buffer_size: rows are shuffled anew in each epoch here
+derived trust_remote_code
+speed transform_num_workers
+""")
+
+TRAINERS = {"trl_sft": "sft", "trl_dpo": "dpo", "hf": "sft", "oumi": "sft"}
+"""The objective of each trainer that has a counterpart."""
+INITS: Mapping[str, Any] = {"default": True, "random": False}
+
+SYSTEMS = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Write a response that appropriately completes the request.",
+    "Below is an instruction that describes a task. "
+    "Write a response that appropriately completes the request.",
+)
+"""The system messages of oumi's AlpacaDataset, with an input and without."""
+ALPACA = conversion.Prompt("{instruction}\n\n### Input:\n{input}", "{instruction}")
+PLAIN = conversion.Prompt("{instruction}\n\n{input}", "{instruction}")
+CHATS = words(
+    """HuggingFaceH4/ultrachat_200k allenai/tulu-3-sft-mixture Magpie-Align/Llama-3-Magpie-Pro-1M-v0.1
+    Magpie-Align/Magpie-Pro-300K-Filtered"""
+)
+"""Data sets with classes of oumi's that read conversations as a recipe does."""
+PAIRS = {
+    "argilla/magpie-ultra-v0.1": ("instruction", "response"),
+    "CohereForAI/aya_dataset": ("inputs", "targets"),
+    "O1-OPEN/OpenO1-SFT": ("instruction", "output"),
+}
+TEXTS = words(
+    """wikimedia/wikipedia roneneldan/TinyStories allenai/dolma bigcode/starcoderdata Salesforce/wikitext
+    HuggingFaceFW/fineweb-edu EleutherAI/pile allenai/c4 nampdn-ai/tiny-textbooks tiiuae/falcon-refinedweb"""
+)
+OWN = words(
+    """nvidia/ChatQA-Training-Data nvidia/ChatRAG-Bench uiuc-convai/CoALM-IT allenai/WildChat-1M
+    argilla/databricks-dolly-15k-curated-en tatsu-lab/alpaca_eval trl-lib/tldr openai/gsm8k
+    d1shs0ap/countdown text_dpo_jsonl debug_sft debug_dpo debug_pretraining"""
+)
+"""Those with classes that make of a row what no recipe does."""
+TEMPLATES = {"llama3-instruct": "llama3", "gemma2-it": "gemma", "phi3-instruct": "phi"}
+"""oumi's chat templates, by name, that write what LLaMA-Factory's do."""
+STRIPPED = "blanks around a message stay here"
+IMAGES = words("hf_vision vl_sft vision_language_jsonl vision_dpo_jsonl coco_captions mnist_sft")
+
+
+def port(ledger: Ledger) -> None:
+    """Says what became of every key."""
+    keys = Keys(ledger, ledger.sources.main, TITLE)
+    keys.mappings(("model", "data", "training", "peft", "fsdp", "deepspeed"))
+    given = {"trainer_type": "HF", "mixed_precision_dtype": "NONE"}
+    run = keys.below("training", {**defaults_of(NAME, "training"), **given})
+    model = keys.below("model", defaults_of(NAME, "model"))
+    kind = _trainer(run)
+    objective = TRAINERS.get(kind, "sft")
+    if objective != "sft":
+        ledger.set("train.objective", objective, f"training.trainer_type is {kind.upper()}")
+    named = _model(model)
+    launch = _launch(keys)
+    peft = keys.below("peft", {**defaults_of(NAME, "peft"), "lora_init_weights": "default"})
+    chosen = _lora(run, peft, named, kind)
+    inner = Keys(ledger, keys.source, "TRL", defaults_of("trl", objective), "training.trainer_kwargs.")
+    _data(keys, run, inner, named, kind)
+    if objective == "dpo":
+        inner.say("beta", {"train.beta": inner.number("beta")})
+        if run.flag("use_peft") and inner.flag("disable_dropout"):
+            inner.say("disable_dropout", {"lora.dropout": 0.0})
+            peft.same("lora_dropout", note="disable_dropout sets it to zero")
+        losses.dpo(inner)
+        inner.follow(losses.OF_PREFERENCES)
+    elif kind == "trl_sft":
+        losses.supervised(inner)
+    if run.flag("use_peft") and "lora.dropout" not in ledger.lines:
+        adapters.say_dropout(peft, chosen)
+    _run(run, model, launch, kind)
+    for section, rules in (("fsdp", OF_FSDP), ("deepspeed", OF_DEEPSPEED)):
+        keys.below(section).follow(rules)
+    model.follow(OF_MODEL)
+    run.follow(OF_TRAINING)
+    peft.follow(adapters.FEATURES)
+    say_common(inner, "trl", training.OFF)
+    run.same("trainer_kwargs", note="empty")
+    for each in (model, run, peft):
+        say_common(each, NAME, training.OFF)
+
+
+def _trainer(run: Keys) -> str:
+    kind = str(run.value("trainer_type")).lower()
+    if kind not in TRAINERS:
+        message = (
+            f"oumi's trainer {kind.upper()} has no counterpart: a recipe trains as TRL_SFT and TRL_DPO do"
+        )
+        run.refuse("trainer_type", "E1149", message, "training.trainer_type: TRL_SFT")
+    run.same("trainer_type", note="the training that a recipe does" if kind != "oumi" else "its own loop")
+    return kind
+
+
+def _model(keys: Keys) -> Named | None:
+    named = models.say_model(keys, "model_name", "model_revision")
+    models.say_flash(keys)
+    if (tokenizer := keys.text("tokenizer_name")) is not None:
+        keys.say("tokenizer_name", {"model.tokenizer": tokenizer})
+    keys.same("tokenizer_name", note="the model's own")
+    template = keys.text("chat_template")
+    if template in TEMPLATES:
+        made = templates.llamafactory(TEMPLATES[template], named.model if named else None)
+        keys.say("chat_template", made.sets, "; ".join(filter(None, (made.note, STRIPPED))))
+    elif template not in (None, "auto"):
+        message = f"oumi's chat template `{template}` is not written out here"
+        keys.refuse("chat_template", "E1147", message, "--set model.chat_template=auto takes the tokenizer's")
+    keys.same("chat_template", note="the tokenizer's own template")
+    return named
+
+
+def _launch(keys: Keys) -> Launch:
+    fsdp, deepspeed = keys.below("fsdp"), keys.below("deepspeed")
+    launch = Launch().with_(fsdp.flag("enable_fsdp"), deepspeed.flag("enable_deepspeed"))
+    precision = fsdp.text("mixed_precision") if launch.fsdp else None
+    return replace(launch, mixed_precision=precision)
+
+
+def _lora(run: Keys, keys: Keys, named: Named | None, kind: str) -> Chosen | None:
+    if not run.flag("use_peft"):
+        run.say("use_peft", {"lora": None}, "" if run.given("use_peft") else "full fine-tuning")
+        run.same("use_peft", note="full fine-tuning")
+        adapters.refuse_quantised(keys, "q_lora", "training.use_peft: true, or remove peft.q_lora")
+        keys.unused(keys_of(NAME, "peft"), "training.use_peft is off")
+        return None
+    run.same("use_peft", note="the lora section")
+    keys.follow(OF_LORA)
+    model = named.model if named else None
+    spec: Any = keys.texts("lora_target_modules")
+    spec = "all-linear" if spec == ["all-linear"] else spec
+    exclude = keys.texts("lora_exclude_modules") or []
+    excluded = "|".join(f"({one})" for one in ([exclude] if isinstance(exclude, str) else exclude))
+    given = keys.texts("lora_target_parameters") or []
+    parameters = [given] if isinstance(given, str) else given
+    chosen = adapters.say_targets(
+        keys, "lora_target_modules", model, spec, exclude=excluded or None, parameters=parameters
+    )
+    adapters.say_parameters(keys, "lora_target_parameters", chosen)
+    start = str(keys.value("lora_init_weights")).lower()
+    adapters.say_init(keys, "lora_init_weights", INITS.get(start, start))
+    _quantised(keys, model, kind)
+    return chosen
+
+
+def _quantised(keys: Keys, model: Any, kind: str) -> None:
+    keys.ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
+    details = ("q_lora_bits", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_compute_dtype")
+    if not keys.flag("q_lora"):
+        keys.same("q_lora", note="not quantised")
+        keys.passive(details, "not quantised")
+        return
+    bits, code = keys.integer("q_lora_bits"), keys.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "fp4"
+    if bits not in (4, 8):
+        keys.refuse("q_lora_bits", "E1160", f"a base of {bits} bits, and not of 4 or 8", "q_lora_bits: 4")
+        bits = 4
+    made = adapters.quantized(bits, code, keys.flag("use_bnb_nested_quant"), experts.has_experts(model))
+    keys.say("q_lora", {"lora.quantize": made.value}, made.note)
+    if not keys.given("bnb_4bit_quant_type") and bits == 4:
+        keys.default(
+            "bnb_4bit_quant_type", code, {"lora.quantize": made.value}, f"oumi's default; {made.note}"
+        )
+    if keys.given("bnb_4bit_compute_dtype") and "16" not in str(keys.value("bnb_4bit_compute_dtype")):
+        keys.say("bnb_4bit_compute_dtype", {}, "products of the base are in model.dtype here")
+    keys.passive(details, "part of lora.quantize")
+    if kind.startswith("trl"):
+        keys.ledger.set("lora.dtype", "bfloat16", "TRL trains bfloat16 adapters on a quantised base")
+
+
+def _data(keys: Keys, run: Keys, inner: Keys, named: Named | None, kind: str) -> None:
+    data = keys.below("data")
+    data.mappings(("train", "validation", "test"))
+    split = data.below("train", defaults_of(NAME, "split"))
+    evaluates = trainer.evaluation(run)
+    made, found, plain = _sources(split, "data.train", inner, kind)
+    held = data.below("validation", defaults_of(NAME, "split"))
+    if evaluates and held.value("datasets"):
+        _sources(held, "data.eval", inner, kind)
+        held.follow(OF_SPLIT)
+        held.passive(("collator_name", "pack"), "as of data.train")
+    else:
+        data.unused(("validation",), "the run does not evaluate")
+    data.unused(("test",), "the run does not read it")
+    form = rows.say(split, "datasets", found)
+    if kind == "trl_dpo":
+        keys.ledger.set("data.format", "preference")
+    elif plain and not found:
+        losses.form(inner, "sft", plain, (split, "datasets"))
+    _loss(split, inner, str(keys.ledger.value("data.format")), bool(found))
+    _packing(split, inner, form)
+    own = keys.below("model").text("chat_template") not in TEMPLATES
+    if own and named is not None and named.model is not None and form is not None and form.format == "chat":
+        templates.say_own(keys.ledger, named.model)
+    _length(keys.below("model"), inner, kind, found, split)
+    split.follow(OF_SPLIT)
+    if made:
+        split.said.discard("datasets")
+
+
+def _sources(split: Keys, path: str, inner: Keys, kind: str) -> tuple[list[Any], list[Rows], str | None]:
+    """A split's data sets, what their rows are, and the first that TRL itself looks at."""
+    entries = split.value("datasets")
+    if not isinstance(entries, list) or not entries or not all(isinstance(one, dict) for one in entries):
+        message = f"{split.prefix}datasets is no list of data sets"
+        split.refuse("datasets", "E1143", message, "datasets: [{dataset_name: OWNER/NAME}]")
+        return [], [], None
+    sources, found, plain = [], [], None
+    for index in range(len(entries)):
+        one = split.below(f"datasets[{index}]", defaults_of(NAME, "dataset"))
+        one.follow(OF_SOURCE)
+        made, what = _source(one, kind)
+        name = one.text("dataset_name")
+        if made is not None:
+            sources.append(made)
+        if what is not None:
+            found.append(what)
+        else:
+            plain = plain or name
+    if sources:
+        split.ledger.set(path, sources)
+    return sources, found, plain
+
+
+def _source(keys: Keys, kind: str) -> tuple[Any, Rows | None]:
+    name, folder = keys.text("dataset_name"), keys.text("dataset_path")
+    inner = keys.below("dataset_kwargs")
+    if name in IMAGES or inner.given("processor_name") or inner.given("image_column"):
+        message = f"`{name}` has images: the models here read text"
+        keys.refuse("dataset_name", "E1150", message, "name a data set of text")
+        keys.passive(("dataset_kwargs",), "of the data set")
+        return None, None
+    where = inner.text("hf_dataset_path") or inner.text("dataset_name_override") or folder or name or ""
+    what = _rows(keys, inner, str(name), where, kind)
+    place = datasets.place(where) if where else datasets.Place(None, "it names nothing")
+    if place.path is None:
+        keys.refuse(
+            "dataset_name", "E1143", f"it cannot be a source: {place.note}", "dataset_name: OWNER/NAME"
+        )
+        return None, what
+    hub = place.path.startswith("hf://")
+    split = keys.text("split") if hub and keys.text("split") != "train" else None
+    limit = keys.integer("sample_count")
+    made = datasets.source(place.path, split, keys.text("subset") if hub else None, limit)
+    keys.same("dataset_name", note="part of data.train")
+    keys.same("sample_count", note=f"the first {limit} rows; there of the shuffled ones where it shuffles")
+    share = keys.number("mixture_proportion")
+    if share is not None:
+        made = {**(made if isinstance(made, dict) else {"path": made}), "weight": share}
+        keys.say("mixture_proportion", {}, "drawn by weights here, until each source has been gone through")
+    keys.same("mixture_proportion", note="all rows")
+    return made, what
+
+
+def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Rows | None:
+    """What oumi's class for a data set makes of a row; None where TRL goes by the columns."""
+    only = inner.flag("assistant_only")
+    inner.passive(("hf_dataset_path", "dataset_name_override", "limit"), "part of data.train")
+    inner.passive(("assistant_only", "response_template", "instruction_template"), "part of data.loss_on")
+    columns: tuple[str, ...] = (
+        "messages_column",
+        "prompt_column",
+        "response_column",
+        "include_system_prompt",
+        "format",
+    )
+    what = None
+    if name in ("yahma/alpaca-cleaned", "tatsu-lab/alpaca"):
+        systems = None if inner.value("include_system_prompt") is False else SYSTEMS
+        what = Rows("chat", transform=conversion.alpaca_messages(ALPACA, "oumi's alpaca", systems))
+    elif name == "PromptResponseDataset":
+        asked, answered = inner.text("prompt_column"), inner.text("response_column")
+        what = rows.pairs(asked or "instruction", answered or "output")
+    elif name == "HuggingFaceDataset":
+        column = inner.text("messages_column") or "messages"
+        what = CHAT if column == "messages" else Rows("chat", {"messages": column})
+    elif name in ("text_sft", "text_sft_jsonl"):
+        row = datasets.first_row(where, keys.source.path.parent) or {}
+        plain = inner.text("format") == "alpaca" or "instruction" in row
+        made = conversion.alpaca_messages(PLAIN, "oumi's text_sft")
+        what = Rows("chat", transform=made) if plain else CHAT
+    elif name in PAIRS:
+        what = rows.pairs(*PAIRS[name])
+    elif name in CHATS:
+        what = CHAT
+    elif name in TEXTS:
+        what = Rows("text")
+        columns = (*columns, "seq_length", "dataset_text_field")
+    elif name in OWN or (kind in ("hf", "oumi") and not keys.given("dataset_path")):
+        message = f"oumi's class for `{name}` makes of its rows what a recipe does not"
+        keys.refuse("dataset_name", "E1142", message, "write its conversations to a file: text_sft_jsonl")
+    inner.passive((*columns, "return_tensors"), "part of data.format")
+    if what is not None and only and what.format == "chat":
+        keys.ledger.set("data.loss_on", "assistant", "assistant_only: what the assistant says carries loss")
+    keys.same("dataset_kwargs", note="empty")
+    return what
+
+
+def _loss(split: Keys, inner: Keys, form: str, tokenised: bool) -> None:
+    """Which tokens carry loss: oumi's collator says it, or TRL for rows that it reads itself."""
+    name, target = split.text("collator_name") or "", str(split.value("train_target") or "").lower()
+    kwargs = split.mapping("collator_kwargs")
+    if "vision" in name:
+        split.refuse("collator_name", "E1150", f"{name}: the models here read text", "text_with_padding")
+    elif form == "preference":
+        split.same("collator_name", note="of preferences the answers are compared")
+    elif "completions_only" in name:
+        turns = {"end_of_turn_template", "instruction_template"} & set(kwargs)
+        every = "all" in target or (not target and turns)
+        split.say("collator_name", {"data.loss_on": "assistant" if every else "last_assistant"})
+    elif tokenised:
+        if "data.loss_on" not in split.ledger.lines:
+            split.default(
+                "collator_name", name or None, {"data.loss_on": "all"}, "oumi's default: every token"
+            )
+    elif form != "None":
+        losses.masks(inner, form)
+    split.same("collator_name", note="padding alone")
+    inner.passive(("assistant_only_loss", "completion_only_loss", "dataset_kwargs"), "rows come tokenised")
+
+
+def _packing(split: Keys, inner: Keys, form: Rows | None) -> None:
+    cut = "a sample attends to itself alone, and is whole or cut off here; there rows are cut anywhere"
+    if split.flag("pack") or (form is not None and form.format == "text"):
+        split.say("pack", {"data.packing": True}, cut)
+        split.ledger.set("data.packing", True, cut)
+        inner.passive(("packing", "packing_strategy"), "data.train.pack holds")
+    elif form is not None:
+        split.say("pack", {"data.packing": False})
+        inner.passive(("packing", "packing_strategy"), "rows that come tokenised are not packed by TRL")
+    else:
+        losses.packing(inner)
+    split.same("pack", note="off")
+
+
+def _length(model: Keys, inner: Keys, kind: str, found: list[Rows], split: Keys) -> None:
+    """model_max_length, which is also TRL's max_length; without it that one holds for rows TRL reads."""
+    if model.given("model_max_length") or found or not kind.startswith("trl"):
+        datasets.length(model, "model_max_length")
+        inner.passive(("max_length",), "model_max_length holds" if kind.startswith("trl") else "not read")
+    else:
+        datasets.length(inner, "max_length")
+
+
+def _run(run: Keys, model: Keys, launch: Launch, kind: str) -> None:
+    mixed = str(run.value("mixed_precision_dtype")).lower()
+    run.defaults = {**run.defaults, "bf16": mixed == "bf16", "fp16": mixed == "fp16"}
+    dtype = str(model.value("torch_dtype_str"))
+    kinds = {"bf16": "bfloat16", "f32": "float32", "float": "float32", "f16": "float16", "half": "float16"}
+    dtype = kinds.get(dtype, dtype)
+    if dtype not in ("auto", "bfloat16", "float16", "float32"):
+        model.refuse(
+            "torch_dtype_str", "E1160", f"there is no type {dtype} here", "torch_dtype_str: bfloat16"
+        )
+    if mixed in ("bf16", "fp16") and dtype != "float32":
+        message = f"mixed precision with weights in {dtype}: oumi demands float32"
+        run.refuse("mixed_precision_dtype", "E1145", message, "torch_dtype_str: float32")
+    if run.given("warmup_steps") and run.given("warmup_ratio"):
+        message = "warmup_steps and warmup_ratio exclude each other"
+        run.refuse("warmup_ratio", "E1145", message, "keep one of them")
+    what = Run(run.flag("use_peft"), run.number("learning_rate") or 0.0, "optimizer")
+    trainer.say_run(run, what, launch, sharding.DeepSpeed(), dtype)
+    note = "" if run.ledger.value("model.dtype") != "bfloat16" or dtype != "float16" else trainer.HALF
+    model.say("torch_dtype_str", {"model.dtype": run.ledger.value("model.dtype")}, note)
+    run.same("mixed_precision_dtype", note="part of model.dtype")
+    if run.ledger.value("train.optimizer.name") == "sgd":
+        run.say("sgd_momentum", {"train.optimizer.momentum": run.number("sgd_momentum") or 0.0})
+    if kind == "oumi":
+        run.ledger.set("train.loss_normalization", "micro_batches", "oumi's loop takes each one's mean")
+    trainer.memory(run, launch, "enable_gradient_checkpointing")
+    run.say("enable_tensorboard", {"train.log.tensorboard": run.flag("enable_tensorboard")})
+    if run.flag("enable_wandb"):
+        project = "oumi" if kind == "oumi" else "huggingface"
+        run.say("enable_wandb", {training.PROJECT: project}, f"WANDB_PROJECT, and else `{project}`, as here")
+    run.same("enable_wandb", note="off")
+    if run.given("enable_mlflow") and run.flag("enable_mlflow"):
+        run.unless("enable_mlflow", OFF, f"nothing is logged to mlflow here: {training.LOGS}")
+    trainer.bookkeeping(run)

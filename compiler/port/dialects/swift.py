@@ -1,0 +1,458 @@
+"""ms-swift's sft and rlhf: the YAML or JSON of its arguments, or the args.json beside a checkpoint."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from recipec.compiler.lowering.catalog import entries
+from recipec.compiler.port.common import say_common
+from recipec.compiler.port.keys import Keys, defaults_of, keys_of, table, words
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.meaning import (
+    adapters,
+    conversion,
+    datasets,
+    experts,
+    losses,
+    models,
+    rows,
+    sharding,
+    templates,
+    trainer,
+    training,
+)
+from recipec.compiler.port.meaning.models import Named
+from recipec.compiler.port.meaning.rows import Rows
+from recipec.compiler.port.meaning.sharding import Launch
+from recipec.compiler.port.meaning.trainer import Run
+
+NAME = "swift"
+TITLE = "ms-swift"
+MARKS = words(
+    """tuner_type train_type tuner_backend split_dataset_ratio model_author rlhf_type adapters attn_impl
+    agent_template loss_scale custom_dataset_info custom_register_path external_plugins val_dataset
+    lazy_tokenize quant_bits quant_method target_regex use_hf dataset_shuffle truncation_strategy
+    packing_length freeze_vit freeze_aligner freeze_llm lora_dtype init_weights global_world_size
+    local_world_size model_suffix norm_bbox use_chat_template vit_lr aligner_lr rpo_alpha torch_dtype
+    lorap_lr_ratio bnb_4bit_use_double_quant train_dataloader_shuffle add_version task_type"""
+)
+KEYS = table("""
+derived use_swift_lora disable_auto_column_mapping model_type task_type model_suffix model_info model_meta
+    model_dir ckpt_dir swift_version hub rank local_world_size training_args mcore_model experts_impl
+    local_repo_path check_model num_labels problem_type
+files add_version create_checkpoint_symlink load_args load_data_args load_from_cache_file dataset_num_proc
+    download_mode lazy_tokenize packing_num_proc strict hub_token safe_serialization max_shard_size
+    ignore_args_error shuffle_buffer_size
+speed device_groups use_ray max_memory vit_gradient_checkpointing use_logits_to_keep
+    dataloader_multiprocessing_context zero_hpz_partition_size enable_npu_model_patch
+log acc_strategy eval_metric metric swanlab_token swanlab_exp_name swanlab_notification_method
+    swanlab_webhook_url swanlab_secret swanlab_sender_email swanlab_receiver_email swanlab_smtp_server
+    swanlab_smtp_port swanlab_email_language
+checkpoints resume_only_model use_flash_ckpt max_epochs
+evaluation eval_use_evalscope eval_dataset eval_dataset_args eval_limit eval_generation_config
+    extra_eval_args val_dataset_shuffle
+generation max_new_tokens temperature top_k top_p repetition_penalty num_beams stream stop_words logprobs
+    top_logprobs structured_outputs_regex response_prefix template_backend ds3_gather_for_generation
+media max_pixels norm_bbox freeze_vit freeze_aligner vit_lr aligner_lr
+padding padding_side padding_free packing_strategy
+exact attn_impl attn_implementation: the same attention, without a fused kernel
+exact dataset_shuffle train_dataloader_shuffle streaming stopping_strategy: rows are shuffled anew in each
+    epoch here
+exact agent_template enable_thinking preserve_thinking add_non_thinking_prefix disable_ignore_empty_think
+    use_chat_template is_binary_loss_scale: part of the chat template
+exact use_hf max_model_len: an id is taken as one of the Hugging Face hub
+exact group_by_length: samples of like length do not come together here
+lost early_stop_interval=null: the run goes on to its last step here
+lost model_kwargs=null/{}: not passed on
+lost hqq_axis=null: of another quantisation
+learnt adapters=[]: training starts from new adapters; merge.py --import-adapter and --resume go on
+learnt external_plugins=[] custom_register_path=[] callbacks=[]: code of its own, which is not read
+learnt custom_dataset_info=[]: a file of its own, which is not read
+learnt new_special_tokens=[] init_strategy=null: the checkpoint's tokens and weights are taken as they are
+learnt freeze_parameters=[] freeze_parameters_regex=null freeze_parameters_ratio=0 trainable_parameters=[]
+    trainable_parameters_regex=null freeze_llm=false: all weights are trained, or have adapters
+learnt enable_dft_loss=false enable_channel_loss=false mrl_dims=null: the loss is the plain cross-entropy
+learnt use_galore=false lisa_activated_layers=0 optimizer=null: the optimizer is optim's
+learnt lorap_lr_ratio=null: A and B share one learning rate here; LoRA+ gives B a higher one
+learnt decision_drop_instructions=0 decision_subsample_options=0 decision_state_as_text=0
+    decision_shuffle_fields=false: rows are not changed at random here
+""")
+OF_LORA = table("""
+integer lora_rank -> lora.rank
+number lora_alpha -> lora.alpha
+switch use_rslora -> lora.rslora: alpha / sqrt(rank)
+learnt modules_to_save=[]: whole modules beside the adapters are not trained here: they stay the base's
+""")
+OF_RLHF = table("""
+learnt rpo_alpha=null: no negative log-likelihood is added to the loss here
+learnt ref_adapters=[]: the reference is the model that training starts from here
+derived ref_model_type ref_model_revision
+""")
+PRESETS = re.compile(r"(galore|lisa|lora_ga|fourier|boft|vera|adapter|adalora|llamapro|reft)_")
+"""Settings of methods that `tuner_type`, `use_galore` or `init_weights` switch on."""
+
+TYPES = {"dpo": "dpo", "orpo": "orpo"}
+"""Kinds of rlhf that have a counterpart."""
+OF_PREFERENCES = ("beta", "rpo_alpha", "ld_alpha", "ref_model")
+
+TEMPLATES = {"chatml": "chatml", "llama3": "llama3", "qwen3_nothinking": "qwen3_nothink"}
+"""ms-swift's templates that write what LLaMA-Factory's do."""
+OWN = {
+    "qwen2": words("qwen qwen2_5"),
+    "qwen3": words("qwen3 qwen3_thinking qwen3_nothinking qwen3_coder"),
+    "qwen3_5": words("qwen3_5"),
+    "llama3": words("llama3_2"),
+    "gemma2": words("gemma"),
+    "gemma3": words("gemma3 gemma3_text gemma3_vision"),
+    "gemma4": words("gemma4 gemma4_text"),
+    "phi4": words("phi4"),
+}
+"""ms-swift's templates that follow the one of a tokenizer."""
+FOLLOWS = (
+    "the tokenizer's own template, which ms-swift's follows: blanks and thoughts may be written otherwise"
+)
+COGNITION = words("swift/self-cognition modelscope/self-cognition")
+"""A data set with marks for the model's name and its author's."""
+READS = ("", "AlpacaZhPreprocessor()")
+"""What reads rows by their columns; the second takes a word off that inputs begin with."""
+HUB = "ModelScope's: use_hf is off, and"
+
+
+def port(ledger: Ledger) -> None:
+    """Says what became of every key."""
+    keys = Keys(ledger, ledger.sources.main, TITLE)
+    objective = _objective(keys)
+    given = {"optim": "adamw_torch_fused", "fp16": False, "bf16": True, "warmup_ratio": None}
+    keys.defaults = {**defaults_of(NAME, "sft"), **given}
+    if objective != "sft":
+        keys.defaults |= {
+            **defaults_of("trl", objective),
+            **keys.defaults,
+            **defaults_of(NAME, "rlhf"),
+            "beta": 0.1,
+        }
+        ledger.set("train.objective", objective, f"rlhf_type is {objective}")
+    launch, taken = trainer.placement(keys, _launch(keys))
+    named = _model(keys)
+    run = _lora(keys, named, objective)
+    _data(keys, named, objective)
+    if objective != "sft":
+        keys.say("beta", {"train.beta": keys.number("beta")})
+        if objective == "dpo":
+            losses.dpo(keys)
+        keys.follow(OF_RLHF)
+    _run(keys, run, launch, taken)
+    experts.say_coefficient(keys, "router_aux_loss_coef", named.model if named else None)
+    keys.follow(KEYS)
+    keys.passive([key for key in keys.source.data if PRESETS.match(str(key))], "of a method that is off")
+    say_common(keys, NAME, training.OFF)
+    keys.passive(keys_of(NAME, "rlhf"), "a setting of another kind of rlhf")
+
+
+def _objective(keys: Keys) -> str:
+    kind = keys.text("rlhf_type")
+    if kind is None:
+        kind = "dpo" if any(keys.given(key) for key in OF_PREFERENCES) else "sft"
+        if kind == "dpo":
+            keys.ledger.defaulted("rlhf_type", kind, {"train.objective": kind}, "ms-swift's default of rlhf")
+        return kind
+    if kind not in TYPES:
+        message = f"ms-swift's rlhf_type {kind} has no counterpart: a recipe trains as dpo and orpo do"
+        keys.refuse("rlhf_type", "E1149", message, "rlhf_type: dpo")
+        return "dpo"
+    keys.same("rlhf_type", {"train.objective": kind})
+    return kind
+
+
+def _launch(keys: Keys) -> Launch:
+    launch = trainer.launched(keys)
+    count = keys.integer("global_world_size") if keys.given("global_world_size") else None
+    if count is not None and count > 0:
+        launch = replace(launch, processes=count)
+        keys.same("global_world_size", note=f"{count} processes, which multiply the rows of a step")
+    keys.same("global_world_size", note="one process")
+    shared = keys.integer("sequence_parallel_size") or 1
+    keys.same("sequence_parallel_size", note=sharding.sharing(shared))
+    if keys.given("deepspeed_autotp_size") and (size := keys.integer("deepspeed_autotp_size")):
+        shared *= size
+    keys.same("deepspeed_autotp_size", note="devices that share their rows")
+    return replace(launch, shared=launch.shared * max(shared, 1))
+
+
+def _model(keys: Keys) -> Named | None:
+    """The model: ModelScope's ids are those of the Hugging Face hub, or ms-swift itself has both."""
+    name = keys.text("model")
+    if "flash" in (keys.text("attn_impl") or ""):
+        keys.same("attn_impl", {"model.attention": "splash"}, "the TPU's fused kernel")
+    other = keys_of(NAME, "models").get(name or "")
+    if name is None or keys.flag("use_hf") or (other is None and name.startswith((".", "/", "~"))):
+        named = models.say_model(keys, "model", "model_revision")
+    else:
+        named = models.resolve(other[1] if other else name, keys.source.path.parent)
+        how = f"ms-swift's own id of it there is {named.id}" if other else "the same id there is taken"
+        note = f"{HUB} the Hugging Face hub's is read here: {how}"
+        local = named.model is not None and named.id not in entries() and not other
+        keys.say("model", {"model.id": named.id}, "" if local else note)
+        if keys.text("model_revision") not in (None, "master"):
+            keys.unless("model_revision", (), "a revision of ModelScope, which the other hub has not")
+        keys.same("model_revision", note="the newest, as there")
+    if keys.text("task_type") not in (None, "causal_lm"):
+        message = f"the task {keys.value('task_type')} has no counterpart: a language model is trained here"
+        keys.refuse("task_type", "E1149", message, "task_type: causal_lm")
+    return named
+
+
+def _lora(keys: Keys, named: Named | None, objective: str) -> Run:
+    """Says what becomes of the adapters' keys; their learning rate is ten times that of whole models."""
+    kind = keys.text("tuner_type") or "lora"
+    if kind not in ("lora", "full"):
+        keys.refuse(
+            "tuner_type", "E1149", f"the tuner {kind} is no LoRA, and has none here", "tuner_type: lora"
+        )
+    keys.same("tuner_type", {"lora": None} if kind == "full" else None, "the lora section")
+    keys.unless("tuner_backend", ("peft", "unsloth"), "PEFT's arithmetic in its place")
+    keys.same("tuner_backend", note="the same arithmetic")
+    rate = keys.number("learning_rate")
+    if rate is None:
+        rate = 1e-5 if kind == "full" else 1e-4
+        keys.defaults = {**keys.defaults, "learning_rate": rate}
+    run = Run(kind != "full", rate)
+    details = (
+        "bnb_4bit_quant_type",
+        "bnb_4bit_use_double_quant",
+        "bnb_4bit_compute_dtype",
+        "bnb_4bit_quant_storage",
+    )
+    if not run.lora:
+        keys.ledger.set("lora", None, "full fine-tuning")
+        adapters.refuse_quantised(keys, "quant_method", "tuner_type: lora, or remove quant_method")
+        off = (
+            "quant_bits",
+            "target_modules",
+            "target_regex",
+            "target_parameters",
+            "modules_to_save",
+            "init_weights",
+        )
+        own = [key for key in keys_of(NAME, "sft") if key.startswith("lora_")]
+        keys.passive((*own, *off, *details, "use_rslora", "use_dora"), "tuner_type is full")
+        return run
+    keys.follow(OF_LORA)
+    chosen = _targets(keys, named)
+    adapters.say_init(keys, "init_weights", str(keys.value("init_weights")))
+    if objective == "sft":
+        adapters.say_dropout(keys, chosen)
+    else:
+        keys.ledger.set("lora.dropout", 0.0, "TRL's trainers of preferences switch dropout off")
+        keys.same("lora_dropout", note="TRL's trainers of preferences switch it off")
+    method, bits = keys.text("quant_method"), keys.integer("quant_bits")
+    dtype = (keys.text("lora_dtype") or "float32").removeprefix("torch.")
+    keys.ledger.set(
+        "lora.dtype", dtype if dtype in ("float32", "bfloat16") else "float32", "PEFT keeps adapters so"
+    )
+    keys.same("lora_dtype", {"lora.dtype": dtype} if dtype in ("float32", "bfloat16") else None, "16 bits")
+    if method is not None and (method != "bnb" or bits not in (4, 8)):
+        message = f"a base in {bits} bits by {method} has no counterpart: there are nf4 and int8"
+        keys.refuse("quant_method", "E1146", message, "quant_method: bnb, with quant_bits: 4")
+    elif method is not None:
+        code, nested = str(keys.value("bnb_4bit_quant_type")), keys.flag("bnb_4bit_use_double_quant")
+        left = experts.has_experts(named.model if named else None)
+        made = adapters.quantized(bits, code if code in ("nf4", "fp4") else "nf4", nested, left)
+        keys.say("quant_method", {"lora.quantize": made.value}, made.note)
+    keys.passive(("quant_method", "quant_bits", *details), "part of lora.quantize")
+    keys.follow(adapters.FEATURES)
+    return run
+
+
+def _targets(keys: Keys, named: Named | None) -> adapters.Chosen | None:
+    model = named.model if named else None
+    key = "target_regex" if keys.given("target_regex") else "target_modules"
+    spec: Any = keys.texts(key)
+    names = [spec] if isinstance(spec, str) and key == "target_modules" else spec
+    if isinstance(names, list) and "all-linear" in names:
+        spec = "all-linear"
+    elif isinstance(names, list):
+        spec = names
+    given = keys.texts("target_parameters") or []
+    parameters = [given] if isinstance(given, str) else given
+    chosen = adapters.say_targets(keys, key, model, spec, parameters=parameters)
+    adapters.say_parameters(keys, "target_parameters", chosen)
+    keys.passive(("target_modules", "target_regex"), "target_regex holds")
+    return chosen
+
+
+def _data(keys: Keys, named: Named | None, objective: str) -> None:
+    ranking = objective != "sft"
+    columns = keys.value("columns")
+    columns = columns if isinstance(columns, dict) else {}
+    if keys.given("columns") and not columns:
+        keys.refuse("columns", "E1160", "columns is no mapping of names", "columns: {question: query}")
+    keys.same("columns", note="part of data.transform")
+    sets = _sources(keys, "dataset")
+    if sets:
+        keys.ledger.set("data.train", sets)
+    elif "dataset" not in keys.said:
+        keys.refuse(
+            "dataset", "E1143", "the file names no data set", "dataset: [OWNER/NAME, or a file.jsonl]"
+        )
+    drawn = any(isinstance(one, dict) and "limit" in one for one in sets)
+    keys.say(
+        "dataset", {"data.train": sets}, "the first rows of a #N here; there they are drawn" if drawn else ""
+    )
+    system = keys.text("system")
+    if system is not None and system.endswith(".txt"):
+        keys.refuse(
+            "system", "E1160", f"the text of {system} is not among the files", "system: the text itself"
+        )
+    keys.same("system", note="part of data.transform")
+    names: Mapping[str, str] = {str(old): str(new) for old, new in columns.items()}
+    made = conversion.by_columns(system, names, ranking, _filled(keys))
+    rows.say(keys, "dataset", [Rows("preference" if ranking else "chat", transform=made)])
+    keys.learnt("cached_dataset", ([],), "rows that are tokenised already are not read")
+    _held_out(keys)
+    _loss(keys, ranking)
+    _template(keys, named)
+    _lengths(keys, ranking)
+
+
+def _filled(keys: Keys) -> dict[str, tuple[str, str]]:
+    """The model's name and its author's, in Chinese and in English: one is for both."""
+    out = {}
+    for mark, key in (("{{NAME}}", "model_name"), ("{{AUTHOR}}", "model_author")):
+        found = keys.texts(key) or []
+        names = [found] if isinstance(found, str) else found
+        if names:
+            out[mark] = (names[0], names[-1])
+        keys.same(key, note="what swift/self-cognition alone is filled in with")
+    return out if COGNITION & {*re.split(r"[#\s,\[\]'\"]+", str(keys.value("dataset")))} else {}
+
+
+def _sources(keys: Keys, key: str) -> list[Any]:
+    """`[hf::|ms::]ID_OR_PATH[:SUBSET/...][#COUNT]` each."""
+    found = keys.texts(key) or []
+    out: list[Any] = []
+    known = keys_of(NAME, "datasets")
+    for text in [found] if isinstance(found, str) else found:
+        hub, _, rest = text.rpartition("::")
+        head, _, count = rest.rpartition("#") if re.search(r"#\d+$", rest) else (rest, "", "")
+        name, _, subsets = head.partition(":")
+        local = datasets.is_local(name)
+        use_hf = keys.flag("use_hf") if hub not in ("hf", "ms") else hub == "hf"
+        reads, other = known.get(name, ["", None])
+        if local or use_hf:
+            other = name
+        reads = next((r for r, hf in known.values() if hf == name), "") if use_hf else reads
+        if other is None:
+            message = f"`{name}` is a data set of ModelScope, which a run here does not read"
+            help = "use_hf: true, where the Hugging Face hub has it; or download it, and name the file"
+            keys.refuse(key, "E1143", message, help)
+        elif reads not in READS and (name not in COGNITION or subsets):
+            message = f"ms-swift reads the rows of `{name}` by code of its own: {reads}"
+            keys.refuse(key, "E1142", message, "write its conversations to a file, and name that")
+        else:
+            path = datasets.place(other).path or other
+            for subset in subsets.split("/") if subsets and not local else [None]:
+                out.append(datasets.source(path, None, subset, int(count) if count else None))
+    return out
+
+
+def _held_out(keys: Keys) -> None:
+    share, others = keys.number("split_dataset_ratio") or 0.0, keys.value("val_dataset")
+    strategy = keys.text("eval_strategy") or str(keys.value("save_strategy") or "steps")
+    evaluates = bool(others or share) and strategy != "no"
+    every = keys.value("eval_steps") if keys.given("eval_steps") else keys.value("save_steps")
+    keys.defaults = {**keys.defaults, "eval_strategy": strategy if evaluates else "no", "eval_steps": every}
+    if evaluates:
+        trainer.evaluation(keys)
+    keys.passive(("eval_strategy", "eval_steps"), "the run does not evaluate")
+    if others and evaluates:
+        keys.same("val_dataset", {"data.eval": _sources(keys, "val_dataset")})
+    elif share and evaluates:
+        sets = {"data.eval_fraction": share, "data.eval_seed": keys.integer("data_seed") or 0}
+        keys.say("split_dataset_ratio", sets, "another generator: other rows")
+    keys.passive(("val_dataset", "cached_val_dataset", "split_dataset_ratio"), "nothing is held out")
+
+
+def _loss(keys: Keys, ranking: bool) -> None:
+    scale = keys.text("loss_scale") or ("last_round" if ranking else "default")
+    kinds = {"default": "assistant", "last_round": "last_assistant", "all": "all"}
+    parts = [part for part in scale.split("+") if part != "ignore_empty_think"]
+    base = next((part for part in parts if part in kinds), "default")
+    others = [part for part in parts if part not in kinds]
+    if others:
+        message = (
+            f"`loss_scale` changes what is learnt: {'+'.join(others)} weighs tokens, and here all count alike"
+        )
+        keys.refuse("loss_scale", "E1180", message, f"loss_scale: {base}")
+    if ranking:
+        keys.same("loss_scale", note="of preferences the answers are compared")
+    else:
+        keys.say("loss_scale", {"data.loss_on": kinds[base]})
+    share = keys.value("interleave_prob")
+    keys.unless(
+        "interleave_prob", (None,), f"shares of {share}: the data sets are put one after another here"
+    )
+
+
+def _template(keys: Keys, named: Named | None) -> None:
+    """ms-swift writes templates itself: a tokenizer's own that it follows, or one that is written out."""
+    name, model = keys.text("template"), named.model if named else None
+    own = name is None or (model is not None and name in OWN.get(templates.tokenizer_of(model), ()))
+    if keys.value("use_chat_template") is False:
+        keys.refuse(
+            "use_chat_template", "E1147", "texts without a template are of swift pt", "remove the key"
+        )
+    if name in TEMPLATES and not own:
+        made = templates.llamafactory(TEMPLATES[name], model)
+        keys.say("template", made.sets, made.note)
+    elif own:
+        keys.default("template", None, {}, FOLLOWS) if name is None else keys.say("template", {}, FOLLOWS)
+        if model is not None:
+            templates.say_own(keys.ledger, model)
+    else:
+        message = f"ms-swift's template `{name}` is not written out here"
+        keys.refuse("template", "E1147", message, "--set template=null takes the tokenizer's own")
+
+
+def _lengths(keys: Keys, ranking: bool) -> None:
+    datasets.length(keys, "max_length")
+    strategy = keys.text("truncation_strategy") or "delete"
+    if strategy in ("delete", "right") and keys.value("max_length") is not None:
+        sets = {"data.overlong": "drop" if strategy == "delete" else "truncate"}
+        keys.say("truncation_strategy", sets)
+        keys.ledger.set(
+            "data.overlong", sets["data.overlong"], "ms-swift's default" if strategy == "delete" else ""
+        )
+    elif strategy == "split":
+        keys.say(
+            "truncation_strategy", {}, "what is longer than a row is cut off here; there it goes on in others"
+        )
+    keys.unless("truncation_strategy", ("delete", "right"), "the end is cut off here, not the start")
+    packing = keys.flag("packing") and not ranking
+    keys.say("packing", {"data.packing": packing}, "other samples share a row" if packing else "")
+    if packing and keys.given("packing_length"):
+        keys.say("packing_length", {"data.max_length": keys.integer("packing_length")}, "the length of a row")
+    keys.same("packing_length", note="the length of a row, where samples are packed")
+
+
+def _run(keys: Keys, run: Run, launch: Launch, taken: sharding.DeepSpeed) -> None:
+    if not keys.given("gradient_accumulation_steps"):
+        each = keys.integer("per_device_train_batch_size") or 1
+        count = max(1, math.ceil(16 / max(each, 1) / sharding.devices(keys.ledger, launch)))
+        keys.defaults = {**keys.defaults, "gradient_accumulation_steps": count}
+        note = "ms-swift's default: 16 rows a step, or a row a device where there are more"
+        keys.default("gradient_accumulation_steps", count, {"train.global_batch_size": None}, note)
+    dtype = (keys.text("torch_dtype") or "auto").removeprefix("torch.")
+    if dtype in ("float16", "float32"):
+        keys.defaults = {**keys.defaults, "bf16": False, "fp16": True}
+    trainer.say_run(keys, run, launch, taken, dtype)
+    made = keys.ledger.value("model.dtype")
+    keys.say("torch_dtype", {"model.dtype": made}, trainer.HALF if dtype != "auto" and dtype != made else "")
+    trainer.memory(keys, launch)
+    if not keys.given("report_to"):
+        keys.say("report_to", {"train.log.tensorboard": True})
+    trainer.bookkeeping(keys)
