@@ -250,7 +250,8 @@ MUTANTS = (
            "jnp.clip(quotient(rows, scales), -127, 127)"),
     # Checkpoints, merges, adapters of PEFT.
     Mutant("merge-name", "test_merge -k but_for_the_adapted",
-           '{f"{base.prefix}{name}.weight": delta', '{f"model.{name}.weight": delta'),
+           "out[source.full_name(base.prefix)] = deltas[part.name]",
+           'out[source.full_name("model.")] = deltas[part.name]'),
     Mutant("merge-transpose", "test_families -k same_delta",
            "(hidden, heads, head_dim), (1, 2, 0))", "(hidden, head_dim, heads), (2, 1, 0))"),
     Mutant("merge-scale", "test_merge_rule -k rounds_once",

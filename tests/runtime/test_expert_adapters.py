@@ -187,7 +187,7 @@ def test_a_model_without_its_adapters_is_the_one_that_training_began_with(
     import jax
     from flax import nnx
 
-    from recipec.runtime.model import experts
+    from recipec.runtime.model import mixture
 
     decoders.make("qwen3_moe", tmp_path, num_hidden_layers=1, mlp_only_layers=[])
     targets = ("q_proj", "experts", "router")
@@ -213,7 +213,7 @@ def test_a_model_without_its_adapters_is_the_one_that_training_began_with(
     assert np.abs(adapted - expected).max() > 1
 
     built.provider.used.clear()
-    monkeypatch.setattr(experts, "adapters_of", lambda _, x: (x, {}))
+    monkeypatch.setattr(mixture, "adapters_of", lambda _, x: (x, {}))
     training.logits(built, mesh, one)
     with pytest.raises(UserError, match=r"2 of 4 adapters .* among them layers.0.mlp.experts.down"):
         built.provider.check_used()
