@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from recipec.compiler.port.port import Asked, Ported
     from recipec.spec.diagnostics import Diagnostic
 
+USUAL = {"-o": "recipe.yaml", "--report": "port.md", "--html": "port.html"}
+"""What the files of options may be called."""
 MACHINE = "v5p-8"
 """What a recipe is for unless it is said."""
 PLAIN_WIDTH = 110
@@ -254,7 +256,7 @@ def _in_the_way(target: Path | None, option: str, files: Sequence[Path], force: 
             Diagnostic("E1112", f"{target} is ported, and would be replaced", help=f"give {option} another")
         ]
     if target.is_dir():
-        return [Diagnostic("E1112", f"{target} is a folder", help=f"{option} {target / 'recipe.yaml'}")]
+        return [Diagnostic("E1112", f"{target} is a folder", help=f"{option} {target / USUAL[option]}")]
     if not target.parent.is_dir():
         message = f"{target} cannot be written: there is no folder {target.parent}"
         return [Diagnostic("E1112", message, help=f"mkdir -p {target.parent}")]
