@@ -35,6 +35,7 @@ SETS = {
     "torchtune": "output_dir=gs://bucket/run",
     "litgpt": "out_dir=gs://bucket/run",
     "oumi": "training.output_dir=gs://bucket/run",
+    "automodel": "checkpoint.checkpoint_dir=gs://bucket/run",
 }
 """Where a run of several hosts keeps its checkpoints: a folder that all reach."""
 SCRIPTS = ("sft", "dpo", "orpo")
@@ -133,6 +134,8 @@ def trains(dialect: str, source: Source) -> bool:
             return source.has("checkpoint_dir")
         case "oumi":
             return source.has("training")
+        case "automodel":
+            return source.has("dataset")
         case "swift":
             return source.has("dataset")
         case "axolotl":

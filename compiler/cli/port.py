@@ -32,6 +32,7 @@ class Dialect(str, Enum):  # noqa: UP042 (as Format)
     TRAINER = "trainer"
     TORCHTUNE = "torchtune"
     LITGPT = "litgpt"
+    AUTOMODEL = "automodel"
     SWIFT = "swift"
     OUMI = "oumi"
 

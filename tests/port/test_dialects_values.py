@@ -32,6 +32,7 @@ BASES: dict[str, dict[str, Any]] = {
     "torchtune": TORCHTUNE,
     "litgpt": {"checkpoint_dir": "Qwen/Qwen3-8B", "lora_r": 4},
     "oumi": OUMI,
+    "automodel": {"model": {"pretrained_model_name_or_path": "Qwen/Qwen3-8B"}, "optimizer": {"lr": 1e-4}},
     "swift": {"model": "Qwen/Qwen3-8B", "dataset": ["a.jsonl"], "tuner_type": "lora"},
 }
 KEYS: dict[str, list[str]] = {
@@ -40,6 +41,7 @@ KEYS: dict[str, list[str]] = {
     "torchtune": sorted({*keys_of("torchtune", "lora_finetune_distributed", "full_finetune_distributed")}),
     "litgpt": [*keys_of("litgpt", "lora")],
     "oumi": [*keys_of("oumi", "config")],
+    "automodel": ["recipe", "model", "peft", "dataset", "optimizer", "lr_scheduler", "seed", "distributed"],
     "swift": [
         *(
             "model",
@@ -71,6 +73,12 @@ INNER: dict[str, dict[str, list[str]]] = {
     },
     "trainer": {},
     "swift": {},
+    "automodel": {
+        **{name: [*keys_of("automodel", name)] for name in ("step_scheduler", "peft", "lr_scheduler")},
+        "dataset": ["_target_", "column_mapping", *keys_of("automodel", "chat")],
+        "model": ["_target_", "pretrained_model_name_or_path", "torch_dtype"],
+        "optimizer": ["_target_", "lr", "betas"],
+    },
     "torchtune": {
         "model": ["_component_", *keys_of("torchtune", "torchtune.models.llama3_2.lora_llama3_2_1b")],
         "dataset": ["_component_", "source", "column_map", "train_on_input", "packed", "split", "data_files"],

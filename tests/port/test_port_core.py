@@ -133,10 +133,6 @@ UNREAD_FILES = {
         "train_dataset: data/chats.yaml\ncutoff_len: 2048\nmicro_batch_size: 1\noutput_dir: out\n"
     ),
     "MaxText": "base_config: base.yml\nper_device_batch_size: 1\nremat_policy: full\nlearning_rate: 2e-5\n",
-    "NeMo AutoModel": (
-        "step_scheduler: {global_batch_size: 8, local_batch_size: 1}\ndist_env: {backend: nccl}\n"
-        "model: {pretrained_model_name_or_path: Qwen/Qwen3-4B}\ndataset: {split: train}\n"
-    ),
     "oumi's launcher or SkyPilot": (
         "name: job\nresources: {cloud: gcp, accelerators: 'A100:8'}\nnum_nodes: 1\nworking_dir: .\nrun: x\n"
     ),
