@@ -36,6 +36,7 @@ SETS = {
     "litgpt": "out_dir=gs://bucket/run",
     "maxtext": "base_output_directory=gs://bucket/run",
     "oumi": "training.output_dir=gs://bucket/run",
+    "automodel": "checkpoint.checkpoint_dir=gs://bucket/run",
 }
 """Where a run of several hosts keeps its checkpoints: a folder that all reach."""
 SCRIPTS = ("sft", "dpo", "orpo")
@@ -134,6 +135,8 @@ def trains(dialect: str, source: Source) -> bool:
             return source.has("checkpoint_dir")
         case "oumi":
             return source.has("training")
+        case "automodel":
+            return source.has("dataset")
         case "swift":
             return source.has("dataset")
         case "axolotl":

@@ -33,6 +33,7 @@ WHEELS = {
     "maxtext": "0.2.5",
     "oumi": "0.9",
     "ms_swift": "4.6.0",
+    "nemo_automodel": "0.7.0",
 }
 """Tools that are read from wheels, and their versions."""
 
@@ -119,6 +120,7 @@ def catalogue(wheels: Path) -> dict[str, Any]:
         "litgpt": _litgpt(Package("litgpt", wheels)),
         "maxtext": _maxtext(Package("maxtext", wheels)),
         "oumi": _oumi(Package("oumi", wheels)),
+        "automodel": _automodel(Package("nemo_automodel", wheels)),
         "swift": _swift(Package("ms_swift", wheels), training),
     }
 
@@ -307,6 +309,28 @@ def _plain(value: Any) -> Any:
     return value if len(json.dumps(value)) <= LONGEST else {"is": "base.yml"}
 
 
+def _automodel(package: Package) -> dict[str, Any]:
+    root = "nemo_automodel/components"
+    paths = [f"{root}/_peft/lora.py", f"{root}/optim/optimizer.py", f"{root}/datasets/llm/chat_dataset.py"]
+    paths += [f"{root}/datasets/llm/squad.py", f"{root}/datasets/llm/hellaswag.py"]
+    classes = package.classes(*paths)
+    (steps,) = (
+        node
+        for node in ast.walk(package.tree(f"{root}/training/step_scheduler.py"))
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+    )
+    given = ("self", "dp_size", "dataloader", "process_group")
+    sections = {
+        "step_scheduler": {key: e for key, e in _parameters(steps.args) if key not in given},
+        "peft": fields(classes, "PeftConfig"),
+        "lr_scheduler": fields(classes, "LRSchedulerConfig"),
+        "chat": fields(classes, "ChatDatasetConfig"),
+        "squad": fields(classes, "SquadConfig"),
+        "hellaswag": fields(classes, "HellaSwagConfig"),
+    }
+    return {"version": package.version, "sections": sections}
+
+
 SWIFT_MODELS = ("llama", "gemma", "mistral", "microsoft", "qwen", "glm")
 """Modules of ms-swift with families that recipes know, whose ids on ModelScope may be others."""
 
@@ -383,7 +407,9 @@ def fields(classes: Mapping[str, ast.ClassDef], name: str) -> Keys:
         for node in classes[base].body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 key, kind = node.target.id, ast.unparse(node.annotation)
-                if not key.startswith("_") and key != "model_config" and _given(node.value):
+                if key.startswith("_") or key == "model_config" or kind.startswith("ClassVar"):
+                    continue
+                if _given(node.value):
                     out[key] = [_short(kind), *_default(node.value)]
     return out
 

@@ -38,6 +38,7 @@ class Dialect(str, Enum):  # noqa: UP042 (as Format)
     LITGPT = "litgpt"
     MAXTEXT = "maxtext"
     LLAMAFACTORY_V1 = "llamafactory_v1"
+    AUTOMODEL = "automodel"
     SWIFT = "swift"
     OUMI = "oumi"
 

@@ -85,10 +85,6 @@ MOST_NAMED = 3
 """Telling keys that a message names."""
 
 UNREAD = {
-    "NeMo AutoModel": words(
-        "step_scheduler dist_env packed_sequence loss_fn._target_ distributed.strategy distributed.tp_size "
-        "model.pretrained_model_name_or_path checkpoint.model_save_format"
-    ),
     "oumi's launcher or SkyPilot": words("resources.cloud resources.accelerators working_dir workdir setup"),
     "Tunix": words(
         "model_config.model_name model_config.model_id model_config.model_source training_config "
@@ -107,7 +103,9 @@ UNREAD = {
 }
 """Tools whose files are not read yet, and keys that tell them: no dialect's tool has one of these."""
 
-MODELS = words("model_name_or_path base_model model._component_ checkpoint_dir model.model_name")
+MODELS = words(
+    "model_name_or_path base_model model._component_ checkpoint_dir model.model_name dataset._target_"
+)
 """The dialects' own keys for the model: a file with one of them is of no other tool."""
 
 

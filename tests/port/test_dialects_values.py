@@ -34,6 +34,7 @@ BASES: dict[str, dict[str, Any]] = {
     "llamafactory_v1": {"model": "Qwen/Qwen3-8B", "peft_config": {"name": "lora"}, "train_dataset": "a/b"},
     "maxtext": {"model_name": "qwen3-8b", "steps": 10, "lora": {"enable_lora": True, "lora_rank": 4}},
     "oumi": OUMI,
+    "automodel": {"model": {"pretrained_model_name_or_path": "Qwen/Qwen3-8B"}, "optimizer": {"lr": 1e-4}},
     "swift": {"model": "Qwen/Qwen3-8B", "dataset": ["a.jsonl"], "tuner_type": "lora"},
 }
 KEYS: dict[str, list[str]] = {
@@ -46,6 +47,7 @@ KEYS: dict[str, list[str]] = {
         *keys_of("maxtext", *(set(tools()["maxtext"]["sections"]) - {"models", "balance", "LoRA", "DPO"})),
     ],
     "oumi": [*keys_of("oumi", "config")],
+    "automodel": ["recipe", "model", "peft", "dataset", "optimizer", "lr_scheduler", "seed", "distributed"],
     "swift": [
         *(
             "model",
@@ -77,6 +79,12 @@ INNER: dict[str, dict[str, list[str]]] = {
     },
     "trainer": {},
     "swift": {},
+    "automodel": {
+        **{name: [*keys_of("automodel", name)] for name in ("step_scheduler", "peft", "lr_scheduler")},
+        "dataset": ["_target_", "column_mapping", *keys_of("automodel", "chat")],
+        "model": ["_target_", "pretrained_model_name_or_path", "torch_dtype"],
+        "optimizer": ["_target_", "lr", "betas"],
+    },
     "torchtune": {
         "model": ["_component_", *keys_of("torchtune", "torchtune.models.llama3_2.lora_llama3_2_1b")],
         "dataset": ["_component_", "source", "column_map", "train_on_input", "packed", "split", "data_files"],

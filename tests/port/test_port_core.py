@@ -128,10 +128,6 @@ def test_what_is_no_config_is_a_diagnostic(text: str, expected: str, ported: Por
 
 
 UNREAD_FILES = {
-    "NeMo AutoModel": (
-        "step_scheduler: {global_batch_size: 8, local_batch_size: 1}\ndist_env: {backend: nccl}\n"
-        "model: {pretrained_model_name_or_path: Qwen/Qwen3-4B}\ndataset: {split: train}\n"
-    ),
     "oumi's launcher or SkyPilot": (
         "name: job\nresources: {cloud: gcp, accelerators: 'A100:8'}\nnum_nodes: 1\nworking_dir: .\nrun: x\n"
     ),

@@ -66,6 +66,11 @@ KNOWN = {
         "trainer", "per_device_train_batch_size, adam_epsilon, logging_first_step", ("adapter_config", *_GPUS)
     ),
     "torchtune": Known("torchtune", "model._component_, tokenizer._component_", interpolates=True),
+    "automodel": Known(
+        "automodel",
+        "step_scheduler.global_batch_size, model.pretrained_model_name_or_path, dataset._target_",
+        folder="checkpoint.checkpoint_dir",
+    ),
     "swift": Known("swift", "tuner_type, split_dataset_ratio, attn_impl, loss_scale, rlhf_type", _GPUS),
     "oumi": Known(
         "oumi",

@@ -5,7 +5,7 @@ Each function gives the text of a Python file with one function, named FUNCTION.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from recipec.compiler.emitters.python_text import docstring
@@ -285,6 +285,20 @@ def paired(asked: str, answered: str, system: str | None = None) -> str:
 def {FUNCTION}(row):
     """A row of `{asked}` and `{answered}`."""
 {_conversation(f"row[{literal(asked)}]", f"row[{literal(answered)}]", "" if system is None else "SYSTEM")}'''
+
+
+def spaced(columns: Sequence[str], answer: str) -> str:
+    """NeMo AutoModel's prompt: columns one after another, each with a blank after it, and the answer."""
+    parts = ", ".join(f"row.get({literal(column)})" for column in columns)
+    return f'''"""Rows of columns as a prompt and its completion."""
+
+
+def {FUNCTION}(row):
+    """A row whose columns follow each other, and `{docstring(answer)}`."""
+    parts = [{parts}]
+    prompt = "".join(f"{{part}} " for part in parts if part is not None)
+    return {{"prompt": prompt, "completion": row[{literal(answer)}]}}
+'''
 
 
 def by_columns(

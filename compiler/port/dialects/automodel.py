@@ -1,0 +1,420 @@
+"""NeMo AutoModel's finetuning of language models, by YAML whose sections name what they build."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from recipec.compiler.port.common import say_common
+from recipec.compiler.port.keys import Keys, defaults_of, table, words
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.meaning import (
+    adapters,
+    conversion,
+    datasets,
+    experts,
+    models,
+    rows,
+    sharding,
+    templates,
+    trainer,
+    training,
+)
+from recipec.compiler.port.meaning.models import Named
+from recipec.compiler.port.meaning.rows import Rows
+
+NAME = "automodel"
+TITLE = "NeMo AutoModel"
+MARKS = words(
+    """step_scheduler.global_batch_size step_scheduler.local_batch_size dist_env packed_sequence
+    loss_fn._target_ distributed.strategy distributed.tp_size model.pretrained_model_name_or_path
+    model._target_ checkpoint.model_save_format dataset._target_ optimizer._target_ peft._target_
+    rng._target_ lr_scheduler.lr_decay_style"""
+)
+KEYS = table("""
+launch dist_env ci slurm skypilot nemo_run
+checkpoints checkpoint auto_resume
+log wandb mlflow comet benchmark profiling
+speed compile te_fp8
+evaluation validation_dataloader
+exact dataloader: part of data.shuffle_seed; padding is neither trained on nor attended to
+exact rng: the seed of the run
+exact recipe: finetuning for the next token
+lost fp8.enabled=false: bfloat16 in its place: products are more precise, and take longer
+setting fp8.recipe_name fp8.filter_fqns fp8.emulate fp8.enable_fsdp_float8_all_gather
+    fp8.precompute_float8_dynamic_scale_for_fsdp fp8.force_recompute_fp8_weight_in_bwd -> fp8.enabled
+learnt qat teacher_model kd_loss_fn=null: the loss is that of the next token alone
+""")
+OF_MODEL = table("""
+kernels backend use_liger_kernel
+exact attn_implementation: the same attention, without a fused kernel
+derived trust_remote_code config force_hf
+files cache_dir
+speed use_cache low_cpu_mem_usage output_hidden_states
+lost text_config=null: config.json is taken as it is
+""")
+OF_STEPS = table("""
+speed gc_every_steps
+log log_remote_every_steps loss_average_window_steps
+checkpoints save_checkpoint_every_epoch preemption_signal
+evaluation validate_on_checkpoint
+exact start_step start_epoch: from the first step on
+""")
+OF_LORA = table("""
+integer dim -> lora.rank
+number alpha -> lora.alpha
+kernels use_triton use_memory_efficient_lora
+learnt moe_rank_scaling=false: adapters of experts have the rank of all others
+lost expert_weight_format=unquantized: experts stay in model.dtype
+""")
+OF_QUANTISED = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
+OF_SCHEDULE = table("""
+checkpoints use_checkpoint_opt_param_scheduler override_opt_param_scheduler
+lost start_wd=null end_wd=null wd_incr_steps=null wd_incr_style=constant: the weight decay stays as it is here
+lost lr_decay_steps=null wsd_decay_steps=null lr_wsd_decay_style=null: the decay ends with the run here
+""")
+OF_DATA = table("""
+exact split name limit_dataset_samples num_samples_limit: part of data.train
+exact seq_length truncation: part of data.max_length
+padding padding pad_to_max_length
+derived tokenizer
+exact mask_history answer_only_loss_mask use_hf_chat_template column_mapping path_or_dataset
+    path_or_dataset_id dataset_name: a setting of another kind of data set
+exact fp8 start_of_turn_token unshifted shuffle_seed skip_invalid_samples: how rows are read
+lost mask_reasoning_content=false mask_generation_prompt=false: thoughts carry loss as the rest of an answer
+""")
+
+WILD = {"cosine": "cosine", "linear": "linear", "constant": "constant"}
+DROPPED = "what an adapter gives is dropped out there, and what it is given here: the same share"
+NORMAL = "A starts uniform with the bound 1/sqrt(fan_in) here, and normal by xavier_normal_ there"
+
+SQUAD_ROWS = '''"""Rows of SQuAD as NeMo AutoModel asks them."""
+
+
+def convert(row):
+    """A row of `context`, `question` and `answers`."""
+    asked = f"Context: {row['context']} Question: {row['question']} Answer: "
+    answers = row["answers"]["text"]
+    return {"MADE_prompt": asked, "MADE_answer": answers[0].strip() if answers else ""}
+'''
+
+HELLASWAG_ROWS = '''"""Rows of HellaSwag: a beginning, and the ending that is right."""
+
+
+def convert(row):
+    """A row of `ctx`, `endings` and `label`."""
+    return {"prompt": row["ctx"], "completion": row["endings"][int(row["label"])]}
+'''
+
+
+def port(ledger: Ledger) -> None:
+    """Says what became of every key."""
+    keys = Keys(ledger, ledger.sources.main, TITLE)
+    names = ("model", "peft", "step_scheduler", "optimizer", "lr_scheduler", "dataset", "distributed")
+    keys.mappings((*names, "packed_sequence", "loss_fn", "quantization", "clip_grad_norm"))
+    kind = str(keys.value("recipe") or "")
+    kind = str(keys.source.get("recipe._target_", kind))
+    if kind and not kind.endswith("TrainFinetuneRecipeForNextTokenPrediction"):
+        message = (
+            f"the recipe {kind.rpartition('.')[2]} has no counterpart: a language model is finetuned here"
+        )
+        keys.refuse("recipe", "E1149", message, "recipe: TrainFinetuneRecipeForNextTokenPrediction")
+    model = keys.below("model", {"torch_dtype": "auto"})
+    named = _model(model)
+    lora = keys.given("peft")
+    _lora(keys, named)
+    _data(keys, named)
+    _steps(keys.below("step_scheduler", defaults_of(NAME, "step_scheduler")))
+    _optimizer(keys)
+    _rest(keys, model, lora)
+    keys.follow(KEYS)
+    for each in (model, keys.below("peft")):
+        say_common(each, NAME, training.OFF)
+
+
+def _model(keys: Keys) -> Named | None:
+    target = str(keys.value("_target_") or "NeMoAutoModelForCausalLM.from_pretrained")
+    if not target.endswith("NeMoAutoModelForCausalLM.from_pretrained"):
+        if target.endswith("from_config"):
+            message = "`model._target_` changes what is learnt: training starts from new weights there"
+            help = "model._target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained"
+            keys.refuse("_target_", "E1180", message, help)
+        else:
+            code = "E1150" if "Image" in target or "Multimodal" in target else "E1149"
+            message = (
+                f"{target.rpartition('.')[0].rpartition('.')[2]} has no counterpart: a language model is here"
+            )
+            keys.refuse("_target_", code, message, "NeMoAutoModelForCausalLM.from_pretrained")
+    keys.same("_target_", note="a language model of the Hugging Face hub")
+    models.say_flash(keys)
+    return models.say_model(keys, "pretrained_model_name_or_path", "revision")
+
+
+def _pattern(entries: list[str]) -> str:
+    """AutoModel's wildcards as a regular expression for whole names."""
+    parts = [
+        re.escape(one).replace(r"\*", ".*") if "*" in one else rf"(.*\.)?{re.escape(one)}" for one in entries
+    ]
+    return "|".join(f"({part})" for part in parts)
+
+
+def _listed(keys: Keys, key: str) -> list[str]:
+    found = keys.texts(key) or []
+    return [found] if isinstance(found, str) else found
+
+
+def _lora(keys: Keys, named: Named | None) -> None:
+    peft, quantised = keys.below("peft", defaults_of(NAME, "peft")), keys.below("quantization")
+    bits = 4 if quantised.flag("load_in_4bit") else 8 if quantised.flag("load_in_8bit") else None
+    key = "load_in_4bit" if bits == 4 else "load_in_8bit"
+    if not keys.given("peft"):
+        keys.ledger.set("lora", None, "full fine-tuning: there is no peft")
+        adapters.refuse_quantised(quantised, key, "add peft, or remove quantization")
+    else:
+        peft.same("_target_", note="the lora section")
+        peft.follow(OF_LORA)
+        targets, exclude = _listed(peft, "target_modules"), _listed(peft, "exclude_modules")
+        every = peft.flag("match_all_linear") or (exclude and not targets)
+        name = (
+            "match_all_linear"
+            if peft.flag("match_all_linear")
+            else "exclude_modules"
+            if every
+            else "target_modules"
+        )
+        if not every and not targets:
+            peft.defaults = {**peft.defaults, "target_modules": "*_proj"}
+        spec = "all-linear" if every else _pattern(targets or ["*_proj"])
+        without = _pattern(exclude) if exclude else None
+        model = named.model if named else None
+        chosen = adapters.say_targets(peft, name, model, spec, exclude=without)
+        peft.passive(("target_modules", "exclude_modules", "match_all_linear"), "part of lora.targets")
+        dropout = peft.number("dropout") or 0.0
+        after = dropout and str(peft.value("dropout_position")) == "post"
+        peft.say("dropout", {"lora.dropout": dropout}, DROPPED if after else "")
+        peft.same("dropout_position", note="where it is dropped out")
+        uniform = str(peft.value("lora_A_init")) != "xavier"
+        peft.say("lora_A_init", {"lora.init": "peft"}, "" if uniform else NORMAL)
+        dtype = str(peft.value("lora_dtype") or "bfloat16").removeprefix("torch.")
+        peft.say("lora_dtype", {"lora.dtype": "float32" if dtype == "float32" else "bfloat16"})
+        keys.ledger.set(
+            "lora.dtype", "float32" if dtype == "float32" else "bfloat16", "as the base's weights there"
+        )
+        if bits is not None and chosen is not None:
+            code = str(quantised.value("bnb_4bit_quant_type") or "fp4")
+            nested = quantised.flag("bnb_4bit_use_double_quant")
+            made = adapters.quantized(
+                bits, code if code in ("nf4", "fp4") else "nf4", nested, experts.has_experts(model)
+            )
+            quantised.say(key, {"lora.quantize": made.value}, made.note)
+    quantised.passive(
+        (*OF_QUANTISED, "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_storage"), "part of lora.quantize"
+    )
+
+
+def _data(keys: Keys, named: Named | None) -> None:
+    section = keys.below("dataset")
+    what = _rows(section, named)
+    if what is not None and (made := _source(section)) is not None:
+        keys.ledger.set("data.train", [made])
+    rows.say(section, "_target_", [what] if what is not None else [])
+    section.same("_target_", note="how rows are read")
+    if what is not None and keys.given("step_scheduler") and keys.value("validation_dataset"):
+        held = keys.below("validation_dataset")
+        if held.value("_target_") == section.value("_target_") and (made := _source(held)) is not None:
+            keys.ledger.set("data.eval", [made])
+        held.follow(OF_DATA)
+        held.passive(
+            ("_target_", "chat_template", "column_mapping", "answer_only_loss_mask"), "as of dataset"
+        )
+        held.passive(("mask_history", "use_hf_chat_template"), "as of dataset")
+    packed = keys.below("packed_sequence", {"packed_sequence_size": 0})
+    size = packed.integer("packed_sequence_size") or 0
+    packed.say("packed_sequence_size", {"data.packing": size > 0})
+    if size:
+        packed.say("packed_sequence_size", {"data.max_length": size, "data.overlong": "truncate"})
+        section.same("seq_length", note="the length of a row is packed_sequence_size")
+    elif section.value("truncation") in (True, "longest_first", "only_first"):
+        datasets.length(section, "seq_length")
+    else:
+        sets = {
+            "data.max_length": section.integer("seq_length") or datasets.NO_LIMIT,
+            "data.overlong": "error",
+        }
+        section.default(
+            "truncation", False, sets, "nothing is cut off there; a longer sample is an error here"
+        )
+    packed.passive(
+        ("split_across_pack", "max_packs", "packing_strategy", "drop_long_samples"), "how rows are filled"
+    )
+    section.follow(OF_DATA)
+    shuffle = keys.source.get("dataloader.shuffle", True)
+    seed = keys.integer("seed") if keys.given("seed") else keys.source.get("rng.seed", 42)
+    keys.ledger.set("data.shuffle_seed", (seed if isinstance(seed, int) else 42) if shuffle else None)
+
+
+def _source(keys: Keys) -> Any:
+    name = next(
+        (k for k in ("path_or_dataset_id", "path_or_dataset", "dataset_name") if keys.given(k)),
+        "dataset_name",
+    )
+    text = keys.text(name) or ("squad" if "squad" in str(keys.value("_target_")) else None)
+    place = datasets.place(text) if text else datasets.Place(None, "it names nothing")
+    if place.path is None:
+        keys.refuse(name, "E1143", f"it cannot be a source: {place.note}", f"{name}: OWNER/NAME")
+        return None
+    hub = place.path.startswith("hf://")
+    split = keys.text("split") if hub else None
+    limits = ("limit_dataset_samples", "num_samples_limit")
+    limit = next((keys.integer(key) for key in limits if keys.given(key)), None)
+    keys.same(name, note="part of data.train")
+    return datasets.source(
+        place.path, split if split != "train" else None, keys.text("name") if hub else None, limit
+    )
+
+
+def _rows(keys: Keys, named: Named | None) -> Rows | None:
+    """What a class of data sets makes of a row; None after an error."""
+    kind = str(keys.value("_target_") or "").rpartition(".")[2]
+    model = named.model if named else None
+    chats = model is None or model.chat is not False or keys.given("chat_template")
+    template = keys.text("chat_template")
+    keys.same("chat_template", {"data.chat_template": template} if template else None, "the tokenizer's own")
+    ledger = keys.ledger
+    if kind == "ChatDataset":
+        last = keys.flag("mask_history")
+        keys.say("mask_history", {"data.loss_on": "last_assistant" if last else "assistant"})
+        ledger.set(
+            "data.loss_on", "last_assistant" if last else "assistant", "the assistant's turns carry loss"
+        )
+        if model is not None and not template:
+            templates.say_own(ledger, model)
+        return Rows("chat")
+    whole = keys.value("answer_only_loss_mask") is False
+    if kind == "make_squad_dataset":
+        text = SQUAD_ROWS.replace("MADE_prompt", "instruction" if chats else "prompt")
+        text = text.replace("MADE_answer", "output" if chats else "completion")
+        ledger.set("data.loss_on", "completion", "the answer alone carries loss")
+        return Rows("instruction" if chats else "prompt_completion", transform=text)
+    if kind == "HellaSwag":
+        ledger.set("data.loss_on", "completion", "the ending alone carries loss")
+        note = "the ending's text, as there; the end of text after it is learnt here too"
+        return Rows("prompt_completion", transform=HELLASWAG_ROWS, note=note)
+    mapping = keys.mapping("column_mapping")
+    if kind == "ColumnMappedTextInstructionDataset" and isinstance(mapping.get("answer"), str):
+        keys.same("column_mapping", note="part of data.transform")
+        keys.say("answer_only_loss_mask", {"data.loss_on": "all" if whole else "completion"})
+        ledger.set("data.loss_on", "all" if whole else "completion", "the answer carries loss")
+        asked, context = mapping.get("question"), mapping.get("context")
+        named_by = [str(one) for one in (context, asked) if one]
+        if keys.flag("use_hf_chat_template"):
+            keys.same("use_hf_chat_template", note="the tokenizer's own template")
+            fields = {"instruction": str(asked or context), "output": str(mapping["answer"])}
+            return Rows("instruction", {**fields, **({"system": str(context)} if context and asked else {})})
+        keys.same("use_hf_chat_template", note="off")
+        return Rows("prompt_completion", transform=conversion.spaced(named_by, str(mapping["answer"])))
+    message = f"`{kind or 'no _target_'}` is a data set of a kind that is not known here"
+    help = "ChatDataset, ColumnMappedTextInstructionDataset or make_squad_dataset"
+    keys.refuse("_target_", "E1143", message, help)
+    keys.passive(
+        ("column_mapping", "path_or_dataset", "path_or_dataset_id", "dataset_name"), "of a source not read"
+    )
+    return None
+
+
+def _steps(keys: Keys) -> None:
+    rows_, each = keys.integer("global_batch_size"), keys.integer("local_batch_size") or 1
+    if rows_ is None:
+        keys.refuse("global_batch_size", "E1144", "there is no global_batch_size", "global_batch_size: 32")
+    keys.say("global_batch_size", {"train.global_batch_size": rows_ or each})
+    keys.say("local_batch_size", {"train.micro_batch_size": each})
+    keys.ledger.set("train.loss_normalization", "tokens", "the mean is over all tokens of a step there")
+    steps, epochs = keys.integer("max_steps"), keys.integer("num_epochs")
+    if steps:
+        note = f"there the run ends after num_epochs: {epochs} where that is sooner" if epochs else ""
+        keys.say("max_steps", {"train.steps": steps}, note)
+        keys.same("num_epochs", note="max_steps sets the length of the run")
+    else:
+        keys.default("num_epochs", epochs or 10, {"train.epochs": epochs or 10})
+    for key, path in (
+        ("ckpt_every_steps", "checkpoint.every_steps"),
+        ("val_every_steps", "train.eval_every"),
+    ):
+        if keys.given(key) and (count := keys.integer(key)):
+            keys.same(
+                key, {path: count} if key == "ckpt_every_steps" or keys.ledger.value("data.eval") else None
+            )
+    keys.passive(("ckpt_every_steps", "val_every_steps", "max_steps"), "as without the key")
+    keys.follow(OF_STEPS)
+
+
+def _optimizer(keys: Keys) -> None:
+    optimizer = keys.below("optimizer")
+    name = optimizer.text("_target_")
+    if name is None:
+        optimizer.refuse("_target_", "E1144", "there is no optimizer", "_target_: torch.optim.AdamW")
+    training.say_torch_optimizer(optimizer, name or "torch.optim.AdamW", optimizer, "_target_")
+    clip = keys.below("clip_grad_norm", {"max_norm": 1.0})
+    clip.say("max_norm", {"train.optimizer.max_grad_norm": clip.number("max_norm") or None})
+    section, rate = (
+        keys.below("lr_scheduler", defaults_of(NAME, "lr_scheduler")),
+        optimizer.number("lr") or 0.0,
+    )
+    if not keys.given("lr_scheduler"):
+        keys.same("lr_scheduler", note="null: as without the key")
+        sets = {"train.schedule.name": "constant", "train.schedule.warmup_steps": 0}
+        keys.ledger.defaulted("lr_scheduler", None, sets, f"{TITLE}'s default: the rate stays as it is")
+        return
+    section.same("_target_", note="the schedule")
+    style = str(section.value("lr_decay_style"))
+    if style.lower() not in WILD:
+        section.refuse(
+            "lr_decay_style", "E1163", f"there is no schedule {style} here", "lr_decay_style: cosine"
+        )
+    section.say("lr_decay_style", {"train.schedule.name": WILD.get(style.lower(), "cosine")})
+    least = section.number("min_lr")
+    ratio = 0.01 if least is None or not rate else round(min(least / rate, 1.0), 12)
+    if style.lower() != "constant":
+        section.default("min_lr", "a hundredth", {"train.schedule.final_ratio": ratio})
+    section.same("min_lr", note="the rate does not decay")
+    steps = section.integer("lr_warmup_steps")
+    start = "the warm-up starts at a tenth of the peak there, at zero here"
+    if steps is None:
+        sets = {"train.schedule.warmup_ratio": 0.1}
+        section.default(
+            "lr_warmup_steps", "a tenth of the run", sets, f"{TITLE}'s default, 1000 at the most; {start}"
+        )
+    else:
+        zero = steps == 0 or section.value("init_lr") == 0
+        section.say("lr_warmup_steps", {"train.schedule.warmup_steps": steps}, "" if zero else start)
+    section.same("init_lr", note="where the warm-up starts")
+    section.unless("max_lr", (rate,), "the peak is optimizer.lr here")
+    section.follow(OF_SCHEDULE)
+
+
+def _rest(keys: Keys, model: Keys, lora: bool) -> None:
+    ledger = keys.ledger
+    name = "torch_dtype" if not model.given("dtype") else "dtype"
+    dtype = str(model.value(name)).removeprefix("torch.")
+    made = "float32" if dtype == "float32" else "bfloat16"
+    model.say(name, {"model.dtype": made}, trainer.HALF if dtype == "float16" else "")
+    ledger.set("model.dtype", made)
+    if not lora and made == "bfloat16":
+        ledger.set(
+            "train.optimizer.master_weights", False, "the weights are trained in bfloat16 itself, as there"
+        )
+    model.follow(OF_MODEL)
+    seed = keys.integer("seed") if keys.given("seed") else keys.source.get("rng.seed", 42)
+    seed = seed if isinstance(seed, int) else 42
+    keys.same("seed", note=trainer.SEED)
+    ledger.set("train.seed", seed)
+    spread = keys.below("distributed")
+    remat = spread.flag("activation_checkpointing")
+    spread.say("activation_checkpointing", {"remat.policy": "decoder" if remat else "none"})
+    ledger.set("remat.policy", "decoder" if remat else "none")
+    keys.same("distributed", note=sharding.MESH)
+    loss = str(keys.source.get("loss_fn._target_", ""))
+    if loss and "CrossEntropy" not in loss:
+        message = f"the loss {loss.rpartition('.')[2]} has no counterpart here"
+        keys.below("loss_fn").refuse("_target_", "E1163", message, "MaskedCrossEntropy")
+    keys.same("loss_fn", note="the cross-entropy of the next token, as here")
