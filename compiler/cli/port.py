@@ -80,6 +80,16 @@ def port(
             "--script", help="TRL's script that the config is for; told by its keys.", show_default=False
         ),
     ] = None,
+    command: Annotated[
+        int | None,
+        typer.Option(
+            "--command",
+            metavar="N",
+            min=1,
+            help="Which training command of a shell script, where it has several.",
+            show_default=False,
+        ),
+    ] = None,
     accelerator: Annotated[
         str,
         typer.Option(
@@ -152,6 +162,7 @@ def port(
         writes=target is not None,
         force=force,
         script=script.value if script else None,
+        command=command,
     )
     made = port(files, asked)
     if plan and made.whole:

@@ -125,8 +125,9 @@ def _row(source: Source | None, key: str, value: Any, finding: Finding) -> Row:
     older = source.older.get(key) if source else None
     note = "; ".join(filter(None, (f"the older name of {key}" if older else "", finding.note)))
     shown = "***" if SECRETS.search(key) and value else _concealed(value)
+    named = span.file if span and span.file != "--set" else source.file if source else ""
     return Row(
-        source.file if source else "",
+        named if source else "",
         span.line if span else None,
         span.column if span else None,
         older or key,
