@@ -1584,6 +1584,11 @@ PORT: dict[str, Code] = {
         "The command names a file outside of the script's and of the working folder; it is not opened.",
         "Copy the file beside the script, or name it on the command line.",
     ),
+    "E1188": Code(
+        "folder that cannot be ported so",
+        "Nothing in the folder is a run of a tool that is read, or an option is for one run alone.",
+        "`recipe port FOLDER -o RECIPES` ports each run of a folder into another one.",
+    ),
     "E1193": Code(
         "file of a tool that is not read yet",
         "Its keys tell whose it is, and `recipe port` reads no files of that tool; taken for another's, it "

@@ -66,7 +66,7 @@ def port(
             "-o",
             "--output",
             metavar="RECIPE",
-            help="The recipe's file; - or none is stdout.",
+            help="The recipe's file; - or none is stdout. For folders, the folder for recipes.",
             show_default=False,
         ),
     ] = None,
@@ -141,14 +141,16 @@ def port(
     The report goes to stdout, or to stderr when the recipe does. Exits with 1 when the run cannot be taken
     over.
     """
-    from recipec.compiler.artifacts.artifact import SCHEMA
     from recipec.compiler.artifacts.writing import write_text
     from recipec.compiler.port.port import Asked, port
-    from recipec.spec.schema import text as schema
 
     target = None if output is None or str(output) == "-" else output
     _refuse_report(report)
-    problems = [*_in_the_way(target, "-o", files, force), *_in_the_way(report, "--report", files, force)]
+    several = any(path.is_dir() for path in files) or (len(files) > 1 and target and target.is_dir())
+    if several:
+        problems = _of_a_folder(target, report, plan)
+    else:
+        problems = [*_in_the_way(target, "-o", files, force), *_in_the_way(report, "--report", files, force)]
     machine = _accelerator(accelerator)
     if problems or isinstance(machine, list):
         _fail([*problems, *(machine if isinstance(machine, list) else [])], format)
@@ -164,6 +166,8 @@ def port(
         script=script.value if script else None,
         command=command,
     )
+    if several:
+        _port_folder(files, asked, target, strict, format)
     made = port(files, asked)
     if plan and made.whole:
         _plan(made, asked)
@@ -180,13 +184,71 @@ def port(
     if target is None:
         print(made.text, end="")
     else:
-        for name, content in (made.ledger.files if made.ledger else {}).items():
-            write_text(target.parent / name, content)
-        write_text(target, made.text)
-        if not (target.parent / SCHEMA).exists():  # the recipe's first line names it, for editors
-            write_text(target.parent / SCHEMA, schema())
+        _write(made, target)
         note(f"{target}: {'a partial recipe, ' if made.missing else ''}ported from {made.title}")
     raise typer.Exit(DONE)
+
+
+def _write(made: Ported, target: Path) -> None:
+    """Writes a recipe, what it needs beside it, and the schema that its first line names for editors."""
+    from recipec.compiler.artifacts.artifact import SCHEMA
+    from recipec.compiler.artifacts.writing import write_text
+    from recipec.spec.schema import text as schema
+
+    for name, content in (made.ledger.files if made.ledger else {}).items():
+        write_text(target.parent / name, content)
+    write_text(target, made.text)
+    if not (target.parent / SCHEMA).exists():
+        write_text(target.parent / SCHEMA, schema())
+
+
+def _of_a_folder(target: Path | None, report: Path | None, plan: bool) -> list[Diagnostic]:
+    """Why a folder cannot be ported so."""
+    from recipec.spec.diagnostics import Diagnostic
+
+    if target is not None and (target.suffix in (".yaml", ".yml") or target.is_file()):
+        message = f"several files are ported, and {target} is one recipe's file"
+        return [Diagnostic("E1188", message, help=f"-o {target.with_suffix('')}, a folder for their recipes")]
+    if report is not None or plan:
+        option = "--plan" if plan else "--report"
+        message = f"{option} is for one run, and several files are ported"
+        return [Diagnostic("E1188", message, help="port the one by itself")]
+    return []
+
+
+def _port_folder(
+    files: Sequence[Path], asked: Asked, target: Path | None, strict: bool, format: ReportFormat
+) -> NoReturn:
+    """Ports each file of the folders, and prints one table."""
+    from recipec.compiler.port.folder import port_all
+    from recipec.compiler.port.report import table, to_json
+    from recipec.compiler.wording import plural
+    from recipec.spec.diagnostics import Diagnostic
+
+    ones = []
+    for one in port_all(files, asked, target):
+        made = one.made
+        refusal = _strict(made) if strict and made.whole else None
+        if made.whole and one.target is not None and one.target.exists() and not asked.force:
+            refusal = Diagnostic("E1112", f"{one.target} is there already", help="--force replaces it")
+        if refusal is not None:
+            made.diagnostics.append(refusal)
+        elif one.target is not None and made.text and (made.whole or asked.partial):
+            one.target.parent.mkdir(parents=True, exist_ok=True)
+            _write(made, one.target)
+        ones.append(one)
+    if not ones:
+        message = f"{files[0]} has no file of a tool that is read"
+        help = "name the config itself; it may be in a folder whose name begins with a dot"
+        _fail([Diagnostic("E1188", message, help=help)], format)
+    whole = sum(one.whole for one in ones)
+    if format is ReportFormat.JSON:
+        print(to_json([one.to_dict() for one in ones]), end="")
+    else:
+        rows = [(one.name, one.made.title or "-", one.result) for one in ones]
+        print(table(("file", "tool", "result"), rows, markdown=format is ReportFormat.MARKDOWN), end="")
+        note(f"{whole} of {plural(len(ones), 'run')} ported")
+    raise typer.Exit(DONE if whole == len(ones) else FAILED)
 
 
 def _refuse_report(report: Path | None) -> None:

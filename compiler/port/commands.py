@@ -40,11 +40,8 @@ PROGRAMS: tuple[tuple[str, str, str], ...] = (
     (r"(?:.*/)?(?:train_bash|src/train)\.py|-m llamafactory\.\S+", "llamafactory", "LLaMA-Factory"),
     (r"axolotl train|-m axolotl\.cli\.train|(?:.*/)?scripts/finetune\.py", "axolotl", "Axolotl"),
     (r"tune run", "torchtune", "torchtune"),
-    (
-        r"litgpt finetune\w*|(?:.*/)?litgpt/finetune/\w+\.py|(?:.*/)?finetune/(?:lora|full)\.py",
-        "litgpt",
-        "litgpt",
-    ),
+    (r"litgpt finetune_adapter\w*|(?:.*/)?finetune/adapter\w*\.py", "", "litgpt's adapters"),
+    (r"litgpt finetune\w*|(?:.*/)?finetune/(?:lora|full)\.py", "litgpt", "litgpt"),
     (r"(?:.*/)?run_clm\.py", "trainer", "Trainer"),
     (r"swift (?:sft|pt|rlhf)|megatron (?:sft|pt|rlhf)|(?:.*/)?swift/cli/\w+\.py", "swift", "ms-swift"),
     (r"-m (?i:maxtext)\.\S+|(?:.*/)?(?i:maxtext)/\S+\.py", "maxtext", "MaxText"),
@@ -203,6 +200,10 @@ def _program(statement: Statement) -> Program | None:
     for pattern, dialect, tool in PROGRAMS:
         if found := re.fullmatch(pattern, called):
             kind = found[1] if found.groups() else None
+            if tool == "torchtune" and not any(
+                "finetune" in each.text or "dpo" in each.text for each in rest
+            ):
+                return None  # an evaluation, a generation, a quantisation
             return Program(called, dialect, tool, kind, tuple(launcher), rest, head, statement)
     if called.endswith(".py") and (launcher or unknown(called)):
         return Program(called, "", "", None, tuple(launcher), rest, head, statement)
@@ -340,6 +341,12 @@ class _Script:
         dialect = chosen or program.dialect
         if dialect not in dialects.KNOWN:
             raise self._unread(program)
+        script = program.script if dialect == "trl" and program.dialect == "trl" else None
+        if script not in (None, "sft", "dpo", "orpo"):
+            message = f"`{program.name}` is TRL's {script}, which has no counterpart"
+            raise self.refused(
+                "E1172", message, "recipes train by sft, dpo and orpo", self.place(program.head)
+            )
         main, launched = self._main(program, dialect)
         sources, devices = [main], None
         launch = self._launch(program, launched)
@@ -348,12 +355,6 @@ class _Script:
         elif launch is not None and isinstance(launch.data.get("num_processes"), int):
             devices = launch.data["num_processes"]
         sources += self._named(main, dialect)
-        script = program.script if dialect == "trl" and program.dialect == "trl" else None
-        if script not in (None, "sft", "dpo", "orpo"):
-            message = f"`{program.name}` is TRL's {script}, which has no counterpart"
-            raise self.refused(
-                "E1172", message, "recipes train by sft, dpo and orpo", self.place(program.head)
-            )
         return Command(tuple(sources), dialect, script, devices, frozenset(self.taken))
 
     def _chosen(self, number: int | None) -> Program:
@@ -415,7 +416,7 @@ class _Script:
         config = self._config(named[0], dialect) if named else None
         laid = _Laid.over(config)
         if dialect == "litgpt":
-            self._litgpt(laid, program, [word for word in plain if not word.text.endswith(CONFIGS)][:1])
+            self._litgpt(laid, program, [word for word in plain if not word.text.endswith(CONFIGS)])
         for flag, values, span_word in flags:
             if flag not in ("config", "c"):
                 self._lay(laid, flag, values, span_word, dialect)
@@ -474,9 +475,13 @@ class _Script:
 
     def _litgpt(self, laid: _Laid, program: Program, plain: Sequence[Word]) -> None:
         """What litgpt's command says beside its flags: the checkpoint, and that it is of LoRA."""
-        if plain:
-            laid.lay("checkpoint_dir", shown(plain[0].text), self.place(plain[0]))
-        full = "full" in program.name or any(word.text == "full" for word in plain)
+        method = plain[0].text if plain and plain[0].text in ("lora", "full", "adapter", "adapter_v2") else ""
+        if method.startswith("adapter"):
+            raise self._unread(replace(program, name=f"{program.name} {method}", tool="litgpt's adapters"))
+        given = plain[1 if method else 0 :]
+        if given:
+            laid.lay("checkpoint_dir", shown(given[0].text), self.place(given[0]))
+        full = "full" in f"{program.name} {method}"
         if not full and not any(str(key).startswith("lora_") for key in laid.data):
             rank = tools()["litgpt"]["sections"]["lora"]["lora_r"][1]
             laid.lay("lora_r", rank, self.place(program.head))
@@ -516,7 +521,10 @@ class _Script:
                 self.folder / text, f"{self.file}, {text}", data, tree.spans, tree.keys, tree.secrets
             )
         homes = [self.folder.resolve(), Path.cwd()]
-        places = [home / start / text for home in homes for start in dict.fromkeys([self.start, ""])]
+        names = [text, f"recipes/configs/{text}.yaml"]  # torchtune's own, in its checkout
+        names = names if not text.endswith(CONFIGS) else [text]
+        starts = dict.fromkeys([self.start, ""])
+        places = [home / start / each for home in homes for start in starts for each in names]
         inside = [place for place in places if any(place.resolve().is_relative_to(home) for home in homes)]
         present = next((place for place in inside if place.is_file()), None)
         given = [each for each in self.beside if each.name == PurePosixPath(text).name]
@@ -539,6 +547,10 @@ class _Script:
         if says:
             message = f"there is no file `{text}` beside the script, nor below the folder you are in"
             help = "run the port in the folder in which the script runs, or name the file on the command line"
+            if "://" in text:
+                message, help = f"`{text}` is not downloaded", "download it, and name the file in its place"
+            elif not text.endswith(CONFIGS):
+                help = f"if it is torchtune's own: tune cp {text} config.yaml, and --config config.yaml"
             self.found.append(Diagnostic(code, message, help=help, span=span))
         return None
 

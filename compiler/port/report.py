@@ -190,7 +190,21 @@ def _code(text: str) -> str:
     return f"{fence}{pad}{text.replace('|', chr(92) + '|')}{pad}{fence}" if text else ""
 
 
-def to_json(data: dict[str, Any]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> str:
+    """Rows of texts in columns, or as a table of a page; the last column has no width."""
+    lines = [[printable(cell) for cell in row] for row in (head, *rows)]
+    if markdown:
+        cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+        cells.insert(1, ["---"] * len(head))
+        return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head) - 1)]
+    return "".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]) + "\n"
+        for line in lines
+    )
+
+
+def to_json(data: Any) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -164,3 +164,35 @@ def test_one_of_several_commands_is_chosen(here: Path) -> None:
 )
 def test_what_is_no_script_ends_in_one_diagnostic(here: Path, text: str) -> None:
     assert [d.code[:4] for d in ported(here, text).diagnostics] == ["E118"]
+
+
+def test_a_folder_becomes_a_folder_of_recipes_and_one_table(here: Path) -> None:
+    source = here / "runs"
+    (source / "sub").mkdir(parents=True)
+    examples = Path(__file__).parent / "examples"
+    for name in ("accelerate.yaml", "sft.yaml"):
+        (source / name).write_text((examples / "trl-llama32-fsdp" / name).read_text())
+    qlora = (examples / "axolotl-gemma4-qlora" / "support-qlora.yml").read_text()
+    (source / "sub" / "one.yml").write_text(qlora)
+    (source / "sub" / "two.yml").write_text(qlora.replace("field_messages: turns", "field_messages: talk"))
+    (source / "two.sh").write_text(f"trl sft {MODEL}\ntrl grpo {MODEL}\n")
+    (source / "notes.yaml").write_text("a: 1\n")
+    result = CliRunner().invoke(app, ["port", "runs", "-o", "out"], catch_exceptions=False)
+    assert result.exit_code == 1 and result.stderr == "4 of 5 runs ported\n"
+    table = {line.rpartition("  ")[0].split("  ")[0]: line for line in result.stdout.splitlines()[1:]}
+    assert list(table) == [
+        "runs/sft.yaml",
+        "runs/sub/one.yml",
+        "runs/sub/two.yml",
+        "runs/two.sh (1)",
+        "runs/two.sh (2)",
+    ]
+    assert "E1172:2" in table["runs/two.sh (2)"] and "out/two-1.yaml" in table["runs/two.sh (1)"]
+    made = sorted(path.relative_to("out").as_posix() for path in Path("out").rglob("*.yaml"))
+    assert "accelerate.yaml" in (here / "out" / "sft.yaml").read_text()
+    for name in made:
+        assert CliRunner().invoke(app, ["check", f"out/{name}"]).exit_code == 0, name
+    again = CliRunner().invoke(app, ["port", "runs", "-o", "out"], catch_exceptions=False)
+    assert again.stderr == "0 of 5 runs ported\n" and again.stdout.count("is there already") == 4
+    (here / "empty").mkdir()
+    assert "E1188" in CliRunner().invoke(app, ["port", "empty"]).stderr
