@@ -87,6 +87,7 @@ _VALUE = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?|[Tt]rue|[Ff]als
 _SECRET = re.compile(
     r"(?i)((?:token|api_?key|access_?key|secret|password|passwd)\w*(?:=|\s+)[\"']?)([^\s\"'$][^\s\"']{3,})"
 )
+_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+|\[\d+\])*")
 _PAIR = re.compile(r"~?[A-Za-z_][\w.\[\]-]*=")
 
 
@@ -269,7 +270,9 @@ class _Laid:
             Refused: it lies in what is no section.
         """
         help = "set the section itself"
-        put(self.data, parts(key), value, Diagnostic("E0031", f"`{key}` leads nowhere", key, help, span))
+        key = shown(key) or '""'
+        way = parts(key) if _KEY.fullmatch(key) else [key]  # what is no name is no key of any tool
+        put(self.data, way, value, Diagnostic("E0031", f"`{key}` leads nowhere", key, help, span))
         self._forget(key)
         for path in _below(value, key):
             self.spans[path], self.keys[path] = at or span, span
@@ -278,7 +281,7 @@ class _Laid:
 
     def remove(self, key: str) -> None:
         """Takes a key out, where it stands."""
-        *way, last = parts(key)
+        *way, last = parts(key) if _KEY.fullmatch(key) else [key]
         node: Any = self.data
         for part in way:
             node = node.get(part) if isinstance(node, dict) else None
@@ -657,7 +660,7 @@ def _split(
         kind = types.get(name, "")
         many = dialect not in SINGLE and (not kind or "list" in kind.lower())
         switch = re.fullmatch(r"bool( \| None)?", kind)
-        while at < len(words) and (many or not values) and not re.match(r"--?[A-Za-z]", words[at].text):
+        while at < len(words) and (many or not values) and not re.match(r"--|-[A-Za-z]", words[at].text):
             if dialect in HYDRA and _PAIR.match(words[at].text) and name != "config":
                 break
             if switch and not re.fullmatch(r"(?i)true|false|yes|no|0|1|t|f|y|n|none", words[at].text):

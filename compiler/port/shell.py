@@ -330,7 +330,7 @@ class Shell:
                 self.at += 1
                 self.open -= 1
                 return text
-            if character == "\\" and self.text[self.at + 1 : self.at + 2] in '$`"\\\n':
+            if character == "\\" and self.text[self.at + 1 : self.at + 2] in tuple('$`"\\\n'):
                 text += self.text[self.at + 1].strip("\n")
                 self.at += 2
             elif character in "$`":
@@ -433,6 +433,8 @@ class Shell:
         """`$((...))` over whole numbers that are known."""
         bare = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\}?", r"${\1}", text)
         filled = self._expanded(bare).replace("//", "").replace("/", "//")
+        if not re.fullmatch(r"[\d\s+\-*/()]+", filled):
+            return _marked(f"(({text}))")
         try:
             return str(_calculated(ast.parse(filled.strip(), mode="eval").body))
         except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):

@@ -152,6 +152,11 @@ def test_a_pasted_command_is_read_from_stdin(here: Path) -> None:
     assert result.exit_code == 0 and "id: Qwen/Qwen3-8B" in result.stdout
 
 
+def test_what_is_no_name_of_a_flag_is_no_key(here: Path) -> None:
+    made = ported(here, f"trl sft {MODEL} --a[b 1 --$x 2 --[ 3")
+    assert [d.path for d in made.diagnostics if d.code == "W1114"] == ["a[b", "${x}", "["]
+
+
 def test_one_of_several_commands_is_chosen(here: Path) -> None:
     text = f"trl sft {MODEL} --seed 1\ntrl sft {MODEL} --seed 2\n"
     assert [d.code for d in ported(here, text).diagnostics] == ["E1181"]
@@ -160,7 +165,17 @@ def test_one_of_several_commands_is_chosen(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["\0\0trl sft", "", "\n" * 100_000, "if a;then b=$c;fi;" * 50_000, "((((" * 9000, '"$(' * 9000]
+    "text",
+    [
+        "\0\0trl sft",
+        "",
+        "\n" * 100_000,
+        "if a;then b=$c;fi;" * 50_000,
+        "((((" * 9000,
+        "trl sft 'a\n",
+        'trl sft "\\',
+        '"$(' * 9000,
+    ],
 )
 def test_what_is_no_script_ends_in_one_diagnostic(here: Path, text: str) -> None:
     assert [d.code[:4] for d in ported(here, text).diagnostics] == ["E118"]
