@@ -1554,6 +1554,48 @@ PORT: dict[str, Code] = {
         "loss, other trained parameters or another start of theirs, another update, another model.",
         "Port the run without it by `--set KEY=null`, or by `--partial`, whose recipe names what is missing.",
     ),
+    "E1181": Code(
+        "several training commands",
+        "The script runs more than one command that trains, and a recipe is one run.",
+        "Choose one by `--command N`; stages that follow each other pass `merge.output` on as `model.id`.",
+    ),
+    "E1182": Code(
+        "no training command",
+        "Nothing in the script is a command that trains, of a tool or of a launcher with a training script.",
+        "Name the script that has the command, or the tool's config.",
+    ),
+    "E1183": Code(
+        "not valid shell syntax",
+        "A quote, a bracket or a heredoc is opened at the place shown and not closed, or this is no text.",
+        "Close it; `bash -n SCRIPT` shows what bash makes of it.",
+    ),
+    "E1184": Code(
+        "command of a script of its own",
+        "The command runs a training script that no tool ships; what its flags do stands in that script.",
+        "Port the script itself; `--from trl` reads its flags as those of TRL's command line.",
+    ),
+    "E1185": Code(
+        "file of a command that is not there",
+        "The command names a config, which lies neither beside the script nor below the working folder, or "
+        "whose name is only known when the script runs.",
+        "Run `recipe port` in the folder in which the script runs, or write the name out.",
+    ),
+    "W1186": Code(
+        "part of a command that is not read",
+        "A launcher's or DeepSpeed's file that the command names is not there, or a word of the command is "
+        "no flag; the rest is ported without it.",
+        "Name the file on the command line, or give `--devices N`.",
+    ),
+    "E1187": Code(
+        "path that leads out",
+        "The command names a file outside of the script's and of the working folder; it is not opened.",
+        "Copy the file beside the script, or name it on the command line.",
+    ),
+    "E1188": Code(
+        "folder that cannot be ported so",
+        "Nothing in the folder is a run of a tool that is read, or an option is for one run alone.",
+        "`recipe port FOLDER -o RECIPES` ports each run of a folder into another one.",
+    ),
     "E1193": Code(
         "file of a tool that is not read yet",
         "Its keys tell whose it is, and `recipe port` reads no files of that tool; taken for another's, it "

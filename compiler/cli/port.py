@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -83,7 +83,7 @@ def port(
             "-o",
             "--output",
             metavar="RECIPE",
-            help="The file that is written; - or none is stdout.",
+            help="The file that is written, of folders the folder for recipes; - or none is stdout.",
             show_default=False,
         ),
     ] = None,
@@ -99,6 +99,16 @@ def port(
         Script | None,
         typer.Option(
             "--script", help="TRL's script that the config is for; told by its keys.", show_default=False
+        ),
+    ] = None,
+    command: Annotated[
+        int | None,
+        typer.Option(
+            "--command",
+            metavar="N",
+            min=1,
+            help="Which training command of a shell script, where it has several.",
+            show_default=False,
         ),
     ] = None,
     accelerator: Annotated[
@@ -161,19 +171,24 @@ def port(
     The report goes to stdout, or to stderr when the recipe does. Exits with 1 when the run cannot be taken
     over.
     """
-    from recipec.compiler.artifacts.artifact import SCHEMA
     from recipec.compiler.artifacts.writing import write_text
     from recipec.compiler.port.port import Asked, port
-    from recipec.spec.schema import text as schema
 
     target = None if output is None or str(output) == "-" else output
     _refuse_report(report)
-    if tool and (len(files) != 1 or dialect or script or plan or accelerator != MACHINE):
+    several = any(path.is_dir() for path in files) or (len(files) > 1 and target and target.is_dir())
+    if tool and (
+        len(files) != 1 or several or dialect or script or command or plan or accelerator != MACHINE
+    ):
         raise typer.BadParameter(
-            "it takes one recipe, and none of --from, --script, --accelerator and --plan", param_hint="--to"
+            "it takes one recipe, and none of --from, --script, --command, --accelerator and --plan",
+            param_hint="--to",
         )
-    wanted = {"-o": target, "--report": report, "--html": html}
-    problems = [one for option, path in wanted.items() for one in _in_the_way(path, option, files, force)]
+    if several:
+        problems = _of_a_folder(target, {"--report": report, "--html": html, "--plan": plan or None})
+    else:
+        wanted = {"-o": target, "--report": report, "--html": html}
+        problems = [one for option, path in wanted.items() for one in _in_the_way(path, option, files, force)]
     machine = _accelerator(accelerator)
     if problems or isinstance(machine, list):
         _fail([*problems, *(machine if isinstance(machine, list) else [])], format)
@@ -188,7 +203,10 @@ def port(
         writes=target is not None,
         force=force,
         script=script.value if script else None,
+        command=command,
     )
+    if several:
+        _port_folder(files, asked, target, strict, format)
     made = _back(files[0], tool, asked) if tool else port(files, asked)
     if plan and made.whole:
         _plan(made, asked)
@@ -209,13 +227,7 @@ def port(
     if target is None:
         print(made.text, end="")
     else:
-        for name, content in (made.ledger.files if made.ledger else {}).items():
-            write_text(target.parent / name, content)
-        write_text(target, made.text)
-        if (
-            not tool and not (target.parent / SCHEMA).exists()
-        ):  # the recipe's first line names it, for editors
-            write_text(target.parent / SCHEMA, schema())
+        _write(made, target, schema=not tool)
         kind = "config" if tool else "recipe"
         note(
             f"{target}: {f'a partial {kind}, ' if made.missing else ''}"
@@ -239,6 +251,70 @@ def _back(recipe: Path, tool: Tool, asked: Asked) -> Ported:
         return Ported(diagnostics=obstacles)
     made.diagnostics = in_order([*made.diagnostics, *obstacles])
     return made
+
+
+def _write(made: Ported, target: Path, schema: bool = True) -> None:
+    """Writes what was made, what it needs beside it, and the schema that a recipe's first line names."""
+    from recipec.compiler.artifacts.artifact import SCHEMA
+    from recipec.compiler.artifacts.writing import write_text
+    from recipec.spec.schema import text
+
+    for name, content in (made.ledger.files if made.ledger else {}).items():
+        write_text(target.parent / name, content)
+    write_text(target, made.text)
+    if schema and not (target.parent / SCHEMA).exists():
+        write_text(target.parent / SCHEMA, text())
+
+
+def _of_a_folder(target: Path | None, of_one: Mapping[str, object]) -> list[Diagnostic]:
+    """Why a folder cannot be ported so."""
+    from recipec.spec.diagnostics import Diagnostic
+
+    if target is not None and (target.suffix in (".yaml", ".yml") or target.is_file()):
+        message = f"several files are ported, and {target} is one recipe's file"
+        return [Diagnostic("E1188", message, help=f"-o {target.with_suffix('')}, a folder for their recipes")]
+    return [
+        Diagnostic(
+            "E1188", f"{option} is for one run, and several files are ported", help="port the one by itself"
+        )
+        for option, given in of_one.items()
+        if given is not None
+    ]
+
+
+def _port_folder(
+    files: Sequence[Path], asked: Asked, target: Path | None, strict: bool, format: ReportFormat
+) -> NoReturn:
+    """Ports each file of the folders, and prints one table."""
+    from recipec.compiler.port.folder import port_all
+    from recipec.compiler.port.report import table, to_json
+    from recipec.compiler.wording import plural
+    from recipec.spec.diagnostics import Diagnostic
+
+    ones = []
+    for one in port_all(files, asked, target):
+        made = one.made
+        refusal = _strict(made) if strict and made.whole else None
+        if made.whole and one.target is not None and one.target.exists() and not asked.force:
+            refusal = Diagnostic("E1112", f"{one.target} is there already", help="--force replaces it")
+        if refusal is not None:
+            made.diagnostics.append(refusal)
+        elif one.target is not None and made.text and (made.whole or asked.partial):
+            one.target.parent.mkdir(parents=True, exist_ok=True)
+            _write(made, one.target)
+        ones.append(one)
+    if not ones:
+        message = f"{files[0]} has no file of a tool that is read"
+        help = "name the config itself; it may be in a folder whose name begins with a dot"
+        _fail([Diagnostic("E1188", message, help=help)], format)
+    whole = sum(one.whole for one in ones)
+    if format is ReportFormat.JSON:
+        print(to_json([one.to_dict() for one in ones]), end="")
+    else:
+        rows = [(one.name, one.made.title or "-", one.result) for one in ones]
+        print(table(("file", "tool", "result"), rows, markdown=format is ReportFormat.MARKDOWN), end="")
+        note(f"{whole} of {plural(len(ones), 'run')} ported")
+    raise typer.Exit(DONE if whole == len(ones) else FAILED)
 
 
 def _refuse_report(report: Path | None) -> None:

@@ -17,6 +17,7 @@ from recipec.compiler.lowering.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sources import escapes
 from recipec.compiler.port import dialects, mesh
+from recipec.compiler.port.commands import is_command, read_command
 from recipec.compiler.port.dialects import Module
 from recipec.compiler.port.keys import words
 from recipec.compiler.port.ledger import Finding, Ledger, Verdict, prefixes
@@ -56,6 +57,7 @@ class Asked:
         writes: whether the recipe goes to a file, and others beside it.
         force: whether files that are there may be replaced.
         script: by --script, None to tell it by the files.
+        command: by --command, which training command of a script it is, from 1.
     """
 
     accelerator: Accelerator
@@ -67,6 +69,7 @@ class Asked:
     writes: bool = True
     force: bool = False
     script: str | None = None
+    command: int | None = None
 
 
 @dataclass
@@ -127,7 +130,7 @@ class Ported:
 
 def port(paths: Sequence[Path], asked: Asked) -> Ported:
     """Ports the files of one run."""
-    files, found = _read(paths)
+    files, found, asked = _read(paths, asked)
     if has_errors(found):
         return Ported(diagnostics=in_order(found))
     recognised = recognise(files, asked.dialect)
@@ -141,7 +144,7 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
     if problems:
         return Ported(diagnostics=problems)
     sources = replace(sources, main=renamed(sources.main, dialect.NAME))
-    made = Ported(dialect.TITLE, tuple(source.file for source in sources.all()), sources=sources)
+    made = Ported(dialect.TITLE, _names(sources), sources=sources)
     made.read = found
     try:
         free = _without_bearing(sources, dialect, asked)
@@ -205,20 +208,41 @@ def finish(made: Ported, asked: Asked) -> None:
     made.diagnostics = in_order([*made.read, *ledger.diagnostics, *placed])
 
 
-def _read(paths: Sequence[Path]) -> tuple[list[Source], list[Diagnostic]]:
+def _read(paths: Sequence[Path], asked: Asked) -> tuple[list[Source], list[Diagnostic], Asked]:
+    """The files, what was found, and what is asked for with what a script's command says of it."""
     files: list[Source] = []
     found: list[Diagnostic] = []
     seen: set[str] = set()
-    for path in paths:
+    taken: frozenset[Path] = frozenset()
+    for path in sorted(paths, key=lambda each: not is_command(each)):
         real = os.path.realpath(path)  # unlike Path.resolve, it takes links that go round in a circle
         if real in seen:
             found.append(Diagnostic("E1117", f"{display(path)} is named twice", help="name it once"))
             continue
         seen.add(real)
-        source, problems = read(path)
+        if path in taken:
+            continue
+        if is_command(path):
+            command, problems = read_command(path, asked.command, asked.dialect, paths)
+            if command is not None:
+                files += command.sources
+                taken |= command.taken
+                script, devices = asked.script or command.script, asked.devices or command.devices
+                asked = replace(asked, dialect=command.dialect, script=script, devices=devices)
+        else:
+            source, problems = read(path)
+            files += [typed(source)] if source else []
         found += problems
-        files += [typed(source)] if source else []
-    return files, found
+    return files, found, asked
+
+
+def _names(sources: Sources) -> tuple[str, ...]:
+    """The files that the sources' keys stand in, as shown: a script's are over those of its config."""
+    names: dict[str, None] = {}
+    for source in sources.all():
+        places = dict.fromkeys(span.file for span in source.keys.values() if span.file != "--set")
+        names |= places or {source.file: None}
+    return tuple(names)
 
 
 def _ledger(

@@ -127,7 +127,7 @@ def recognise(files: Sequence[Source], chosen: str | None = None) -> Recognised 
     roles: dict[str, Source] = {}
     mains: list[Source] = []
     for file in files:
-        role = _role(file)
+        role = role_of(file)
         if role is None:
             mains.append(file)
         elif role in roles:
@@ -154,7 +154,7 @@ def recognise(files: Sequence[Source], chosen: str | None = None) -> Recognised 
     return useless or Recognised(fitting[0], Sources(mains[0], roles))
 
 
-def _role(file: Source) -> str | None:
+def role_of(file: Source) -> str | None:
     """The role of a file that is no tool's own, None for one that is, or that is unknown."""
     if not isinstance(file.data, dict) or not file.data:
         return None

@@ -190,8 +190,9 @@ def _row(source: Source | None, key: str, value: Any, finding: Finding) -> Row:
     older = source.older.get(key) if source else None
     note = "; ".join(filter(None, (f"the older name of {key}" if older else "", finding.note)))
     shown = "***" if SECRETS.search(key) and value else _concealed(value)
+    named = span.file if span and span.file != "--set" else source.file if source else ""
     return Row(
-        source.file if source else "",
+        named if source else "",
         span.line if span else None,
         span.column if span else None,
         older or key,
@@ -270,7 +271,21 @@ def _code(text: str) -> str:
     return f"{fence}{pad}{text.replace('|', chr(92) + '|')}{pad}{fence}" if text else ""
 
 
-def to_json(data: dict[str, Any]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> str:
+    """Rows of texts in columns, or as a table of a page; the last column has no width."""
+    lines = [[printable(cell) for cell in row] for row in (head, *rows)]
+    if markdown:
+        cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+        cells.insert(1, ["---"] * len(head))
+        return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head) - 1)]
+    return "".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]) + "\n"
+        for line in lines
+    )
+
+
+def to_json(data: Any) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -40,7 +40,7 @@ def _applied(main: Source, argument: str, number: int) -> Source:
     tree = Tree(text, "--set")
     value = None if text in ("", "null", "~") else parse_yaml(tree)
     data = deepcopy(main.data)
-    _put(data, parts(key), value, Diagnostic("E0031", f"`{key}` leads nowhere", key, "set its section", span))
+    put(data, parts(key), value, Diagnostic("E0031", f"`{key}` leads nowhere", key, "set its section", span))
     below = (f"{key}.", f"{key}[")
     spans = {known: place for known, place in main.spans.items() if not known.startswith(below)}
     secrets = {known: what for known, what in main.secrets.items() if not f"{known}.".startswith(below)}
@@ -50,7 +50,12 @@ def _applied(main: Source, argument: str, number: int) -> Source:
     return replace(main, data=data, spans={**spans, key: span}, keys=keys, secrets=secrets)
 
 
-def _put(node: Any, way: Sequence[str | int], value: Any, nowhere: Diagnostic) -> None:
+def put(node: Any, way: Sequence[str | int], value: Any, nowhere: Diagnostic) -> None:
+    """Sets what stands at a path below a node, with the sections on the way.
+
+    Raises:
+        Refused: `nowhere`, where the path leads through what is no section.
+    """
     first, *rest = way
     if isinstance(first, int):
         if not isinstance(node, list) or first >= len(node):
@@ -60,7 +65,7 @@ def _put(node: Any, way: Sequence[str | int], value: Any, nowhere: Diagnostic) -
     elif rest and node.get(first) is None:
         node[first] = {}
     if rest:
-        _put(node[first], rest, value, nowhere)
+        put(node[first], rest, value, nowhere)
     else:
         node[first] = value
 

@@ -141,6 +141,11 @@ launch compute_environment debug use_cpu machine_rank gpu_ids main_process_ip ma
     deepspeed_config fsdp_config parallelism_config ec2_instance_type iam_role_name image_uri profile region
     base_job_name pytorch_version transformers_version py_version sagemaker_inputs_file sagemaker_metrics_file
     additional_args
+    max_restarts tee log_dir role rdzv_conf rdzv_id rdzv_endpoint monitor_interval quiet module
+    m no_python standalone start_method local_addr local_ranks_filter logs_specs num_cpu_threads_per_process
+    include exclude hostfile launcher launcher_args no_ssh no_ssh_check no_local_rank force_multi save_pid
+    enable_each_rank_log bind_cores_to_rank bind_core_list autotuning use_env cpu tpu vm env tpu_cluster
+    no_tpu_cluster mpirun_hostfile multi_gpu use_parallelism_config use_megatron_lm
 """)
 
 

@@ -1,0 +1,671 @@
+"""Training commands of shell scripts: the config file that a command names, and the flags that lie over it.
+
+`shell` reads the script's syntax. Here a command is told by its launcher and its program, and becomes a
+Source in the keys of its tool's dialect, each flag with its place; launchers' flags become accelerate's keys.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+from recipec.compiler.port import dialects, recognise
+from recipec.compiler.port.keys import tools, words
+from recipec.compiler.port.read import MAX_BYTES, Tree, parse_json, parse_yaml, read
+from recipec.compiler.port.settle import put
+from recipec.compiler.port.shell import Shell, Statement, Unreadable, Word, shown, unknown
+from recipec.compiler.port.source import Source, join, parts
+from recipec.compiler.wording import listing, plural
+from recipec.spec.diagnostics import Diagnostic, Span
+from recipec.spec.document import Refused
+from recipec.spec.load import display, read_text
+
+SUFFIXES = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".txt")
+CONFIGS = (".yaml", ".yml", ".json")
+
+SCRIPTS = "sft|dpo|orpo|kto|grpo|rloo|reward|cpo|gkd|online_dpo|nash_md|xpo|prm|bco|ppo"
+PROGRAMS: tuple[tuple[str, str, str], ...] = (
+    (rf"trl ({SCRIPTS})", "trl", "TRL"),
+    (rf"-m trl\.scripts\.({SCRIPTS})", "trl", "TRL"),
+    (rf"(?:.*/)?(?:run_)?({SCRIPTS})(?:_lora|_train|_trainer)?\.py", "trl", "TRL"),
+    (r"(?:llamafactory-cli|lmf) train", "llamafactory", "LLaMA-Factory"),
+    (r"(?:.*/)?(?:train_bash|src/train)\.py|-m llamafactory\.\S+", "llamafactory", "LLaMA-Factory"),
+    (r"axolotl train|-m axolotl\.cli\.train|(?:.*/)?scripts/finetune\.py", "axolotl", "Axolotl"),
+    (r"tune run", "torchtune", "torchtune"),
+    (r"litgpt finetune_adapter\w*|(?:.*/)?finetune/adapter\w*\.py", "", "litgpt's adapters"),
+    (r"litgpt finetune\w*|(?:.*/)?finetune/(?:lora|full)\.py", "litgpt", "litgpt"),
+    (r"(?:.*/)?run_clm\.py", "trainer", "Trainer"),
+    (r"swift (?:sft|pt|rlhf)|megatron (?:sft|pt|rlhf)|(?:.*/)?swift/cli/\w+\.py", "swift", "ms-swift"),
+    (r"-m (?i:maxtext)\.\S+|(?:.*/)?(?i:maxtext)/\S+\.py", "maxtext", "MaxText"),
+    (r"oumi train|-m oumi\.train", "oumi", "oumi"),
+    (r"-m openrlhf\.\S+", "", "OpenRLHF"),
+    (r"-m verl\.\S+", "", "verl"),
+    (r"xtuner train", "", "XTuner"),
+    (r"automodel \S+|(?:.*/)?nemo_automodel/\S+\.py", "", "NeMo AutoModel"),
+    (r"-m tunix\.\S+|tunix \S+", "", "Tunix"),
+    (r"(?:.*/)?(?:pretrain|finetune)_(?:gpt|llama)\.py", "", "Megatron-LM"),
+    (r"(?:.*/)?[\w-]*(?:train|tune|sft|dpo|run_)[\w-]*\.py", "", ""),
+)
+"""Programs that train, the dialect that reads their flags, "" for none, and the tool; the first that fits."""
+
+WRAPPERS = words("srun nohup time exec sudo env uv poetry conda mamba pixi numactl nsys docker ! %%bash")
+LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
+TOOLS = {program.partition(" ")[0] for one, _, _ in PROGRAMS for program in one.split("|") if " " in program}
+STARTS = {*LAUNCHERS, "python", "python3", "llamafactory-cli", "lmf", *TOOLS} - {"-m"}
+SINGLE = ("axolotl", "torchtune", "maxtext", "oumi", "litgpt")
+"""Dialects whose flags take one value each."""
+HYDRA = ("torchtune", "maxtext", "llamafactory", "axolotl", "oumi")
+"""Dialects whose commands take KEY=VALUE."""
+SECTIONS = {
+    "trl": ("sft", "dpo", "orpo", "script", "model"),
+    "llamafactory": ("train",),
+    "trainer": ("training_arguments",),
+    "axolotl": ("config",),
+    "accelerate": ("launch",),
+}
+"""The tables with the types of flags, by dialect."""
+BARE = words("m module multi_gpu standalone no_python no_ssh no_local_rank force_multi save_pid use_env")
+"""Launchers' flags without a value."""
+RENAMED = {
+    "node_rank": "machine_rank",
+    "master_addr": "main_process_ip",
+    "master_port": "main_process_port",
+    "nnodes": "num_machines",
+    "num_nodes": "num_machines",
+}
+"""What accelerate calls the flags of torchrun and deepspeed."""
+PER_NODE = ("nproc_per_node", "num_gpus", "nproc-per-node")
+_VALUE = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?|[Tt]rue|[Ff]alse|TRUE|FALSE|null")
+_SECRET = re.compile(
+    r"(?i)((?:token|api_?key|access_?key|secret|password|passwd)\w*(?:=|\s+)[\"']?)([^\s\"'$][^\s\"']{3,})"
+)
+_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+|\[\d+\])*")
+_PAIR = re.compile(r"~?[A-Za-z_][\w.\[\]-]*=")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A training command.
+
+    Attributes:
+        name: as it is called, "trl sft".
+        dialect, tool, script: as PROGRAMS has them.
+        launcher: its flags, with their words; arguments: the program's words.
+        head: its first word.
+    """
+
+    name: str
+    dialect: str
+    tool: str
+    script: str | None
+    launcher: tuple[Word, ...]
+    arguments: tuple[Word, ...]
+    head: Word
+    statement: Statement
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as a port takes it.
+
+    Attributes:
+        sources: the main one first.
+        dialect: of them.
+        script: of TRL's, where the command names it.
+        devices: GPUs, where no file among the sources says it.
+        taken: of the files beside it on the command line, those that the command names.
+    """
+
+    sources: tuple[Source, ...]
+    dialect: str
+    script: str | None
+    devices: int | None
+    taken: frozenset[Path]
+
+
+def is_command(path: Path) -> bool:
+    """Whether a path is of a script of commands: by its suffix, or `-` for stdin."""
+    return str(path) == "-" or path.suffix.lower() in SUFFIXES
+
+
+def read_command(
+    path: Path, number: int | None = None, chosen: str | None = None, beside: Sequence[Path] = ()
+) -> tuple[Command | None, list[Diagnostic]]:
+    """The training command of a script, None where there is none that can be read, and what was found.
+
+    Args:
+        number: by --command, which of several it is, from 1.
+        chosen: the dialect's name, by --from.
+        beside: files of the port's own command line, among which the command's names are looked for first.
+    """
+    if str(path) == "-":
+        text, problem = sys.stdin.read(MAX_BYTES + 1), None
+    else:
+        text, problem = read_text(path, "a script", MAX_BYTES, "a script with the command")
+    if problem is not None:
+        return None, [problem]
+    script = _Script(path, "stdin" if str(path) == "-" else display(path), text, beside)
+    try:
+        return script.command(number, chosen), script.found
+    except Refused as refused:
+        return None, [*script.found, refused.diagnostic]
+
+
+def _program(statement: Statement) -> Program | None:
+    """What a statement runs, None where it trains nothing."""
+    words = list(statement.words)
+    names = [PurePosixPath(word.text.lstrip("!")).name for word in words]
+    starts = [index for index, name in enumerate(names) if name in STARTS]
+    if not starts or (starts[0] > 0 and names[0] not in WRAPPERS):
+        return None
+    at, launcher = starts[0], list[Word]()
+    head = words[at]
+    while True:
+        name = names[at] if at < len(names) else ""
+        if name in LAUNCHERS and (name != "accelerate" or names[at + 1 : at + 2] == ["launch"]):
+            begins = at + 1 + (name == "accelerate")
+            at = _end_of_launcher(words, begins)
+            launcher += words[begins:at]
+        elif name in ("python", "python3"):
+            at += 1
+            while at < len(words) and re.fullmatch(r"-[uOBIsEW]+", words[at].text):
+                at += 1
+            if [word.text for word in words[at : at + 2]][1:] in (
+                ["torch.distributed.run"],
+                ["torch.distributed.launch"],
+                ["accelerate.commands.launch"],
+            ):
+                begins = at + 2
+                at = _end_of_launcher(words, begins)
+                launcher += words[begins:at]
+        else:
+            break
+    if at >= len(words):
+        return None
+    pair = words[at].text in ("-m", "--module") or not names[at].endswith(".py")
+    called = " ".join(
+        [words[at].text if not pair else names[at], *(word.text for word in words[at + 1 : at + 2])][
+            : 1 + pair
+        ]
+    )
+    called = called.replace("--module ", "-m ")
+    rest = tuple(words[at + 1 + pair :])
+    for pattern, dialect, tool in PROGRAMS:
+        if found := re.fullmatch(pattern, called):
+            kind = found[1] if found.groups() else None
+            if tool == "torchtune" and not any(
+                "finetune" in each.text or "dpo" in each.text for each in rest
+            ):
+                return None  # an evaluation, a generation, a quantisation
+            return Program(called, dialect, tool, kind, tuple(launcher), rest, head, statement)
+    if called.endswith(".py") and (launcher or unknown(called)):
+        return Program(called, "", "", None, tuple(launcher), rest, head, statement)
+    return None
+
+
+def _end_of_launcher(words: Sequence[Word], at: int) -> int:
+    """Where the launcher's flags end: at its program."""
+    while at < len(words):
+        text = words[at].text
+        if text in ("-m", "--module") or PurePosixPath(text).name in STARTS:
+            return at
+        if not text.startswith("-"):
+            return at
+        bare = text.lstrip("-").replace("-", "_")
+        kind = _types("accelerate").get(bare, "")
+        single = "=" in text or bare in BARE or kind == "bool"
+        at += 1 if single else 2
+    return at
+
+
+def _types(tool: str) -> dict[str, str]:
+    """The types of a tool's flags."""
+    sections = tools().get(tool, {}).get("sections", {})
+    return {
+        key: str(row[0])
+        for name in SECTIONS.get(tool, ())
+        for key, row in sections.get(name, {}).items()
+        if row
+    }
+
+
+@dataclass
+class _Laid:
+    """A config with flags over it."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    spans: dict[str, Span] = field(default_factory=dict)
+    keys: dict[str, Span] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def over(cls, source: Source | None) -> _Laid:
+        if source is None:
+            return cls()
+        return cls(deepcopy(source.data), dict(source.spans), dict(source.keys), dict(source.secrets))
+
+    def lay(
+        self,
+        key: str,
+        value: Any,
+        span: Span,
+        secrets: Mapping[str, str] | None = None,
+        at: Span | None = None,
+    ) -> None:
+        """Sets a key, in place of what stands there.
+
+        Args:
+            span, at: the places of the flag and of its value.
+            secrets: what in the value looks like a token, by path below it.
+
+        Raises:
+            Refused: it lies in what is no section.
+        """
+        help = "set the section itself"
+        key = shown(key) or '""'
+        way = parts(key) if _KEY.fullmatch(key) else [key]  # what is no name is no key of any tool
+        put(self.data, way, value, Diagnostic("E0031", f"`{key}` leads nowhere", key, help, span))
+        self._forget(key)
+        for path in _below(value, key):
+            self.spans[path], self.keys[path] = at or span, span
+        for path, what in (secrets or {}).items():
+            self.secrets[key + path if path[:1] in ("", "[") else join(key, path)] = what
+
+    def remove(self, key: str) -> None:
+        """Takes a key out, where it stands."""
+        *way, last = parts(key) if _KEY.fullmatch(key) else [key]
+        node: Any = self.data
+        for part in way:
+            node = node.get(part) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.pop(last, None)
+            self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        for places in (self.spans, self.keys, self.secrets):
+            for known in [each for each in places if each == key or each.startswith((f"{key}.", f"{key}["))]:
+                places.pop(known)
+
+    def source(self, path: Path, file: str) -> Source:
+        return Source(path, file, self.data, self.spans, self.keys, self.secrets)
+
+
+def _below(value: Any, path: str) -> Iterator[str]:
+    """The paths of a value and of what lies in it."""
+    yield path
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _below(inner, join(path, str(key)))
+
+
+class _Script:
+    """A script whose command is read."""
+
+    def __init__(self, path: Path, file: str, text: str, beside: Sequence[Path]) -> None:
+        self.path, self.file = path, file
+        self.text = re.sub("[\ue000-\ue002]", "?", text)
+        self.beside = [each for each in beside if each.suffix in CONFIGS]
+        self.taken: set[Path] = set()
+        self.found: list[Diagnostic] = []
+        self.start = ""
+        self.tree = Tree(_SECRET.sub(lambda match: match[1] + "*" * len(match[2]), self.text), file)
+        self.starts = [0, *(match.end() for match in re.finditer(r"\r\n|[\n\r\x85\u2028\u2029]", self.text))]
+        self.shell = Shell(self.text.replace("\r\n", " \n"))
+        self.folder = Path() if str(path) == "-" else path.parent
+
+    def span(self, at: int, end: int) -> Span:
+        line = bisect_right(self.starts, at) - 1
+        column = at - self.starts[line]
+        text = self.tree.lines[line] if line < len(self.tree.lines) else ""
+        return self.tree.span(line, column, max(1, min(end - at, len(text) - column)))
+
+    def place(self, word: Word) -> Span:
+        return self.span(word.at, word.end)
+
+    def refused(self, code: str, message: str, help: str, span: Span) -> Refused:
+        return Refused(Diagnostic(code, message, help=help, span=span))
+
+    def command(self, number: int | None, chosen: str | None) -> Command:
+        """The one command.
+
+        Raises:
+            Refused: there is none, or none that can be taken.
+        """
+        program = self._chosen(number)
+        self.start = program.statement.folder
+        dialect = chosen or program.dialect
+        if dialect not in dialects.KNOWN:
+            raise self._unread(program)
+        script = program.script if dialect == "trl" and program.dialect == "trl" else None
+        if script not in (None, "sft", "dpo", "orpo"):
+            message = f"`{program.name}` is TRL's {script}, which has no counterpart"
+            raise self.refused(
+                "E1172", message, "recipes train by sft, dpo and orpo", self.place(program.head)
+            )
+        main, launched = self._main(program, dialect)
+        sources, devices = [main], None
+        launch = self._launch(program, launched)
+        if launch is not None and "accelerate" in dialects.KNOWN[dialect].roles:
+            sources.append(launch)
+        elif launch is not None and isinstance(launch.data.get("num_processes"), int):
+            devices = launch.data["num_processes"]
+        sources += self._named(main, dialect)
+        return Command(tuple(sources), dialect, script, devices, frozenset(self.taken))
+
+    def _chosen(self, number: int | None) -> Program:
+        if "\0" in self.text:
+            at = self.text.index("\0")
+            raise self.refused(
+                "E1183", "this is no text: it holds a zero byte", "name the script", self.span(at, at)
+            )
+        try:
+            self.shell.read()
+        except Unreadable as error:
+            help = "bash -n SCRIPT shows what it makes of it"
+            raise self.refused("E1183", str(error), help, self.span(error.at, error.at + 1)) from None
+        programs = [found for each in self.shell.statements if (found := _program(each))]
+        if not programs:
+            message = f"{self.file} has no command that trains"
+            help = (
+                "looked for trl, llamafactory-cli, axolotl, tune, litgpt, and for accelerate, torchrun, "
+                "deepspeed or python with a training script"
+            )
+            raise self.refused("E1182", message, help, Span(self.file, 1, 1, self.tree.lines[0]))
+        if (number is None and len(programs) > 1) or not 1 <= (number or 1) <= len(programs):
+            lines = [
+                f"--command {index}: {each.name} (line {self.place(each.head).line})"
+                for index, each in enumerate(programs[:20], 1)
+            ]
+            message = f"{self.file} has {plural(len(programs), 'training command')}; a recipe is one"
+            help = "choose one:\n" + "\n".join(f"  {line}" for line in lines)
+            raise self.refused(
+                "E1181", message, help, self.place(programs[-1 if len(programs) == 1 else 1].head)
+            )
+        return programs[(number or 1) - 1]
+
+    def _unread(self, program: Program) -> Refused:
+        read = listing([dialect.TITLE for dialect in dialects.every()])
+        if program.tool:
+            message = f"`{program.name}` is a command of {program.tool}, which is not read yet"
+            help = f"begin a recipe by hand: recipe new my-run; read are commands of {read}"
+            return self.refused("E1193", message, help, self.place(program.head))
+        message = f"`{shown(program.name)}` is a script of its own: what its flags mean stands in it"
+        help = "port the script itself; or --from trl, if its flags are those of TRL's command line"
+        if missing := unknown(program.name):
+            message = f"which script trains takes `{missing}`, which is not known before this one runs"
+            help = "write the script's name out"
+        return self.refused("E1184", message, help, self.place(program.head))
+
+    def _main(self, program: Program, dialect: str) -> tuple[Source, list[Word]]:
+        """The config with the command's flags, and the launcher's flags that stand among them."""
+        words = list(program.arguments)
+        launched = list(program.launcher)
+        if dialect == "torchtune" and program.tool == "torchtune":
+            end = _end_of_launcher(words, 0)
+            launched, words = launched + words[:end], words[end + 1 :]
+        flags, plain = _split(words, _types(dialect), dialect)
+        named = [word for word in plain if word.text.endswith(CONFIGS)][:1]
+        if not named and dialect in ("torchtune", "maxtext", "axolotl"):
+            named = [word for word in plain if not _PAIR.match(word.text)][:1]
+        named = [word for flag, values, _ in flags if flag in ("config", "c") for word in values] or named
+        config = self._config(named[0], dialect) if named else None
+        laid = _Laid.over(config)
+        if dialect == "litgpt":
+            self._litgpt(laid, program, [word for word in plain if not word.text.endswith(CONFIGS)])
+        for flag, values, span_word in flags:
+            if flag not in ("config", "c"):
+                self._lay(laid, flag, values, span_word, dialect)
+        for word in plain:
+            if _PAIR.match(word.text) and dialect in HYDRA:
+                key, _, text = word.text.partition("=")
+                self._lay(laid, key, [replace(word, text=text)], word, dialect)
+            elif word.text.startswith("~") and dialect == "torchtune":
+                laid.remove(word.text[1:])
+            elif word not in named and dialect != "litgpt":
+                message = f"nothing is made of `{shown(word.text)}`: it is no flag"
+                self.found.append(Diagnostic("W1186", message, help="remove it", span=self.place(word)))
+        path = Path("command.sh") if str(self.path) == "-" else self.path
+        if config is not None and path.stem in ("run", "launch", "command"):
+            path = config.path
+        return laid.source(path, config.file if config else self.file), launched
+
+    def _lay(self, laid: _Laid, flag: str, values: Sequence[Word], place: Word, dialect: str) -> None:
+        """Lays one flag over the config."""
+        types, span = _types(dialect), self.place(place)
+        key = flag if dialect in ("torchtune", "maxtext") else flag.replace("-", "_")
+        if key not in types and key.startswith("no_") and not values and (not types or key[3:] in types):
+            laid.lay(key[3:], False, span)
+            return
+        kind = types.get(key, "")
+        read = [self._value(word, kind) for word in values]
+        if not values:
+            laid.lay(key, True, span)
+        elif len(values) > 1 or ("list" in kind.lower() and dialect not in SINGLE):
+            lists = len(read) == 1 and isinstance(read[0][0], list)
+            many = read[0][0] if lists else [value for value, _ in read]
+            secrets = {f"[{i}]": what for i, (_, found) in enumerate(read) for what in found.values()}
+            laid.lay(key, many, span, secrets, self.place(values[0]))
+        else:
+            value, secrets = read[0]
+            under = f"{key}._component_"
+            old = laid.data.get(key) if dialect == "torchtune" else None
+            key = under if isinstance(old, dict) and "_component_" in old and isinstance(value, str) else key
+            key = _litgpt_key(key) if dialect == "litgpt" else key
+            laid.lay(key, value, span, secrets, self.place(values[0]))
+
+    def _value(self, word: Word, kind: str) -> tuple[Any, dict[str, str]]:
+        """A word as the value that the tools make of it, and what in it looks like a token."""
+        text = shown(word.text)
+        tree = Tree(text, self.file)
+        if text[:1] in ("{", "[") and not unknown(word.text):
+            try:
+                return (parse_json if text[:1] == "{" else parse_yaml)(tree), tree.secrets
+            except Refused:
+                tree = Tree(text, self.file)
+        if kind.replace(" | None", "").replace("None | ", "") != "str" and _VALUE.fullmatch(text):
+            number = re.sub(r"^([-+]?\d+)([eE])", r"\1.0\2", text)
+            number = re.sub(r"([eE])(\d)", r"\1+\2", number)
+            return yaml.safe_load(number), {}
+        return tree.value(text, ""), tree.secrets
+
+    def _litgpt(self, laid: _Laid, program: Program, plain: Sequence[Word]) -> None:
+        """What litgpt's command says beside its flags: the checkpoint, and that it is of LoRA."""
+        method = plain[0].text if plain and plain[0].text in ("lora", "full", "adapter", "adapter_v2") else ""
+        if method.startswith("adapter"):
+            raise self._unread(replace(program, name=f"{program.name} {method}", tool="litgpt's adapters"))
+        given = plain[1 if method else 0 :]
+        if given:
+            laid.lay("checkpoint_dir", shown(given[0].text), self.place(given[0]))
+        full = "full" in f"{program.name} {method}"
+        if not full and not any(str(key).startswith("lora_") for key in laid.data):
+            rank = tools()["litgpt"]["sections"]["lora"]["lora_r"][1]
+            laid.lay("lora_r", rank, self.place(program.head))
+
+    def _config(self, word: Word, dialect: str) -> Source | None:
+        """The config that a command names; None for MaxText's own, whose values the dialect knows.
+
+        Raises:
+            Refused: it is not there, or cannot be known.
+        """
+        own = dialect == "maxtext" and PurePosixPath(word.text).name in ("base.yml", "sft.yml")
+        source = self._beside(word.text, self.place(word), "W1186" if own else "E1185", says=not own)
+        if source is None and not own:
+            raise Refused(self.found.pop())
+        return source
+
+    def _beside(self, name: str, span: Span, code: str, says: bool = True) -> Source | None:
+        """A file that a heredoc writes, or that lies beside the script or below the working folder.
+
+        Args:
+            code: of the finding where it is not there; the file is then None.
+            says: whether there is a finding.
+
+        Raises:
+            Refused: the path leads out, or the file cannot be read.
+        """
+        text = shown(name)
+        if missing := unknown(name):
+            message = f"the file's name takes `{missing}`, which is not known before the script runs"
+            self.found.append(Diagnostic(code, message, help="write the name out", span=span))
+            return None
+        if (written := self.shell.written.get(name)) is not None:
+            before = "\n" * (self.span(written.at, written.at).line - 1)
+            tree = Tree(before + shown(written.text), self.file)
+            data = (parse_json if text.endswith(".json") else parse_yaml)(tree)
+            return Source(
+                self.folder / text, f"{self.file}, {text}", data, tree.spans, tree.keys, tree.secrets
+            )
+        homes = [self.folder.resolve(), Path.cwd()]
+        names = [text, f"recipes/configs/{text}.yaml"]  # torchtune's own, in its checkout
+        names = names if not text.endswith(CONFIGS) else [text]
+        starts = dict.fromkeys([self.start, ""])
+        places = [home / start / each for home in homes for start in starts for each in names]
+        inside = [place for place in places if any(place.resolve().is_relative_to(home) for home in homes)]
+        present = next((place for place in inside if place.is_file()), None)
+        given = [each for each in self.beside if each.name == PurePosixPath(text).name]
+        if given:
+            present = given[0]
+            self.taken.add(present)
+        elif not inside and says:
+            message = f"`{text}` leads out of the script's folder and of the folder you are in"
+            help = "copy it beside the script, or name it on the command line"
+            raise Refused(Diagnostic("E1187", message, help=help, span=span))
+        if present is not None:
+            source, problems = read(present)
+            if source is None:
+                raise Refused(problems[-1])
+            if not isinstance(source.data, dict):
+                message = f"{source.file} is no mapping of `key: value` lines, as every config is"
+                raise Refused(Diagnostic("E1101", message, help="name a config", span=source.top()))
+            self.found += problems
+            return source
+        if says:
+            message = f"there is no file `{text}` beside the script, nor below the folder you are in"
+            help = "run the port in the folder in which the script runs, or name the file on the command line"
+            if "://" in text:
+                message, help = f"`{text}` is not downloaded", "download it, and name the file in its place"
+            elif not text.endswith(CONFIGS):
+                help = f"if it is torchtune's own: tune cp {text} config.yaml, and --config config.yaml"
+            self.found.append(Diagnostic(code, message, help=help, span=span))
+        return None
+
+    def _launch(self, program: Program, words: Sequence[Word]) -> Source | None:
+        """accelerate's file with the launcher's flags, None where nothing says how the run was started."""
+        watched = program.statement.watched
+        flags, _ = _split(words, {**_types("accelerate"), **dict.fromkeys(BARE, "bool")}, "")
+        named = next((values for flag, values, _ in flags if flag == "config_file" and values), None)
+        file = self._beside(named[0].text, self.place(named[0]), "W1186") if named else None
+        laid = _Laid.over(file)
+        span = self.place(program.head)
+        nodes, per_node = 1, None
+        for flag, values, place in flags:
+            name = RENAMED.get(flag, flag)
+            value = self._value(values[0], "")[0] if values else True
+            if flag in PER_NODE:
+                per_node = (value, self.place(place))
+            elif name == "include" and (gpus := re.fullmatch(r"[^:@]+:(\d+(?:,\d+)*)", str(value))):
+                per_node = (gpus[1].count(",") + 1, self.place(place))
+            elif name in ("use_deepspeed", "use_fsdp", "multi_gpu"):
+                kind = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}[name]
+                if name != "multi_gpu" or not laid.data.get("distributed_type"):
+                    laid.lay("distributed_type", kind, self.place(place))
+            elif name.startswith(("fsdp_", "parallelism_config_")):
+                laid.lay(
+                    f"{'fsdp_config' if name[0] == 'f' else 'parallelism_config'}.{name}",
+                    value,
+                    self.place(place),
+                )
+            elif name.startswith(("zero", "offload_", "deepspeed_")) or name in _OF_DEEPSPEED:
+                laid.lay(f"deepspeed_config.{name}", value, self.place(place))
+            elif name != "config_file":
+                laid.lay(name, value, self.place(place))
+            if name == "num_machines" and isinstance(value, int):
+                nodes = value
+        if per_node is not None:
+            count = per_node[0]
+            laid.lay("num_processes", count * nodes if isinstance(count, int) else count, per_node[1])
+        visible = watched.get("CUDA_VISIBLE_DEVICES", "")
+        if "num_processes" not in laid.data and re.fullmatch(r"\d+(,\d+)*", visible):
+            laid.lay("num_processes", visible.count(",") + 1, span)
+        if not laid.data:
+            return None
+        if laid.data.get("distributed_type") in (None, "NO") and laid.data.get("num_processes", 1) != 1:
+            laid.lay("distributed_type", "MULTI_GPU", span)
+        if len(recognise.ROLES["accelerate"].marks.intersection(laid.data)) < recognise.LEAST_MARKS:
+            laid.lay("compute_environment", "LOCAL_MACHINE", span)
+            laid.lay("distributed_type", laid.data.get("distributed_type", "NO"), span)
+        return laid.source(self.path, file.file if file else f"{self.file}, launcher")
+
+    def _named(self, main: Source, dialect: str) -> Iterator[Source]:
+        """The files that the main one's keys name, and that go with the tool."""
+        roles = dialects.KNOWN[dialect].roles
+        for key, role in (("deepspeed", "deepspeed"), ("accelerate_config", "accelerate")):
+            value, span = main.get(key, None), main.span(key)
+            if (
+                role in roles
+                and isinstance(value, str)
+                and value.endswith(CONFIGS)
+                and span
+                and "$" not in value
+            ):
+                found = self._beside(value, span, "W1186")
+                yield from [found] if found else []
+        if "dataset_info" in roles and isinstance(folder := main.get("dataset_dir", "data"), str):
+            found = self._beside(f"{folder}/dataset_info.json", main.top(), "W1186", says=False)
+            yield from [found] if found else []
+
+
+_OF_DEEPSPEED = ("gradient_accumulation_steps", "gradient_clipping")
+
+
+def _litgpt_key(key: str) -> str:
+    """`data.json_path` of litgpt's command line as its files have it, `data.init_args.json_path`."""
+    if key == "data":
+        return "data.class_path"
+    return (
+        f"data.init_args.{key.removeprefix('data.')}"
+        if re.match(r"data\.(?!class_path|init_args)", key)
+        else key
+    )
+
+
+def _split(
+    words: Sequence[Word], types: Mapping[str, str], dialect: str
+) -> tuple[list[tuple[str, list[Word], Word]], list[Word]]:
+    """The flags of a command, each with its values and the word that it is, and the words that are none."""
+    flags: list[tuple[str, list[Word], Word]] = []
+    plain: list[Word] = []
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if not word.text.startswith("-") or word.text in ("-", "--"):
+            plain += [word] if word.text not in ("-", "--") else []
+            continue
+        name, equals, text = word.text.lstrip("-").partition("=")
+        if word.text.startswith("--"):
+            name = name.replace("-", "_") if dialect not in ("torchtune", "maxtext") else name
+        if equals:
+            flags.append((name, [replace(word, text=text)], word))
+            continue
+        values: list[Word] = []
+        kind = types.get(name, "")
+        many = dialect not in SINGLE and (not kind or "list" in kind.lower())
+        switch = re.fullmatch(r"bool( \| None)?", kind)
+        while at < len(words) and (many or not values) and not re.match(r"--|-[A-Za-z]", words[at].text):
+            if dialect in HYDRA and _PAIR.match(words[at].text) and name != "config":
+                break
+            if switch and not re.fullmatch(r"(?i)true|false|yes|no|0|1|t|f|y|n|none", words[at].text):
+                break
+            values.append(words[at])
+            at += 1
+        flags.append((name, values, word))
+    return flags, plain

@@ -1,0 +1,125 @@
+"""Ports of all files in folders, each by itself: what came of each, for one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+from recipec.compiler.port import dialects
+from recipec.compiler.port.commands import CONFIGS, is_command
+from recipec.compiler.port.port import Asked, Ported, port
+from recipec.compiler.port.read import read
+from recipec.compiler.port.recognise import role_of
+from recipec.spec.diagnostics import has_errors
+from recipec.spec.load import display
+
+MOST = 2000
+"""Files of the folders that are looked at."""
+NO_RUN = ("E1101", "E1182", "E0005")
+"""Findings on a file that is no run of any tool, and is passed over."""
+SEVERAL, IN_THE_WAY = "E1181", "E1112"
+
+
+@dataclass(frozen=True)
+class One:
+    """A port of several.
+
+    Attributes:
+        name: of its file, with the command's number where there are several.
+        target: where its recipe goes, None for nowhere.
+    """
+
+    name: str
+    target: Path | None
+    made: Ported
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is a recipe, and nothing against it."""
+        return self.made.whole and not has_errors(self.made.diagnostics)
+
+    @property
+    def result(self) -> str:
+        """What came of it, or the first reason why nothing did."""
+        first = next((each for each in self.made.diagnostics if each.severity == "error"), None)
+        if first is None:
+            return str(self.target or "a recipe")
+        place = f":{first.span.line}" if first.span else ""
+        return f"{first.code}{place} {first.message}"
+
+    def to_dict(self) -> dict[str, object]:
+        return {"file": self.name, "target": str(self.target) if self.target else None, **self.made.to_dict()}
+
+
+def files_of(paths: Sequence[Path]) -> list[Path]:
+    """The files among the paths, and the configs and scripts in the folders; none of hidden folders."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        for each in sorted(path.rglob("*")):
+            hidden = any(part.startswith(".") for part in each.relative_to(path).parts)
+            known = each.suffix in CONFIGS or (is_command(each) and each.suffix != ".txt")
+            if known and not hidden and not each.is_symlink() and each.is_file() and len(found) < MOST:
+                found.append(each)
+    return found
+
+
+def port_all(paths: Sequence[Path], asked: Asked, out: Path | None) -> Iterator[One]:
+    """Ports each file by itself, with the launcher's and data files of its own folder, one of a kind.
+
+    Args:
+        out: the folder for recipes, in which they lie as their sources do; None writes none.
+    """
+    files = files_of(paths)
+    read_ones = {path: read(path)[0] for path in files if not is_command(path)}
+    roles = {path: role for path, source in read_ones.items() if source and (role := role_of(source))}
+    taken: set[Path] = set()
+    for path in (each for each in files if each not in roles):
+        made = port([path], asked)
+        if any(each.code in NO_RUN for each in made.diagnostics) and path not in paths:
+            continue
+        beside = _companions(path, made.title, roles)
+        several = asked.command is None and any(each.code == SEVERAL for each in made.diagnostics)
+        for number in count(1) if several else [asked.command]:
+            target = _target(path, paths, out, number if several else None, taken) if out else None
+            now = replace(asked, place=target or asked.place, command=number, writes=out is not None)
+            one = _ported([path, *beside], replace(now, force=False))
+            if target and any(each.code == IN_THE_WAY for each in one.diagnostics):
+                target = target.with_suffix("") / "recipe.yaml"  # what it needs beside it, another one has
+                one = _ported([path, *beside], replace(now, place=target))
+            if several and any(each.code == SEVERAL for each in one.diagnostics):
+                break
+            yield One(f"{display(path)}{f' ({number})' if several else ''}", target, one)
+
+
+def _ported(paths: Sequence[Path], asked: Asked) -> Ported:
+    """A port into a folder that need not be there yet, and is there afterwards only with something in it."""
+    made = [each for each in asked.place.parents if asked.writes and not each.exists()]
+    asked.place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return port(paths, asked)
+    finally:
+        for folder in made:
+            folder.rmdir()
+
+
+def _companions(path: Path, title: str, roles: Mapping[Path, str]) -> list[Path]:
+    """The files of a file's folder that go with its tool, where there is one of their kind."""
+    known = next((dialects.KNOWN[each.NAME].roles for each in dialects.every() if title == each.TITLE), ())
+    beside = {other: role for other, role in roles.items() if other.parent == path.parent and role in known}
+    kinds = list(beside.values())
+    return [] if is_command(path) else [each for each, role in beside.items() if kinds.count(role) == 1]
+
+
+def _target(path: Path, paths: Sequence[Path], out: Path, number: int | None, taken: set[Path]) -> Path:
+    """A recipe's file below `out`, which no other one has."""
+    home = next((each for each in paths if each.is_dir() and path.is_relative_to(each)), path.parent)
+    stem = (out / path.relative_to(home)).with_suffix("")
+    names = [f"-{number}" if number else "", *(f"-{path.suffix[1:]}-{again}" for again in range(1, MOST))]
+    target = next(each for name in names if (each := stem.with_name(f"{stem.name}{name}.yaml")) not in taken)
+    taken.add(target)
+    return target

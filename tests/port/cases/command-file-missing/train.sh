@@ -1,0 +1,2 @@
+CONFIG=configs/sft.yaml
+trl sft --config $CONFIG

@@ -1,0 +1,2 @@
+cd "$(dirname "$0")"
+axolotl train configs/$1.yaml

@@ -1,0 +1,3 @@
+#!/bin/bash
+pip install trl
+llamafactory-cli export merge.yaml

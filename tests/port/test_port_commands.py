@@ -1,0 +1,213 @@
+"""Training commands of shell scripts: what the shell's syntax makes of them, and the run that comes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from recipec.compiler.cli.main import app
+from recipec.compiler.lowering.hardware import from_text
+from recipec.compiler.port.port import Asked, Ported, port
+from recipec.compiler.port.shell import Shell, Unreadable, shown
+
+MODEL = "--model_name_or_path Qwen/Qwen3-8B --dataset_name example/notes"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def ported(folder: Path, text: str, **asked: object) -> Ported:
+    (folder / "train.sh").write_text(text)
+    return port([Path("train.sh")], Asked(from_text("v5p-8"), **asked))  # type: ignore[arg-type]
+
+
+def value(made: Ported, path: str) -> object:
+    assert made.ledger is not None, made.diagnostics
+    return made.ledger.value(path)
+
+
+@pytest.mark.parametrize(
+    ("script", "command"),
+    [
+        ("run --a \\\n  'b c' \"d $x\"  # e", ["run", "--a", "b c", "d ${x}"]),
+        ("x='1 2'\nrun $x \"$x\"", ["run", "1", "2", "1 2"]),
+        ("x=(1 '2 3'); x+=(4)\nrun \"${x[@]}\"", ["run", "1", "2 3", "4"]),
+        ("n=4; run $((n * 2)) $(( $n + k ))", ["run", "8", "${(( $n + k ))}"]),
+        ("run ${1:-a} $1 ${y-'b c'}", ["run", "a", "${1}", "b", "c"]),
+        ("for i in 1 2; do run $i; done", ["run", "${i}"]),
+        ("x=1; if a; then x=2; else x=3; fi; run $x", ["run", "${x}"]),
+        ("x=1; if a; then run $x; fi", ["run", "1"]),
+        ("x=1 other; run $x", ["run", "${x}"]),
+        ('c="run --a 1"; eval "$c 2"', ["run", "--a", "1", "2"]),
+        ("run `date` $(echo ')' \")\")x", ["run", "${(date)}", "${(echo ')' \")\")}x"]),
+        ("run \\\n# no comment ends a continued line\n", ["run"]),
+    ],
+)
+def test_a_command_has_the_words_that_the_shell_gives_it(script: str, command: list[str]) -> None:
+    statements = Shell(script).read().statements
+    found = [[shown(word.text) for word in each.words] for each in statements]
+    assert command in found
+
+
+@pytest.mark.parametrize("text", ["run 'a", 'run "a', "run $(a", "run ${a", "x=(a", "cat <<E\na\n", "run `a"])
+def test_what_is_not_closed_is_told_at_its_place(text: str) -> None:
+    with pytest.raises(Unreadable) as error:
+        Shell(f"first line\n{text}").read()
+    assert error.value.at >= len("first line\n")
+
+
+def test_variables_that_double_each_other_end() -> None:
+    with pytest.raises(Unreadable, match="expand"):
+        Shell("x=ab\n" + "x=$x$x\n" * 60 + "run $x").read()
+
+
+def test_flags_lie_over_the_config_each_at_its_place(here: Path) -> None:
+    (here / "sft.yaml").write_text("learning_rate: 1.0e-4\nlora_r: 8\nuse_peft: true\n")
+    text = f"R=16\naccelerate launch --num_processes 4 trl/scripts/sft.py \\\n {MODEL} --config sft.yaml"
+    made = ported(here, f"{text} \\\n --lora_r=$R --lora_target_modules q_proj k_proj --no_packing\n")
+    assert value(made, "lora.rank") == 16 and value(made, "lora.targets") == ["q_proj", "k_proj"]
+    assert value(made, "train.optimizer.learning_rate") == 1e-4 and value(made, "data.packing") is False
+    assert value(made, "train.global_batch_size") == 32  # 8 rows on each of 4 processes
+    places = {row.key: row.place for row in made.rows}
+    assert places["lora_r"] == "train.sh:4" and places["learning_rate"] == "sft.yaml:1"
+    assert made.whole and set(made.files) == {"sft.yaml", "train.sh"}
+
+
+def test_a_heredoc_is_the_config_of_a_later_command(here: Path) -> None:
+    lines = [
+        "M=Qwen/Qwen3-8B",
+        "cat > c.yaml <<EOF",
+        "model_name_or_path: $M",
+        "dataset_name: example/notes",
+        "EOF",
+    ]
+    made = ported(here, "\n".join([*lines, "trl sft --config c.yaml"]))
+    assert value(made, "model.id") == "Qwen/Qwen3-8B"
+    assert {row.key: row.place for row in made.rows}["dataset_name"] == "train.sh:4"
+
+
+@pytest.mark.parametrize(
+    ("launch", "rows"),
+    [
+        ("torchrun --nproc_per_node 4 --nnodes=2 trl/scripts/sft.py", 64),
+        ("deepspeed --include localhost:0,3 trl/scripts/sft.py", 16),
+        ("CUDA_VISIBLE_DEVICES=0,1,2 trl sft", 24),
+        ("python -u -m torch.distributed.run --standalone --nproc_per_node=2 trl/scripts/sft.py", 16),
+        ('srun --nodes 2 bash -c "accelerate launch --multi_gpu --num_processes 4 scripts/run_sft.py', 32),
+    ],
+)
+def test_the_launcher_says_how_many_gpus(here: Path, launch: str, rows: int) -> None:
+    made = ported(here, f"{launch} {MODEL}" + '"' * launch.count('"'))
+    assert value(made, "train.global_batch_size") == rows
+    assert made.whole, made.diagnostics
+
+
+def test_commands_of_the_other_tools(here: Path) -> None:
+    made = ported(
+        here, "litgpt finetune_lora meta-llama/Llama-3.2-1B --data JSON --data.json_path a.json --lora_r 4"
+    )
+    assert value(made, "lora.rank") == 4 and value(made, "model.id") == "meta-llama/Llama-3.2-1B"
+    examples = Path(__file__).parent / "examples"
+    (here / "lora.yaml").write_text((examples / "torchtune-llama31-lora" / "lora.yaml").read_text())
+    tune = "tune run --nproc_per_node 2 lora_finetune_distributed --config lora.yaml"
+    made = ported(here, f"{tune} model.lora_rank=64 ~dataset.packed")
+    assert value(made, "lora.rank") == 64 and value(made, "train.global_batch_size") == 32
+    assert value(made, "data.packing") is False
+    flags = "--stage sft --finetuning_type lora --lora_rank 4 --template qwen3 --dataset a --bf16"
+    made = ported(here, f"python src/train_bash.py --model_name_or_path Qwen/Qwen3-8B {flags}")
+    assert made.title == "LLaMA-Factory" and value(made, "lora.rank") == 4
+
+
+def test_a_script_is_not_run_and_opens_nothing_elsewhere(here: Path) -> None:
+    inside = here / "inside"
+    inside.mkdir()
+    (here / "sft.yaml").write_text("model_name_or_path: Qwen/Qwen3-8B\n")
+    (inside / "link.yaml").symlink_to(here / "sft.yaml")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(inside)
+        for name in ("link.yaml", "../sft.yaml", f"{here}/sft.yaml"):
+            made = ported(inside, f"touch {here}/ran `touch {here}/ran`\ntrl sft --config {name}")
+            assert [d.code for d in made.diagnostics] == ["E1187"], name
+    assert not (here / "ran").exists()
+
+
+def test_secrets_are_never_shown(here: Path) -> None:
+    keys = ["hf_abcdefghijklmnopqrstuvwx", "0123456789abcdef0123456789abcdef01234567"]
+    text = (
+        f"export WANDB_API_KEY={keys[1]}\nHF_TOKEN={keys[0]} trl sft {MODEL} --hub_token {keys[0]} --lora_q 1"
+    )
+    (here / "train.sh").write_text(f"{text} --run_name $WANDB_API_KEY\n")
+    result = CliRunner().invoke(app, ["port", "train.sh", "--format", "json"], catch_exceptions=False)
+    assert result.exit_code == 0 and "lora_q" in result.stderr
+    assert not any(key in result.output + result.stderr for key in keys)
+
+
+def test_a_pasted_command_is_read_from_stdin(here: Path) -> None:
+    result = CliRunner().invoke(app, ["port", "-"], input=f"$ trl sft {MODEL}\n", catch_exceptions=False)
+    assert result.exit_code == 0 and "id: Qwen/Qwen3-8B" in result.stdout
+
+
+def test_what_is_no_name_of_a_flag_is_no_key(here: Path) -> None:
+    made = ported(here, f"trl sft {MODEL} --a[b 1 --$x 2 --[ 3")
+    assert [d.path for d in made.diagnostics if d.code == "W1114"] == ["a[b", "${x}", "["]
+
+
+def test_one_of_several_commands_is_chosen(here: Path) -> None:
+    text = f"trl sft {MODEL} --seed 1\ntrl sft {MODEL} --seed 2\n"
+    assert [d.code for d in ported(here, text).diagnostics] == ["E1181"]
+    assert value(ported(here, text, command=2), "train.seed") == 2
+    assert [d.code for d in ported(here, text, command=3).diagnostics] == ["E1181"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\0\0trl sft",
+        "",
+        "\n" * 100_000,
+        "if a;then b=$c;fi;" * 50_000,
+        "((((" * 9000,
+        "trl sft 'a\n",
+        'trl sft "\\',
+        '"$(' * 9000,
+    ],
+)
+def test_what_is_no_script_ends_in_one_diagnostic(here: Path, text: str) -> None:
+    assert [d.code[:4] for d in ported(here, text).diagnostics] == ["E118"]
+
+
+def test_a_folder_becomes_a_folder_of_recipes_and_one_table(here: Path) -> None:
+    source = here / "runs"
+    (source / "sub").mkdir(parents=True)
+    examples = Path(__file__).parent / "examples"
+    for name in ("accelerate.yaml", "sft.yaml"):
+        (source / name).write_text((examples / "trl-llama32-fsdp" / name).read_text())
+    qlora = (examples / "axolotl-gemma4-qlora" / "support-qlora.yml").read_text()
+    (source / "sub" / "one.yml").write_text(qlora)
+    (source / "sub" / "two.yml").write_text(qlora.replace("field_messages: turns", "field_messages: talk"))
+    (source / "two.sh").write_text(f"trl sft {MODEL}\ntrl grpo {MODEL}\n")
+    (source / "notes.yaml").write_text("a: 1\n")
+    result = CliRunner().invoke(app, ["port", "runs", "-o", "out"], catch_exceptions=False)
+    assert result.exit_code == 1 and result.stderr == "4 of 5 runs ported\n"
+    table = {line.rpartition("  ")[0].split("  ")[0]: line for line in result.stdout.splitlines()[1:]}
+    assert list(table) == [
+        "runs/sft.yaml",
+        "runs/sub/one.yml",
+        "runs/sub/two.yml",
+        "runs/two.sh (1)",
+        "runs/two.sh (2)",
+    ]
+    assert "E1172:2" in table["runs/two.sh (2)"] and "out/two-1.yaml" in table["runs/two.sh (1)"]
+    made = sorted(path.relative_to("out").as_posix() for path in Path("out").rglob("*.yaml"))
+    assert "accelerate.yaml" in (here / "out" / "sft.yaml").read_text()
+    for name in made:
+        assert CliRunner().invoke(app, ["check", f"out/{name}"]).exit_code == 0, name
+    again = CliRunner().invoke(app, ["port", "runs", "-o", "out"], catch_exceptions=False)
+    assert again.stderr == "0 of 5 runs ported\n" and again.stdout.count("is there already") == 4
+    (here / "empty").mkdir()
+    assert "E1188" in CliRunner().invoke(app, ["port", "empty"]).stderr
