@@ -21,6 +21,7 @@ from recipec.compiler.port.dialects import Module
 from recipec.compiler.port.keys import words
 from recipec.compiler.port.ledger import Finding, Ledger, Verdict, prefixes
 from recipec.compiler.port.mesh import amend
+from recipec.compiler.port.python_source import SUFFIXES, read_script
 from recipec.compiler.port.read import read
 from recipec.compiler.port.recognise import Recognised, recognise, say_unread
 from recipec.compiler.port.report import Row, counts, rows, summary
@@ -138,7 +139,8 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
     if problems:
         return Ported(diagnostics=problems)
     sources = replace(sources, main=renamed(sources.main, dialect.NAME))
-    made = Ported(dialect.TITLE, tuple(source.file for source in sources.all()), sources=sources)
+    title = sources.main.script.tool if sources.main.script else dialect.TITLE
+    made = Ported(title, tuple(source.file for source in sources.all()), sources=sources)
     made.read = found
     try:
         free = _without_bearing(sources, dialect, asked)
@@ -212,7 +214,7 @@ def _read(paths: Sequence[Path]) -> tuple[list[Source], list[Diagnostic]]:
             found.append(Diagnostic("E1117", f"{display(path)} is named twice", help="name it once"))
             continue
         seen.add(real)
-        source, problems = read(path)
+        source, problems = (read_script if path.suffix.lower() in SUFFIXES else read)(path)
         found += problems
         files += [source] if source else []
     return files, found
