@@ -97,6 +97,8 @@ _ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
     **{ast.Is: lambda a, b: a is b or a == b, ast.IsNot: lambda a, b: not (a is b or a == b)},
     **{ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b},
 }
+_CHANGES = words("append extend insert remove pop update setdefault clear sort reverse")
+"""Methods that change a list or a dictionary itself."""
 _LONG = (str, list, tuple, dict)
 _PLAIN = (str, int, float, bool, type(None), list, tuple, dict)
 _BUILTINS: Mapping[str, Callable[..., Any]] = {
@@ -166,6 +168,10 @@ class Follower:
                 if isinstance(known, _PLAIN):
                     return self.block(body if known else orelse, env)
                 return self.either(node, (body, orelse), env)
+            case ast.For(_, _, body) if any(
+                isinstance(each, ast.Break | ast.Continue) for each in ast.walk(node)
+            ):
+                return self.either(node, (body, []), env)
             case ast.For(target, iterable, body):
                 for item in self.items(iterable, env):
                     self.bind(target, item, env, iterable)
@@ -223,17 +229,20 @@ class Follower:
                 values = value if isinstance(value, list | tuple) and len(value) == len(targets) else None
                 for number, each in enumerate(targets):
                     self.bind(each, values[number] if values else self.unknown(node), env, node)
-            case ast.Attribute(owner, key) | ast.Subscript(owner, ast.Constant(key)):
-                name = str(key)
+            case ast.Attribute(owner, name):
                 where = self.value(owner, env)
-                value = Unknown(self.unsure) if self.unsure and not isinstance(where, Unknown) else value
-                if isinstance(where, Made) and isinstance(target, ast.Attribute):
-                    where.args[name] = Arg(value, node, target)
-                elif isinstance(where, Row):
-                    where.made[name] = value
-                elif isinstance(where, dict):
-                    where[name] = value
-                elif isinstance(where, Column) or _relabelled(where, value):
+                if isinstance(where, Made):
+                    where.args[name] = Arg(Unknown(self.unsure) if self.unsure else value, node, target)
+            case ast.Subscript(owner, index):
+                where, key = self.value(owner, env), self.value(index, env)
+                value = Unknown(self.unsure) if self.unsure else value
+                if isinstance(where, Row) and isinstance(key, str):
+                    where.made[key] = value
+                elif isinstance(where, dict) and isinstance(key, str | int):
+                    where[key] = value
+                elif isinstance(where, list | dict):
+                    _spoil(where, self.unknown(target))
+                elif isinstance(where, Column | Row) or _relabelled(where, value):
                     self.changed_within = self.unknown(target).why
             case _:
                 pass
@@ -503,6 +512,9 @@ class Follower:
             return self.inline(node, args[0], [], {})
         if last in TRUE:
             return True
+        if name == "setattr" and isinstance(args[0], Made) and isinstance(args[1], str):
+            args[0].args[args[1]] = replace(at[2], value=Unknown(self.unsure) if self.unsure else args[2])
+            return None
         if name == "getattr" and len(args) == 2 and isinstance(args[1], str):
             return self.attribute(node, args[0], args[1])
         if last.startswith("DataCollator"):
@@ -569,14 +581,12 @@ class Follower:
             return owner
         if isinstance(owner, Column) and name in ("pop", "update", "append", "extend", "insert", "remove"):
             self.changed_within = self.unknown(node).why
-        if isinstance(owner, list) and name == "append" and args:
-            owner.append(Unknown(self.unsure) if self.unsure else args[0])
-            return None
+        if isinstance(owner, list | dict) and name in _CHANGES:
+            if self.unsure or named or any(isinstance(each, Unknown) for each in args):
+                return _spoil(owner, Unknown(self.unsure) if self.unsure else self.unknown(node))
+            return getattr(owner, name)(*args)
         if isinstance(owner, str) and name == "format":
             return self.formatted(node, owner, args, named)
-        if isinstance(owner, dict) and name == "update" and args and isinstance(args[0], dict):
-            owner.update(args[0])
-            return None
         if isinstance(owner, Row) and name == "get" and args:
             return self.part(node, owner, args[0])
         if isinstance(owner, str | dict | list) and name in _METHODS and not named:
@@ -698,6 +708,16 @@ class Follower:
         numbers = range(node.lineno, node.end_lineno + 1)
         lines = tuple(conceal(self.code.lines[number - 1]) for number in numbers)
         return ByHand(getattr(node, "name", ""), lines, span, why)
+
+
+def _spoil(owner: list[Any] | dict[Any, Any], why: Unknown) -> Unknown:
+    """Makes a list or a dictionary one that is not known, for it was changed in a way that is not."""
+    owner.clear()
+    if isinstance(owner, list):
+        owner.append(why)
+    else:
+        owner["..."] = why
+    return why
 
 
 def _relabelled(where: Any, value: Any) -> bool:

@@ -125,6 +125,7 @@ def main(epochs=2, *, decay=0.1):
         run_name=f"{extra.name}-{version}",
     )
     settings.max_length = 512
+    setattr(settings, "logging_steps", [7, 8].pop())
     if epochs > 5:
         settings.seed = 99
     model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B", torch_dtype=torch.bfloat16)
@@ -146,6 +147,7 @@ def test_values_are_followed_to_where_they_stand() -> None:
         "train.epochs": 3,
         "data.packing": False,
         "data.max_length": 512,
+        "train.log.every": 8,
         "model.dtype": "bfloat16",
         "lora": None,
     }
@@ -163,6 +165,13 @@ def test_values_are_followed_to_where_they_stand() -> None:
         ("seed = len(rows)\n", "seed + 1", "len(rows)"),
         ("", "nowhere", "nowhere"),
         ("seed = 'a' * 10 ** 9\n", "len(seed)", "'a' * 10 ** 9"),
+        ("seed = [1]\nif input():\n    seed.append(2)\n", "seed[0]", "the condition `input()`"),
+        (
+            "seed = 1\nfor each in (2, 3):\n    if each > 2:\n        break\n    seed = each\n",
+            "seed",
+            "the loop",
+        ),
+        ("seed = {'a': 1}\nseed[input()] = 2\n", "seed['a']", "seed['a']"),
         ("seed = 7\nwhile input():\n    seed *= seed\n", "seed", "the loop"),
     ],
 )
