@@ -55,8 +55,8 @@ def port(
         list[Path],
         typer.Argument(
             metavar="FILE",
-            help="The config of another tool, and the files that go with it: accelerate's or DeepSpeed's, "
-            "dataset_info.json, adapter_config.json.",
+            help="The config of another tool, or its Python script or notebook, and the files that go with "
+            "it: accelerate's or DeepSpeed's, dataset_info.json, adapter_config.json.",
             show_default=False,
         ),
     ],
