@@ -1548,6 +1548,39 @@ PORT: dict[str, Code] = {
         "The scripts that `--script` names are TRL's, and the file is another tool's.",
         "Leave `--script` out.",
     ),
+    "E1174": Code(
+        "value that the script alone does not tell",
+        "A script is read as syntax and never run, and the value depends on what is not known before: an "
+        "input, the environment, a download, a condition.",
+        "Write the value in its place, or give it by `--set KEY=VALUE`.",
+    ),
+    "E1175": Code(
+        "script without a trainer that is read",
+        "Nothing in the script constructs SFTTrainer, DPOTrainer, ORPOTrainer or Trainer with a language "
+        "model: it trains in a loop of its own, with another trainer or kind of model, or not at all.",
+        "Port the script that constructs the trainer.",
+    ),
+    "E1176": Code(
+        "script of several runs",
+        "The script constructs several trainers, or one in a loop; a recipe is one run.",
+        "Make a script of each run, and port each.",
+    ),
+    "E1177": Code(
+        "training arguments outside the script",
+        "The trainer's arguments are parsed from a command line or a file, or of a class of the script's.",
+        "Port the config file or the command with the values; or construct the library's own class.",
+    ),
+    "W1178": Code(
+        "function to be copied by hand",
+        "A function over rows, or one that picks them, has none of the forms that are known: a chat template "
+        "over messages, a template of text, a column.",
+        "Write it anew in the file that the port puts beside the recipe; until then a run stops there.",
+    ),
+    "E1179": Code(
+        "not valid Python",
+        "The text does not follow Python 3's grammar at the place shown, or the notebook has no cells.",
+        "Correct it; a script of Python 2 is written anew by 2to3.",
+    ),
     "E1180": Code(
         "key that changes what is learnt",
         "The source switches on what recipes do not have, and what comes of the run depends on it: another "

@@ -72,8 +72,9 @@ def port(
         list[Path],
         typer.Argument(
             metavar="FILE",
-            help="The config of another tool, and the files that go with it: accelerate's or DeepSpeed's, "
-            "dataset_info.json, adapter_config.json; with --to a recipe.",
+            help="The config of another tool, or its Python script, notebook or command line, and the files "
+            "that go with it: accelerate's or DeepSpeed's, dataset_info.json, adapter_config.json; or a folder; "
+            "with --to a recipe.",
             show_default=False,
         ),
     ],

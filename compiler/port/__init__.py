@@ -1,6 +1,7 @@
 """`recipe port`: a GPU recipe of another tool, taken over as a recipe, with a report on every key.
 
 read, source            the files, as trees whose every key knows its place
+python_source, follow    scripts and notebooks: what their trainer is given, by following their statements
 recognise, settle       whose they are; today's names, references and --set
 typed                   maps of hyperparameters, whose values are all texts
 keys, ledger            a section's keys and what becomes of each, by tables or one by one

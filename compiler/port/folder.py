@@ -10,9 +10,10 @@ from pathlib import Path
 from recipec.compiler.port import dialects
 from recipec.compiler.port.commands import CONFIGS, is_command
 from recipec.compiler.port.port import Asked, Ported, port
+from recipec.compiler.port.python_source import SUFFIXES
 from recipec.compiler.port.read import read
 from recipec.compiler.port.recognise import role_of
-from recipec.spec.diagnostics import has_errors
+from recipec.spec.diagnostics import Diagnostic, has_errors
 from recipec.spec.load import display
 
 MOST = 2000
@@ -62,7 +63,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
             continue
         for each in sorted(path.rglob("*")):
             hidden = any(part.startswith(".") for part in each.relative_to(path).parts)
-            known = each.suffix in CONFIGS or (is_command(each) and each.suffix != ".txt")
+            known = each.suffix in (*CONFIGS, *SUFFIXES) or (is_command(each) and each.suffix != ".txt")
             if known and not hidden and not each.is_symlink() and each.is_file() and len(found) < MOST:
                 found.append(each)
     return found
@@ -75,12 +76,14 @@ def port_all(paths: Sequence[Path], asked: Asked, out: Path | None) -> Iterator[
         out: the folder for recipes, in which they lie as their sources do; None writes none.
     """
     files = files_of(paths)
-    read_ones = {path: read(path)[0] for path in files if not is_command(path)}
+    read_ones = {
+        path: read(path)[0] for path in files if not is_command(path) and path.suffix not in SUFFIXES
+    }
     roles = {path: role for path, source in read_ones.items() if source and (role := role_of(source))}
     taken: set[Path] = set()
     for path in (each for each in files if each not in roles):
         made = port([path], asked)
-        if any(each.code in NO_RUN for each in made.diagnostics) and path not in paths:
+        if any(map(_is_no_run, made.diagnostics)) and path not in paths:
             continue
         beside = _companions(path, made.title, roles)
         several = asked.command is None and any(each.code == SEVERAL for each in made.diagnostics)
@@ -94,6 +97,11 @@ def port_all(paths: Sequence[Path], asked: Asked, out: Path | None) -> Iterator[
             if several and any(each.code == SEVERAL for each in one.diagnostics):
                 break
             yield One(f"{display(path)}{f' ({number})' if several else ''}", target, one)
+
+
+def _is_no_run(found: Diagnostic) -> bool:
+    """Whether a file is passed over; of a script without any trainer there is no place to show."""
+    return found.code in NO_RUN or (found.code == "E1175" and found.span is None)
 
 
 def _ported(paths: Sequence[Path], asked: Asked) -> Ported:

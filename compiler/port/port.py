@@ -22,6 +22,7 @@ from recipec.compiler.port.dialects import Module
 from recipec.compiler.port.keys import words
 from recipec.compiler.port.ledger import Finding, Ledger, Verdict, prefixes
 from recipec.compiler.port.mesh import amend
+from recipec.compiler.port.python_source import SUFFIXES, read_script
 from recipec.compiler.port.read import read
 from recipec.compiler.port.recognise import Recognised, recognise, say_unread
 from recipec.compiler.port.report import Row, counts, rows, summary
@@ -144,7 +145,8 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
     if problems:
         return Ported(diagnostics=problems)
     sources = replace(sources, main=renamed(sources.main, dialect.NAME))
-    made = Ported(dialect.TITLE, _names(sources), sources=sources)
+    title = sources.main.script.tool if sources.main.script else dialect.TITLE
+    made = Ported(title, _names(sources), sources=sources)
     made.read = found
     try:
         free = _without_bearing(sources, dialect, asked)
@@ -229,6 +231,9 @@ def _read(paths: Sequence[Path], asked: Asked) -> tuple[list[Source], list[Diagn
                 taken |= command.taken
                 script, devices = asked.script or command.script, asked.devices or command.devices
                 asked = replace(asked, dialect=command.dialect, script=script, devices=devices)
+        elif path.suffix.lower() in SUFFIXES:
+            source, problems = read_script(path)
+            files += [source] if source else []
         else:
             source, problems = read(path)
             files += [typed(source)] if source else []

@@ -7,6 +7,7 @@ date stays text.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from dataclasses import dataclass, field
@@ -124,6 +125,39 @@ class Tree:
                 name for name in places if name == path or name.startswith((f"{path}.", f"{path}["))
             ]:
                 places.pop(known)
+
+
+@dataclass
+class Code:
+    """A script's text, with the places of its lines in the file."""
+
+    tree: Tree
+    lines: list[str] = field(default_factory=list)
+    places: list[tuple[int, list[int]]] = field(default_factory=list)
+
+    def add(self, text: str, line: int, columns: list[int]) -> None:
+        """A line of code, with its line in the file and the column of each of its characters, from 0."""
+        self.lines.append(text)
+        self.places.append((line, columns))
+
+    def at(self, line: int, column: int, length: int = 1) -> Span:
+        """A place from the line (from 1) and the column of the code."""
+        number, columns = self.places[min(line, len(self.places)) - 1]
+        last = columns[-1] + 1 if columns else 0
+        first, end = ((columns[c] if c < len(columns) else last) for c in (column, column + length))
+        return self.tree.span(number, first, max(1, end - first))
+
+    def span(self, node: Any, length: int = 0) -> Span:
+        """The place of an expression, its first line; of a keyword with the length of its name."""
+        line = self.lines[node.lineno - 1].encode()
+        column = len(line[: node.col_offset].decode(errors="ignore"))
+        end = line[: node.end_col_offset] if node.end_lineno == node.lineno else line
+        return self.at(node.lineno, column, length or max(1, len(end.decode(errors="ignore")) - column))
+
+    def shown(self, node: ast.AST) -> str:
+        """An expression as it is named in messages."""
+        text = " ".join(conceal(ast.unparse(node)).split())
+        return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 _TAG = "tag:yaml.org,2002:"

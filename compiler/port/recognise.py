@@ -145,7 +145,8 @@ def recognise(files: Sequence[Source], chosen: str | None = None) -> Recognised 
             return unknown
     if len(mains) > 1:
         return [_several(mains, [known[main.file] for main in mains])]
-    fitting = [dialects.load(chosen)] if chosen else known[mains[0].file]
+    by_name = chosen and not mains[0].script
+    fitting = [dialects.load(str(chosen))] if by_name else known[mains[0].file]
     if len(fitting) > 1:  # whose other files these are may tell it
         fitting = [one for one in fitting if set(roles) <= set(dialects.KNOWN[one.NAME].roles)] or fitting
     if len(fitting) > 1:
@@ -156,7 +157,7 @@ def recognise(files: Sequence[Source], chosen: str | None = None) -> Recognised 
 
 def role_of(file: Source) -> str | None:
     """The role of a file that is no tool's own, None for one that is, or that is unknown."""
-    if not isinstance(file.data, dict) or not file.data:
+    if not isinstance(file.data, dict) or not file.data or file.script:
         return None
     for role in ("dataset_info", "v1_datasets"):
         if all(isinstance(each, dict) and ROLES[role].marks & set(each) for each in file.data.values()):
@@ -172,7 +173,9 @@ def _count(file: Source, dialect: Module) -> int:
 
 
 def _dialects(file: Source) -> list[Module]:
-    """The dialects with most marks in a file; none where no mark stands in it."""
+    """The dialects with most marks in a file; none where no mark stands in it. A script has TRL's keys."""
+    if file.script:
+        return [dialects.load("trl")]
     counts = [(_count(file, dialect), dialect) for dialect in dialects.every()]
     most = max(count for count, _ in counts)
     return [dialect for count, dialect in counts if count == most] if most else []
@@ -180,7 +183,7 @@ def _dialects(file: Source) -> list[Module]:
 
 def _unread(file: Source) -> Diagnostic | None:
     """Of a file of a tool that is not read yet: which, and by which keys."""
-    if any(file.has(key) for key in MODELS):
+    if file.script or any(file.has(key) for key in MODELS):
         return None
     found = {tool: sorted(filter(file.has, marks)) for tool, marks in UNREAD.items()}
     tool = max(found, key=lambda tool: len(found[tool]))

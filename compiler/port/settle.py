@@ -46,8 +46,10 @@ def _applied(main: Source, argument: str, number: int) -> Source:
     secrets = {known: what for known, what in main.secrets.items() if not f"{known}.".startswith(below)}
     for path, what in tree.secrets.items():
         secrets[f"{key}{path}" if path[:1] in ("", "[") else join(key, path)] = what
+    unknown = {known: why for known, why in main.unknown.items() if not f"{known}.".startswith(below)}
     keys = {**main.keys, key: span}
-    return replace(main, data=data, spans={**spans, key: span}, keys=keys, secrets=secrets)
+    spans = {**spans, key: span}
+    return replace(main, data=data, spans=spans, keys=keys, secrets=secrets, unknown=unknown)
 
 
 def put(node: Any, way: Sequence[str | int], value: Any, nowhere: Diagnostic) -> None:
@@ -157,6 +159,7 @@ def renamed(source: Source, dialect: str) -> Source:
         spans=moved(source.spans),
         keys=moved(source.keys),
         secrets=moved(source.secrets),
+        unknown=moved(source.unknown),
         older=older,
     )
 
@@ -279,9 +282,12 @@ class _Settler:
             return node if path in self.kept else MISSING
 
     def text(self, text: str, path: str) -> Any:
+        if why := self.source.unknown.get(path):
+            message = f"`{path}` depends on {why}, which is not known before the script runs"
+            raise _Unreadable("E1174", message, f"say what it is: --set {path}=VALUE")
         if found := self.source.secrets.get(path):
             raise _Unreadable("E0702", f"`{path}` looks like {found}", SECRET_HELP)
-        if _TEMPLATES.search(path):
+        if _TEMPLATES.search(path) or self.source.script:
             return text
         if sign := _JINJA.search(text):
             message = f"`{path}` is a Jinja template: what `{sign[0]}` starts is filled in elsewhere"

@@ -29,6 +29,23 @@ MISSING: Any = _Missing()
 
 
 @dataclass(frozen=True)
+class Script:
+    """What a Python script says beside its keys.
+
+    Attributes:
+        objective: sft, dpo or orpo.
+        tool: whose defaults hold, "Unsloth".
+        defaults: where they are not those of TRL's command line.
+        rows: what its functions make of the rows, as meaning.scripts has it; None for rows as they are.
+    """
+
+    objective: str
+    tool: str
+    defaults: Mapping[str, Any]
+    rows: Any = None
+
+
+@dataclass(frozen=True)
 class Source:
     """One file.
 
@@ -40,6 +57,8 @@ class Source:
         keys: of each key itself, by the same path.
         older: of the keys that the file has by an older name, that name.
         secrets: by path, the values that look like tokens, and what they look like; stars stand for them.
+        unknown: by path, the values that are not known before a script runs, and what they depend on.
+        script: of a Python script, None for other files.
     """
 
     path: Path
@@ -49,6 +68,8 @@ class Source:
     keys: Mapping[str, Span] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     older: Mapping[str, str] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    script: Script | None = None
 
     def get(self, key: str, default: Any = MISSING) -> Any:
         """The value at a path, "datasets[0].path"; `default` where nothing stands there."""

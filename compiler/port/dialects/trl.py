@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from recipec.compiler.port.common import say_common
+from recipec.compiler.port.common import COMMON, say_common
 from recipec.compiler.port.keys import REASONS, Keys, as_number, defaults_of, keys_of, table, tools, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
@@ -17,6 +17,7 @@ from recipec.compiler.port.meaning import (
     experts,
     losses,
     models,
+    scripts,
     sharding,
     templates,
     trainer,
@@ -75,8 +76,11 @@ def port(ledger: Ledger) -> None:
     """
     source = ledger.sources.main
     keys = Keys(ledger, source, TITLE)
-    objective = told(keys, ledger.script)
+    script = source.script
+    objective = script.objective if script else told(keys, ledger.script)
     keys.defaults = _defaults(objective)
+    if script:
+        keys.defaults, keys.tool = {**keys.defaults, **script.defaults}, script.tool
     if objective != "sft":
         ledger.set("train.objective", objective, f"the keys are those of TRL's {objective} script")
     launch, taken = trainer.placement(keys, _launch(keys))
@@ -91,6 +95,10 @@ def port(ledger: Ledger) -> None:
     trainer.memory(keys, launch)
     trainer.bookkeeping(keys)
     keys.follow(KEYS)
+    if script:
+        keys.follow(adapters.FEATURES)
+        keys.follow(scripts.KEYS)
+        keys.follow(COMMON, training.OFF)
     say_common(keys, NAME, training.OFF)
 
 
@@ -156,7 +164,9 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> Chosen | None:
     made = adapters.quantized(bits, kind, keys.flag("use_bnb_nested_quant"), experts.has_experts(model))
     if made.value is not None:
         keys.say("load_in_4bit" if four else "load_in_8bit", {"lora.quantize": made.value}, made.note)
-        keys.ledger.set("lora.dtype", "bfloat16", "TRL trains bfloat16 adapters on a quantised base")
+        rounded = keys.tool == TITLE
+        why = "TRL trains bfloat16 adapters on a quantised base" if rounded else ""
+        keys.ledger.set("lora.dtype", "bfloat16" if rounded else "float32", why)
     else:
         keys.ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
     note = "part of lora.quantize" if made.value else "not quantised"
@@ -364,7 +374,11 @@ def _data(keys: Keys, objective: str, named: Named | None) -> None:
     path = _read(keys, evaluates)
     naming = ("dataset_mixture", "dataset_mixer", "dataset_name", "datasets")
     name = next((key for key in naming if keys.given(key)), "dataset_name")
-    form = losses.form(keys, objective, path, (keys, name))
+    script = keys.source.script
+    if script and script.rows:
+        form = scripts.say_rows(keys, script)
+    else:
+        form = losses.form(keys, objective, path, (keys, name))
     if objective == "sft":
         losses.masks(keys, form)
         losses.packing(keys)
@@ -524,6 +538,9 @@ def _entry(keys: Keys) -> Any:
 
 
 def _template(keys: Keys, form: str, named: Named | None) -> None:
+    if keys.source.script:
+        scripts.say_template(keys, form, named)
+        return
     path, text = keys.text("chat_template_path"), keys.text("chat_template")
     if text is not None:
         keys.say("chat_template", {"data.chat_template": text})

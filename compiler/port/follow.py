@@ -1,0 +1,800 @@
+"""Follows the statements of a Python script with the values that stand in them, and runs none of it.
+
+A value that depends on something else (an input, the environment, a download) is Unknown. A condition of
+which nothing is known is followed both ways, and what the two make different is Unknown after it.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from string import Formatter
+from typing import Any
+
+from recipec.compiler.port.keys import words
+from recipec.compiler.port.meaning.scripts import ByHand, Chat, Column, End, Text, is_content
+from recipec.compiler.port.read import Code, conceal
+
+MOST_STEPS, DEEPEST, LONGEST, LARGEST = 200_000, 24, 100_000, 1023
+"""Expressions that are followed, calls within calls, characters of a text that is made, bits of a number."""
+
+TRAINERS = {
+    **dict.fromkeys(("SFTTrainer", "UnslothTrainer"), "sft"),
+    **{"DPOTrainer": "dpo", "ORPOTrainer": "orpo", "Trainer": "sft"},
+}
+"""The trainers that recipes have a counterpart of, with their objectives."""
+UNSLOTHS = ("FastLanguageModel", "FastModel")
+CONFIG = re.compile(r"(SFT|DPO|ORPO|KTO|GRPO|CPO|Lora|BitsAndBytes)Config|\w*TrainingArguments")
+DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "half": "float16", "float32": "float32"}
+TRUE = ("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available", "is_available")
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A value that the script alone does not tell, and why not."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Known:
+    """A name of a library, "torch.bfloat16"."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Arg:
+    """An argument: its value, and the expression and the keyword that it stands at."""
+
+    value: Any
+    node: ast.expr
+    key: ast.AST
+
+
+@dataclass(eq=False)
+class Made:
+    """What a known constructor makes: its kind ("model", "lora", "SFTConfig", ...), and its arguments."""
+
+    kind: str
+    args: dict[str, Arg]
+    node: ast.AST
+    rows: dict[str, Any] = field(default_factory=dict)
+    by_hand: tuple[ByHand, ...] = ()
+    told: dict[str, Arg] = field(default_factory=dict)
+
+    def but(self, **changes: Any) -> Made:
+        """A copy with other values."""
+        return replace(self, **{"args": dict(self.args), "rows": dict(self.rows), **changes})
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function or a class of the script, with the names around it."""
+
+    node: Any
+    around: ChainMap[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A row whose columns are not known but for those that functions have made."""
+
+    made: dict[str, Any]
+
+
+_OPERATORS = {
+    **{"Add": "add", "Sub": "sub", "Mult": "mul", "Div": "truediv", "FloorDiv": "floordiv", "Mod": "mod"},
+    **{"Pow": "pow", "BitOr": "or_", "Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt"},
+    "GtE": "ge",
+}
+_ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
+    **{getattr(ast, node): getattr(operator, name) for node, name in _OPERATORS.items()},
+    **{ast.Is: lambda a, b: a is b or a == b, ast.IsNot: lambda a, b: not (a is b or a == b)},
+    **{ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b},
+}
+_CHANGES = words("append extend insert remove pop update setdefault clear sort reverse")
+"""Methods that change a list or a dictionary itself."""
+_LONG = (str, list, tuple, dict)
+_PLAIN = (str, int, float, bool, type(None), list, tuple, dict)
+_BUILTINS: Mapping[str, Callable[..., Any]] = {
+    **{"int": int, "float": float, "str": str, "bool": bool, "len": len, "min": min, "max": max},
+    **{"round": round, "abs": abs, "list": list, "tuple": tuple, "sum": sum, "Path": str},
+}
+_METHODS = words(
+    "format strip lstrip rstrip split replace upper lower join removeprefix removesuffix startswith endswith "
+    "get keys values items copy"
+)
+NOTHING = object()
+"""What a block gives that does not return."""
+
+
+@dataclass
+class Follower:
+    """Follows a script's statements.
+
+    Attributes:
+        trainers: that were constructed, each with its objective's class.
+        others: constructed trainers without a counterpart here.
+        unsure: why it is not known whether, or how often, the statement at hand runs; "" where it is.
+        changed_within: what a function changes within a column, which is not followed; "" for nothing.
+    """
+
+    code: Code
+    trainers: list[Made] = field(default_factory=list)
+    others: list[Made] = field(default_factory=list)
+    classes: list[tuple[str, str, Any]] = field(default_factory=list)
+    unsure: str = ""
+    changed_within: str = ""
+    steps: int = 0
+    depth: int = 0
+
+    def unknown(self, node: ast.AST, what: str = "") -> Unknown:
+        text = what or f"`{self.code.shown(node)}`"
+        return Unknown(f"{text} on line {self.code.span(node).line}" if hasattr(node, "lineno") else text)
+
+    def block(self, body: list[ast.stmt], env: ChainMap[str, Any]) -> Any:
+        """Follows statements; gives what they return, or NOTHING."""
+        pending: Unknown | None = None
+        for node in body:
+            out = self.statement(node, env)
+            if isinstance(out, tuple) and out[:1] == (NOTHING,):
+                pending = pending or out[1]  # one branch of a condition returns
+            elif out is not NOTHING:
+                return pending or out
+        return (NOTHING, pending) if pending and self.depth else NOTHING
+
+    def statement(self, node: ast.stmt, env: ChainMap[str, Any]) -> Any:
+        match node:
+            case ast.Assign(targets, value):
+                made = self.value(value, env)
+                for target in targets:
+                    self.bind(target, made, env, value)
+            case ast.AnnAssign(target, _, ast.expr() as value):
+                self.bind(target, self.value(value, env), env, value)
+            case ast.AugAssign(target, op, value):
+                joined = ast.copy_location(ast.BinOp(_loaded(target), op, value), node)
+                self.bind(target, self.value(joined, env), env, value)
+            case ast.Expr(value):
+                self.value(value, env)
+            case ast.Return(value):
+                return self.value(value, env) if value else None
+            case ast.If(test, body, orelse):
+                known = self.value(test, env)
+                if isinstance(known, _PLAIN):
+                    return self.block(body if known else orelse, env)
+                return self.either(node, (body, orelse), env)
+            case ast.For(_, _, body) if any(
+                isinstance(each, ast.Break | ast.Continue) for each in ast.walk(node)
+            ):
+                return self.either(node, (body, []), env)
+            case ast.For(target, iterable, body):
+                for item in self.items(iterable, env):
+                    self.bind(target, item, env, iterable)
+                    if isinstance(item, Unknown):
+                        return self.either(node, (body, []), env)
+                    if (out := self.block(body, env)) is not NOTHING:
+                        return out
+            case ast.Match(_, cases):
+                return self.either(node, (*(each.body for each in cases), []), env)
+            case ast.Global(names) | ast.Nonlocal(names):
+                for name, around in ((name, each) for name in names for each in env.maps if name in each):
+                    around[name] = self.unknown(node, f"`{name}`, which a function changes,")
+            case ast.While(_, body):
+                return self.either(node, (body, []), env)
+            case ast.With(_, body):
+                return self.block(body, env)
+            case ast.Try(body, _, orelse, final):
+                return self.block([*body, *orelse, *final], env)
+            case ast.FunctionDef(name):
+                env[name] = Function(node, env)
+            case ast.ClassDef(name, bases):
+                env[name] = Function(node, env)
+                self.classes += [(name, ast.unparse(base).rpartition(".")[2], node) for base in bases]
+            case ast.Import(names) | ast.ImportFrom(_, names):
+                for each in names:
+                    if each.asname:
+                        env[each.asname] = Known(each.name)
+                    else:
+                        env.maps[0].pop(each.name, None)
+        return NOTHING
+
+    def either(self, node: Any, branches: tuple[list[ast.stmt], ...], env: ChainMap[str, Any]) -> Any:
+        """Follows statements of which it is not known whether they run."""
+        what = (
+            f"the {type(node).__name__.lower()}"
+            if not isinstance(node, ast.If)
+            else f"the condition `{self.code.shown(node.test)}`"
+        )
+        unknown, before = self.unknown(node, what), dict(env.maps[0])
+        held, self.unsure = self.unsure, unknown.why
+        outs, after = [], []
+        for body in branches:
+            env.maps[0].clear()
+            env.maps[0].update(before)
+            outs.append(self.block(body, env))
+            after.append(dict(env.maps[0]))
+        self.unsure = held
+        for name in {name for each in after for name in each}:
+            values = [each.get(name, NOTHING) for each in after]
+            same = all(value is values[0] or _same(value, values[0]) for value in values)
+            env[name] = values[0] if same else _first_made(values) or unknown
+        if all(out is NOTHING for out in outs):
+            return NOTHING
+        return (NOTHING, unknown) if any(out is NOTHING for out in outs) else unknown
+
+    def bind(self, target: Any, value: Any, env: ChainMap[str, Any], node: ast.expr) -> None:
+        """Gives a name, an attribute or a key its value."""
+        match target:
+            case ast.Name(name):
+                env[name] = value
+            case ast.Tuple(targets) | ast.List(targets):
+                values = value if isinstance(value, list | tuple) and len(value) == len(targets) else None
+                for number, each in enumerate(targets):
+                    self.bind(each, values[number] if values else self.unknown(node), env, node)
+            case ast.Attribute(owner, name):
+                where = self.value(owner, env)
+                if isinstance(where, Made):
+                    where.args[name] = Arg(Unknown(self.unsure) if self.unsure else value, node, target)
+            case ast.Subscript(owner, index):
+                where, key = self.value(owner, env), self.value(index, env)
+                value = Unknown(self.unsure) if self.unsure else value
+                if isinstance(where, Row) and isinstance(key, str):
+                    where.made[key] = value
+                elif isinstance(where, dict) and isinstance(key, str | int):
+                    where[key] = value
+                elif isinstance(where, list | dict):
+                    _spoil(where, self.unknown(target))
+                elif isinstance(where, Column | Row) or _relabelled(where, value):
+                    self.changed_within = self.unknown(target).why
+
+    def items(self, node: ast.expr, env: ChainMap[str, Any]) -> list[Any]:
+        """What a loop goes over: constants, a row's columns once for all, or one Unknown."""
+        found = self.value(node, env)
+        if isinstance(found, Column):
+            return [found]
+        if isinstance(found, dict):
+            found = list(found)
+        if isinstance(found, list | tuple) and len(found) <= 64:
+            return list(found)
+        return [self.unknown(node)]
+
+    def value(self, node: ast.expr, env: ChainMap[str, Any]) -> Any:
+        """An expression's value."""
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            return Unknown("the script is too long to be followed")
+        try:
+            return self.expression(node, env)
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError):
+            return self.unknown(node)
+
+    def expression(self, node: ast.expr, env: ChainMap[str, Any]) -> Any:
+        match node:
+            case ast.Constant(value):
+                return value
+            case ast.Name(name):
+                return "__main__" if name == "__name__" else env[name] if name in env else Known(name)
+            case ast.List(items):
+                return self.several(items, env)
+            case ast.Tuple(items):
+                return tuple(self.several(items, env))
+            case ast.Dict(names, values):
+                made: dict[Any, Any] = {}
+                for key, each in zip(names, values, strict=True):
+                    given = self.value(each, env)
+                    made.update(given if key is None else {self.value(key, env): given})
+                return made
+            case ast.JoinedStr(parts):
+                return _text([self.value(part, env) for part in parts]) or self.unknown(node)
+            case ast.FormattedValue(value, conversion, spec):
+                made = self.value(value, env)
+                plain = spec is None and conversion == -1 and isinstance(made, str | int | float)
+                return str(made) if plain else made if spec is None else self.unknown(node)
+            case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]):
+                return self.arithmetic(node, op, self.value(left, env), self.value(right, env))
+            case ast.UnaryOp(op, operand):
+                operand_value = self.value(operand, env)
+                if isinstance(op, ast.Not) and isinstance(operand_value, _PLAIN):
+                    return not operand_value
+                if isinstance(operand_value, int | float) and isinstance(op, ast.USub | ast.UAdd):
+                    return -operand_value if isinstance(op, ast.USub) else +operand_value
+            case ast.BoolOp(op, values):
+                for each in values:
+                    found = self.value(each, env)
+                    if not isinstance(found, _PLAIN):
+                        return self.unknown(node)
+                    if bool(found) is isinstance(op, ast.Or):
+                        break
+                return found
+            case ast.IfExp(test, body, orelse):
+                known = self.value(test, env)
+                if isinstance(known, _PLAIN):
+                    return self.value(body if known else orelse, env)
+                return self.unknown(test, f"the condition `{self.code.shown(test)}`")
+            case ast.Subscript(owner, index):
+                return self.part(node, self.value(owner, env), self.value(index, env))
+            case ast.Attribute(owner, name):
+                return self.attribute(node, self.value(owner, env), name)
+            case ast.ListComp(element, [ast.comprehension(target, iterable, [])]):
+                inner, made_list = env.new_child(), []
+                for item in self.items(iterable, env):
+                    self.bind(target, item, inner, iterable)
+                    made_list.append(self.value(element, inner))
+                return made_list if not any(isinstance(each, Unknown) for each in made_list) else made_list[0]
+            case ast.Lambda():
+                return Function(node, env)
+            case ast.NamedExpr(target, value):
+                found = self.value(value, env)
+                self.bind(target, found, env, value)
+                return found
+            case ast.Call():
+                return self.call(node, env)
+        return self.unknown(node)
+
+    def several(self, nodes: list[ast.expr], env: ChainMap[str, Any]) -> list[Any]:
+        out: list[Any] = []
+        for node in nodes:
+            if isinstance(node, ast.Starred):
+                out += self.value(node.value, env)
+            else:
+                out.append(self.value(node, env))
+        return out
+
+    def arithmetic(self, node: ast.expr, op: Any, left: Any, right: Any) -> Any:
+        if unknown := next((each for each in (left, right) if isinstance(each, Unknown)), None):
+            return unknown
+        if isinstance(op, ast.Add) and not (isinstance(left, _PLAIN) and isinstance(right, _PLAIN)):
+            return _text([left, right]) or self.unknown(node)
+        if isinstance(op, ast.Is | ast.IsNot) and right is None and isinstance(left, Made | Function):
+            return isinstance(op, ast.IsNot)
+        if not isinstance(left, _PLAIN) or not isinstance(right, _PLAIN):
+            return self.unknown(node)
+        sizes = [len(one) if isinstance(one, _LONG) else abs(one or 0) for one in (left, right)]
+        if isinstance(left, _LONG) or isinstance(right, _LONG):
+            together = sizes[0] * sizes[1] if isinstance(op, ast.Mult) else sum(sizes)
+            if together > LONGEST or isinstance(op, ast.Mod):
+                return self.unknown(node)
+        elif isinstance(op, ast.Pow) and (sizes[0] > MOST_STEPS or sizes[1] > 64):
+            return self.unknown(node)
+        made = _ARITHMETIC[type(op)](left, right)
+        return self.unknown(node) if isinstance(made, int) and made.bit_length() > LARGEST else made
+
+    def part(self, node: ast.expr, owner: Any, index: Any) -> Any:
+        if isinstance(owner, Unknown):
+            return owner
+        if isinstance(owner, Row) and isinstance(index, str):
+            return owner.made.get(index, Column(index))
+        if isinstance(owner, Made) and owner.kind == "tokens":
+            return owner.but(kind="ids")
+        if isinstance(owner, Made) and owner.kind == "parts":
+            return owner.args[index].value
+        if isinstance(owner, Made) and owner.kind == "all" and isinstance(index, str):
+            return owner.but(kind="data", args={**owner.args, "split": Arg(index, node, node)})
+        if isinstance(owner, str | list | tuple | dict) and isinstance(index, str | int):
+            found: Any = owner
+            return found[index]
+        return self.unknown(node)
+
+    def attribute(self, node: ast.expr, owner: Any, name: str) -> Any:
+        if isinstance(owner, Unknown):
+            return owner
+        if isinstance(owner, Known):
+            last = owner.name.rpartition(".")[2]
+            return DTYPES[name] if last == "torch" and name in DTYPES else Known(f"{owner.name}.{name}")
+        if isinstance(owner, Made):
+            if owner.kind == "tokenizer" and name == "eos_token":
+                return End()
+            if name in owner.args:
+                return owner.args[name].value
+        return self.unknown(node)
+
+    def call(self, node: ast.Call, env: ChainMap[str, Any]) -> Any:
+        """A call's value: of a function of the script, of a known one, or Unknown."""
+        if isinstance(node.func, ast.Attribute):
+            owner = self.value(node.func.value, env)
+            if not isinstance(owner, Known):
+                return self.method(node, owner, node.func.attr, env)
+            callee: Any = Known(f"{owner.name}.{node.func.attr}")
+        else:
+            callee = self.value(node.func, env)
+        if isinstance(callee, Function):
+            return self.inline(node, callee, self.several(node.args, env), self.keywords(node, env))
+        if isinstance(callee, Made) and callee.kind == "tokenizer":
+            return self.tokens(node, env)
+        if not isinstance(callee, Known):
+            return self.unknown(node)
+        return self.known(node, callee.name, env)
+
+    def keywords(self, node: ast.Call, env: ChainMap[str, Any]) -> dict[str, Arg]:
+        """The keyword arguments, those of ** too."""
+        out: dict[str, Arg] = {}
+        for each in node.keywords:
+            value = self.value(each.value, env)
+            if each.arg is not None:
+                out[each.arg] = Arg(value, each.value, each)
+            elif isinstance(value, dict):
+                out |= {str(name): Arg(item, each.value, each.value) for name, item in value.items()}
+            elif isinstance(value, Made):
+                out |= value.args
+            else:
+                out["**"] = Arg(self.unknown(each.value), each.value, each.value)
+        return out
+
+    def inline(self, node: ast.AST, callee: Function, given: list[Any], named: dict[str, Arg]) -> Any:
+        """The value of a function of the script, with its default arguments; an object of a class."""
+        body = callee.node
+        if isinstance(body, ast.ClassDef):
+            made = Made("object", {}, node)
+            base = next((base for _, base, node in self.classes if node is body), "")
+            if base.endswith("Trainer") or CONFIG.fullmatch(base):
+                made = Made(f"class {body.name}", {}, body)
+                self.others += [made] if base.endswith("Trainer") else []
+                return made
+            for each in body.body:
+                if isinstance(each, ast.AnnAssign) and each.value and isinstance(each.target, ast.Name):
+                    value = self.value(each.value, callee.around)
+                    made.args[each.target.id] = Arg(value, each.value, each.target)
+            made.args |= named
+            return made
+        if self.depth >= DEEPEST:
+            return self.unknown(node)
+        env = callee.around.new_child()
+        arguments = body.args
+        names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+        for name, default in [
+            *zip(reversed(names), reversed(arguments.defaults), strict=False),
+            *(
+                (each.arg, d)
+                for each, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+                if d
+            ),
+        ]:
+            env[name] = self.value(default, callee.around)
+        env.update(zip(names, given, strict=False))
+        env.update({name: each.value for name, each in named.items()})
+        for name in names:
+            if name not in env.maps[0]:
+                env[name] = self.unknown(
+                    body, f"`{name}`, which {getattr(body, 'name', 'the function')} is given,"
+                )
+        self.depth += 1
+        held, self.unsure = self.unsure, self.unsure
+        out = self.value(body.body, env) if isinstance(body, ast.Lambda) else self.block(body.body, env)
+        self.depth, self.unsure = self.depth - 1, held
+        if isinstance(out, tuple) and out[:1] == (NOTHING,):
+            return out[1]
+        return None if out is NOTHING else out
+
+    def known(self, node: ast.Call, name: str, env: ChainMap[str, Any]) -> Any:
+        """The value of a call of a library."""
+        owner, _, last = name.rpartition(".")
+        cls = owner.rpartition(".")[2]
+        args, named = self.several(node.args, env), self.keywords(node, env)
+        at = [Arg(value, expr, expr) for value, expr in zip(args, node.args, strict=False)]
+        if last == "from_pretrained":
+            return self.pretrained(node, cls, at, named)
+        if last == "get_peft_model":
+            model = args[0] if args else named.pop("model", Arg(None, node, node)).value
+            if not isinstance(model, Made):
+                return self.unknown(node)
+            given = at[1] if len(at) > 1 else named.get("peft_config")
+            lora = Made("lora", named, node) if cls in UNSLOTHS else given.value if given else None
+            return model.but(told={**model.told, "lora": Arg(lora, given.node if given else node, node)})
+        if last.endswith("Trainer") and not last.startswith("Patch"):
+            for key, each in zip(("model", "args", "data_collator", "train_dataset"), at, strict=False):
+                named.setdefault(key, each)
+            made = Made(
+                last,
+                named,
+                node,
+                told={"unsure": at[0]} if self.unsure.startswith(("the for", "the while")) else {},
+            )
+            (self.trainers if last in TRAINERS else self.others).append(made)
+            return made
+        if CONFIG.fullmatch(last):
+            kind = {"LoraConfig": "lora", "BitsAndBytesConfig": "bnb"}.get(last, last)
+            return Made(kind, named if kind == last or not at else {"r": at[0], **named}, node)
+        if last in ("standardize_sharegpt", "standardize_data_formats") and args:
+            one, here = args[0], Arg(True, node, node.func)
+            return one.but(told={**one.told, "standardize_sharegpt": here}) if isinstance(one, Made) else one
+        if last == "get_chat_template":
+            named |= {"chat_template": at[1]} if len(at) > 1 else {}
+            return Made("tokenizer", {k: v for k, v in named.items() if k == "chat_template"}, node)
+        if last == "train_on_responses_only" and args and isinstance(args[0], Made):
+            args[0].told["assistant_only_loss"] = Arg(True, node, node.func)
+            return args[0]
+        if last == "prepare_model_for_kbit_training" and args:
+            return args[0]
+        if last == "load_dataset":
+            return self.data(node, at, named)
+        if last in ("ArgumentParser", "HfArgumentParser", "TrlParser"):
+            return Made(
+                "parser" if last == "ArgumentParser" else "cli", {"classes": Arg(args[:1], node, node)}, node
+            )
+        if last in ("Fire", "run") and args and isinstance(args[0], Function):
+            return self.inline(node, args[0], [], {})
+        if last in TRUE:
+            return True
+        if name == "setattr" and isinstance(args[0], Made) and isinstance(args[1], str):
+            args[0].args[args[1]] = replace(at[2], value=Unknown(self.unsure) if self.unsure else args[2])
+            return None
+        if name == "getattr" and len(args) == 2 and isinstance(args[1], str):
+            return self.attribute(node, args[0], args[1])
+        if last.startswith("DataCollator"):
+            return Made(last, named, node)
+        if last == "dict":
+            return {key: each.value for key, each in named.items()}
+        if last in ("field", "Field") and "default" in named:
+            return named["default"].value
+        if last == "zip":
+            columns = all(isinstance(each, Column) for each in args)
+            return [tuple(args)] if columns else [tuple(each) for each in zip(*args, strict=False)]
+        if last == "concatenate_datasets" and args and isinstance(args[0], list):
+            return _joined(args[0]) or self.unknown(node)
+        if unknown := next((each for each in args if isinstance(each, Unknown)), None):
+            return unknown
+        plain = all(isinstance(each, _PLAIN) for each in args) and not named
+        if plain and name.endswith("path.join"):
+            return "/".join(str(each).rstrip("/") for each in args)
+        if plain and last in _BUILTINS and (not owner or last == "Path"):
+            return _BUILTINS[last](*args)
+        return self.unknown(node)
+
+    def pretrained(self, node: ast.Call, cls: str, at: list[Arg], named: dict[str, Arg]) -> Any:
+        if "Tokenizer" in cls or "Processor" in cls:
+            return Made("tokenizer", {}, node)
+        first = "model_name" if cls in UNSLOTHS else "pretrained_model_name_or_path"
+        named = {**({first: at[0]} if at else {}), **named}
+        language = re.fullmatch(
+            r"Auto\w*ForCausalLM|\w+ForCausalLM|AutoModelForImageTextToText|\w+ForConditionalGeneration", cls
+        )
+        kind = "unsloth" if cls in UNSLOTHS else "model" if language and "Peft" not in cls else f"class {cls}"
+        made = Made(kind, named, node)
+        return (made, Made("tokenizer", {}, node)) if cls.startswith("Fast") else made
+
+    def data(self, node: ast.Call, at: list[Arg], named: dict[str, Arg]) -> Any:
+        """A data set, or several by their splits where none is named."""
+        keys = {
+            "path": "path",
+            "name": "name",
+            "split": "split",
+            "data_files": "data_files",
+            "data_dir": "data_dir",
+        }
+        made = {key: each for key, each in zip(("path", "name", "data_dir", "data_files"), at, strict=False)}
+        made |= {key: each for key, each in named.items() if key in keys}
+        files = made.get("data_files")
+        if files and isinstance(files.value, dict):
+            split = made["split"].value if "split" in made else "train"
+            made["data_files"] = replace(files, value=files.value.get(split, self.unknown(files.node)))
+        return Made("data" if "split" in made else "all", made, node)
+
+    def tokens(self, node: ast.Call, env: ChainMap[str, Any]) -> Any:
+        """Text through the tokenizer: the text, with the length at which it is cut off."""
+        found = self.several(node.args[:1], env)
+        named = self.keywords(node, env)
+        value = found[0] if found else named.get("text", Arg(None, node, node)).value
+        text = Text.of([value]) if not isinstance(value, list) else None
+        length = {"max_length": named["max_length"]} if "max_length" in named else {}
+        return Made("tokens", {}, node, {"text": text}, told=length) if text else self.unknown(node)
+
+    def method(self, node: ast.Call, owner: Any, name: str, env: ChainMap[str, Any]) -> Any:
+        args, named = self.several(node.args, env), self.keywords(node, env)
+        if isinstance(owner, Unknown):
+            return owner
+        if isinstance(owner, Column) and name in ("pop", "update", "append", "extend", "insert", "remove"):
+            self.changed_within = self.unknown(node).why
+        if isinstance(owner, list | dict) and name in _CHANGES:
+            if self.unsure or named or any(isinstance(each, Unknown) for each in args):
+                return _spoil(owner, Unknown(self.unsure) if self.unsure else self.unknown(node))
+            return getattr(owner, name)(*args)
+        if isinstance(owner, str) and name == "format":
+            return self.formatted(node, owner, args, named)
+        if isinstance(owner, Row) and name == "get" and args:
+            return self.part(node, owner, args[0])
+        if isinstance(owner, str | dict | list) and name in _METHODS and not named:
+            if len(owner) * (1 + sum(len(each) for each in args if isinstance(each, _LONG))) > 10 * LONGEST:
+                return self.unknown(node)
+            made = getattr(owner, name)(*args)
+            return list(made) if name in ("keys", "values", "items") else made
+        if isinstance(owner, Chat) and name == "removeprefix":
+            return owner  # the template's bos_token, which the tokenizer would write a second time
+        if isinstance(owner, Made) and owner.kind == "ids" and name in ("copy", "append"):
+            return owner  # labels, and the eos_token that a run writes by itself
+        if isinstance(owner, Made) and name == "resize_token_embeddings":
+            owner.args[name] = Arg(True, node, node.func)
+            return owner
+        if not isinstance(owner, Made):
+            return self.unknown(node)
+        if owner.kind == "tokenizer" and name == "apply_chat_template" and (args or "conversation" in named):
+            messages = args[0] if args else named["conversation"].value
+            prompt = named.get("add_generation_prompt")
+            kept = isinstance(messages, Column | list) and not (prompt and prompt.value)
+            return Chat(messages) if kept and not _has_unknown(messages) else self.unknown(node)
+        if owner.kind == "parts":
+            parts = {k: self.changed(node, one.value, name, args, named) for k, one in owner.args.items()}
+            return owner.but(args={k: Arg(value, node, node) for k, value in parts.items()})
+        if owner.kind in ("data", "all", "held"):
+            return self.changed(node, owner, name, args, named)
+        if owner.kind == "parser" and name == "add_argument" and args:
+            flag = next((each for each in args if str(each).startswith("--")), args[0])
+            default = named.get("default") or Arg(False if "action" in named else None, node, node)
+            owner.args[str(flag).lstrip("-").replace("-", "_")] = default
+            return None
+        if owner.kind == "parser" and name.startswith("parse_"):
+            made = owner.but(kind="object")
+            return (made, []) if "known" in name else made
+        if owner.kind == "cli" and name.startswith("parse_"):
+            classes = owner.args["classes"].value
+            classes = classes[0] if classes and isinstance(classes[0], list | tuple) else classes
+            return tuple(
+                self.inline(node, one, [], {}) if isinstance(one, Function) else Made("cli", {}, node)
+                for one in classes
+            )
+        if name in ("to", "cuda", "train", "eval", "half", "bfloat16", "float", "merge_and_unload"):
+            return owner
+        return self.unknown(node)
+
+    def formatted(self, node: ast.expr, text: str, args: list[Any], named: dict[str, Arg]) -> Any:
+        """A template with what str.format puts into it."""
+        values: list[Any] = []
+        number = 0
+        for literal, field_name, spec, conversion in Formatter().parse(text):
+            values.append(literal)
+            if field_name is None:
+                continue
+            if spec or conversion:
+                return self.unknown(node)
+            if field_name == "":
+                field_name, number = str(number), number + 1
+            found = args[int(field_name)] if field_name.isdigit() else named[field_name].value
+            values.append(str(found) if isinstance(found, int | float) else found)
+        return _text(values) or self.unknown(node)
+
+    def changed(self, node: ast.Call, owner: Made, name: str, args: list[Any], named: dict[str, Arg]) -> Any:
+        """A data set after one of its methods."""
+        if name in ("map", "filter"):
+            function = args[0] if args else named.get("function", Arg(None, node, node)).value
+            if not isinstance(function, Function):
+                return self.unknown(node)
+            key = Arg(getattr(function.node, "name", "lambda"), node.args[0] if node.args else node, node)
+            made = owner.but(told={**owner.told, "function": key})
+            return self.over(node, made, function, name, named)
+        if name == "train_test_split":
+            size = named.get("test_size") or (Arg(args[0], node.args[0], node) if args else None)
+            held = {"test_split_size": size} if size else {}
+            parts = {"train": owner.but(told={**owner.told, **held}), "test": owner.but(kind="held")}
+            return Made("parts", {key: Arg(part, node, node) for key, part in parts.items()}, node)
+        if name in ("select", "take", "shuffle"):
+            call = node.args[0] if node.args else None
+            count = args[0] if name == "take" and args else None
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "range" and len(call.args) == 1:
+                count = self.value(call.args[0], ChainMap({}))
+            if name == "shuffle":
+                return owner.but(told={**owner.told, "dataset_shuffle": Arg(True, node, node.func)})
+            split = owner.args.get("split")
+            if not isinstance(count, int) or split is None or "[" in str(split.value):
+                return self.unknown(node)
+            return owner.but(args={**owner.args, "split": Arg(f"{split.value}[:{count}]", node, node)})
+        if name in ("rename_column", "rename_columns"):
+            pairs = args[0] if name.endswith("s") else {args[0]: args[1]}
+            renamed = {new: owner.rows.get(old, Column(old)) for old, new in pairs.items()}
+            told = {"function": Arg(name, node, node.func), **owner.told}
+            return owner.but(rows={**owner.rows, **renamed}, told=told)
+        if name in ("remove_columns", "select_columns", "with_format", "cast_column", "set_format"):
+            return owner
+        return self.unknown(node)
+
+    def over(self, node: ast.Call, made: Made, function: Function, name: str, named: dict[str, Arg]) -> Made:
+        """A data set whose rows a function went over."""
+        given: dict[str, Arg] = {}
+        if "fn_kwargs" in named and isinstance(named["fn_kwargs"].value, dict):
+            given = {key: Arg(value, node, node) for key, value in named["fn_kwargs"].value.items()}
+        row, self.changed_within = Row(dict(made.rows)), ""
+        out = Unknown("it picks rows") if name == "filter" else self.inline(node, function, [row], given)
+        if self.changed_within:
+            out = Unknown(self.changed_within)
+        batched = "batched" in named and bool(named["batched"].value)
+        found = _columns_of(out, row, batched)
+        if isinstance(out, Made) and out.kind == "tokens":
+            made.told |= {key: each for key, each in out.told.items()}
+            found = {"text": out.rows["text"]}
+        if found is None or not all(map(is_content, found.values())):
+            why = out.why if isinstance(out, Unknown) else "what it gives is no text and no conversation"
+            return made.but(by_hand=(*made.by_hand, self.by_hand(function, why)))
+        made.rows |= found
+        return made
+
+    def by_hand(self, function: Function, why: str) -> ByHand:
+        node = function.node
+        span = self.code.span(node)
+        numbers = range(node.lineno, node.end_lineno + 1)
+        lines = tuple(conceal(self.code.lines[number - 1]) for number in numbers)
+        return ByHand(getattr(node, "name", ""), lines, span, why)
+
+
+def _spoil(owner: list[Any] | dict[Any, Any], why: Unknown) -> Unknown:
+    """Makes a list or a dictionary one that is not known, for it was changed in a way that is not."""
+    owner.clear()
+    if isinstance(owner, list):
+        owner.append(why)
+    else:
+        owner["..."] = why
+    return why
+
+
+def _relabelled(where: Any, value: Any) -> bool:
+    """Whether tokens are given labels that are not their own ids, or anything else is changed in them."""
+    return isinstance(where, Made) and where.kind == "tokens" and getattr(value, "kind", "") != "ids"
+
+
+def _loaded(target: ast.expr) -> ast.expr:
+    """A target of an assignment as an expression."""
+    made = ast.parse(ast.unparse(target), mode="eval").body
+    return ast.copy_location(made, target)
+
+
+def _same(first: Any, second: Any) -> bool:
+    return type(first) is type(second) and isinstance(first, _PLAIN) and bool(first == second)
+
+
+def _first_made(values: list[Any]) -> Any:
+    """The tokenizer of one branch, where the other has it too: it is the model's own either way."""
+    made = [value for value in values if isinstance(value, Made | Function | Known)]
+    return (
+        made[0]
+        if made and all(value is NOTHING or value in made for value in values) and len(made) == 1
+        else None
+    )
+
+
+def _text(values: list[Any]) -> Any:
+    """Values as one text: a str where all of it is known, None where a part is none."""
+    made = Text.of(str(v) if isinstance(v, int | float) else v for v in values)
+    if made is None:
+        return None
+    if all(isinstance(piece, str) for piece in made.pieces):
+        whole = "".join(map(str, made.pieces))
+        return whole if len(whole) <= LONGEST else None
+    merged: list[Any] = []
+    for piece in made.pieces:
+        if isinstance(piece, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += piece
+        else:
+            merged.append(piece)
+    return Text(tuple(merged))
+
+
+def _has_unknown(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_unknown, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_unknown, value))
+    return not isinstance(value, str | Text | Column | Chat | End | int | float | bool | None)
+
+
+def _columns_of(out: Any, row: Row, batched: bool) -> dict[str, Any] | None:
+    """The columns that a function over rows makes; None where it gives no row."""
+    if isinstance(out, Row):
+        out = out.made
+    if not isinstance(out, dict):
+        return None
+    taken = {
+        key: value[0] if batched and isinstance(value, list) and len(value) == 1 else value
+        for key, value in out.items()
+    }
+    return {str(key): value for key, value in taken.items()}
+
+
+def _joined(given: list[Any]) -> Made | None:
+    """Data sets one after the other; None where they are not alike."""
+    if not all(isinstance(each, Made) and each.kind in ("data", "all") for each in given):
+        return None
+    first = given[0]
+    alike = all(each.rows == first.rows and each.by_hand == first.by_hand for each in given)
+    return first.but(told={**first.told, "others": Arg(given[1:], first.node, first.node)}) if alike else None

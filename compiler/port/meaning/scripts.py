@@ -1,0 +1,345 @@
+"""What a Python script says beside the keys of its trainer: its functions over rows, and Unsloth's defaults.
+
+A function over rows is followed with a row whose columns are not known. What it gives is text of pieces, a
+chat, or messages of text; each of these has a format here, or a file for `data.transform` that makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recipec.compiler.port.keys import Keys, table
+from recipec.compiler.port.meaning import templates
+from recipec.compiler.port.meaning.conversion import FILE, FUNCTION, TRANSFORM, literal
+from recipec.compiler.port.meaning.models import Named
+from recipec.compiler.port.source import Script
+from recipec.compiler.wording import listing
+from recipec.spec.diagnostics import Diagnostic, Span
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a row; of a batch too, and each of its rows."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The tokenizer's eos_token, which a run writes behind plain text by itself."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Texts and columns one after the other."""
+
+    pieces: tuple[str | Column | End, ...]
+
+    @classmethod
+    def of(cls, values: Iterable[Any]) -> Text | None:
+        """Values as one text; None where one of them is no text."""
+        pieces: list[str | Column | End] = []
+        for value in values:
+            made = value.pieces if isinstance(value, Text) else (value,)
+            if not all(isinstance(piece, str | Column | End) for piece in made):
+                return None
+            pieces += made
+        return cls(tuple(piece for piece in pieces if piece != ""))
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Messages through the tokenizer's chat template: a column, or [{"role": ..., "content": ...}]."""
+
+    messages: Any
+
+
+def is_content(value: Any) -> bool:
+    """Whether a column holds text, a chat or messages of text."""
+    if isinstance(value, list):
+        return all(isinstance(each, dict) and each.keys() == {"role", "content"} for each in value) and all(
+            isinstance(each["role"], str) and Text.of([each["content"]]) is not None for each in value
+        )
+    return isinstance(value, str | Text | Column) or (isinstance(value, Chat) and is_content(value.messages))
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """A function that is not followed.
+
+    Attributes:
+        name: of the function, "" for a lambda.
+        lines: its text.
+        span: where it stands.
+        why: what in it has no form here.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    span: Span
+    why: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the rows of the data set are once the script's functions went over them.
+
+    Attributes:
+        content: of SFT, what is trained on: a Text, a Column, a Chat, messages, or {"prompt": ...,
+            "completion": ...}; of preferences, {"prompt": ..., "chosen": ..., "rejected": ...}.
+        by_hand: functions to be copied by hand, which come first.
+        keys: those of the script that tell it, for the report.
+    """
+
+    content: Any = None
+    by_hand: tuple[ByHand, ...] = ()
+    keys: tuple[str, ...] = ()
+
+
+SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+UNSLOTH: Mapping[str, Any] = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": 5e-5,
+    "weight_decay": 0.001,
+    "warmup_steps": 0.1,
+    "optim": "adamw_8bit",
+    "seed": 3407,
+    "logging_steps": 1,
+    "report_to": "none",
+    "bf16": True,
+    "dtype": "bfloat16",
+    "max_length": 2048,
+    "gradient_checkpointing": True,
+}
+"""The defaults of Unsloth 2026.8.19: of its configs (models/rl.py, transformers 5) and from_pretrained."""
+UNSLOTH_LORA: Mapping[str, Any] = {
+    "lora_r": 16,
+    "lora_alpha": 16,
+    "lora_dropout": 0.0,
+    "lora_target_modules": SEVEN,
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "use_bnb_nested_quant": True,
+}
+"""Likewise of get_peft_model, and of from_pretrained's 4 bits."""
+
+KEYS = table("""
+exact random_state: the seed of the adapters' start: other draws of the same distribution
+exact full_finetuning load_in_16bit: whether adapters are trained, and on what
+learnt finetune_language_layers=null/true: the language layers are what is trained
+exact finetune_attention_modules finetune_mlp_modules: part of lora.targets
+exact finetune_vision_layers finetune_audio_layers: the model here has no tower for them
+lost finetune_last_n_layers=null: adapters on all layers here
+learnt qat_scheme=null: nothing is rounded while training
+learnt embedding_learning_rate=null: one learning rate for all that is trained
+learnt float32_mixed_precision=null/false/true: the precision is model.dtype
+learnt optimizers=null: another optimizer than the arguments name
+learnt optimizer_cls_and_kwargs=null: another optimizer than the arguments name
+learnt compute_loss_func=null: another loss
+learnt ref_model=null: the reference is the model that training starts from here
+learnt resize_model_vocab=null: no new tokens are learnt
+learnt text_only=false/true: the text model alone is trained here
+log callbacks
+evaluation compute_metrics preprocess_logits_for_metrics eval_dataset
+learnt
+    data_collator=null/DataCollatorForSeq2Seq/DataCollatorForLanguageModeling/default_data_collator: rows are
+    padded here, and nothing else
+learnt resize_token_embeddings: no new tokens are learnt: the tokenizer and the embeddings are the model's own
+learnt loftq_config=null/{}: the adapters start without a share of what quantisation loses
+learnt init_lora_weights=true/null/default: the adapters start as PEFT's do by themselves
+learnt layers_to_transform=null layers_pattern=null exclude_modules=null: adapters on all layers alike
+learnt rank_pattern=null/{} alpha_pattern=null/{}: one rank and one alpha for all
+exact peft_type inference_mode auto_mapping: what the adapters are
+files token use_auth_token fix_tokenizer use_exact_model_name data_files
+speed max_memory use_safetensors offload_embedding fast_inference gpu_memory_utilization max_lora_rank
+    float8_kv_cache disable_log_stats unsloth_tiled_mlp bnb_4bit_compute_dtype llm_int8_threshold
+    llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight llm_int8_skip_modules
+exact standardize_sharegpt: both ways of writing conversations are read here
+lost dataset_shuffle: the first rows are taken here; there as many that a seed draws
+exact pretraining_tp: how products are split, not what they give
+""")
+"""What becomes of a script's keys that TRL's command line does not have."""
+
+
+def say_rows(keys: Keys, script: Script) -> str:
+    """Says what becomes of the functions over rows, and returns the format."""
+    rows, ledger = script.rows or Rows(), keys.ledger
+    several = isinstance(rows.content, dict) or script.objective != "sft"
+    form, fields, body = _answers(rows.content) if several else _sft(rows.content)
+    sets: dict[str, Any] = {"data.format": form}
+    if fields:
+        sets["data.fields"] = fields
+    note = ""
+    if rows.by_hand:
+        name = next((each.name for each in rows.by_hand if each.name), FUNCTION)
+        ledger.files[FILE] = _stub(name, rows.by_hand, form, sorted(_columns(rows.content)))
+        sets["data.transform"] = f"{FILE}:{name}"
+        note = f"to be copied by hand into {FILE}: {listing(map(_shown, rows.by_hand))}"
+        for each in rows.by_hand:
+            message = f"{_shown(each)} has no form that is known, and is to be copied by hand: {each.why}"
+            help = f"{FILE} beside the recipe has its lines as a comment, and stops a run until it is written"
+            ledger.diagnostics.append(Diagnostic("W1178", message, rows.keys[0], help, each.span))
+    elif body:
+        ledger.files[FILE] = body
+        sets["data.transform"] = TRANSFORM
+    for path, value in sets.items():
+        ledger.set(path, value)
+    for key in rows.keys:
+        keys.said.discard(key)
+        keys.say(key, sets if key == rows.keys[0] else {}, note)
+    if form == "text" and keys.flag("assistant_only_loss"):
+        message = "a part of a text carries the loss, and the rows are whole texts"
+        help = (
+            "--set assistant_only_loss=null learns all of it; a transform to prompt and completion the part"
+        )
+        keys.refuse("assistant_only_loss", "E1145", message, help)
+    if keys.given("dataset_text_field"):
+        keys.same("dataset_text_field", note="the column that the function makes")
+    return form
+
+
+def _sft(content: Any) -> tuple[str, dict[str, str], str]:
+    """Format, fields and the text of a file for `data.transform`, "" where none is needed."""
+    if isinstance(content, Chat):
+        content = content.messages
+        if isinstance(content, Column):
+            return "chat", _renamed({"messages": content.name}, ("messages", "conversations")), ""
+    if isinstance(content, list):
+        turns = [f"{{{_pairs(turn)}}}" for turn in content]
+        lines = "".join(f"            {turn},\n" for turn in turns)
+        body = f'    return {{\n        "messages": [\n{lines}        ]\n    }}\n'
+        return "chat", {}, _file("conversations", sorted(_columns(content)), body)
+    text = Text.of([content]) or Text(())
+    pieces = [piece for piece in text.pieces if not isinstance(piece, End)]
+    if len(pieces) == 1 and isinstance(pieces[0], Column):
+        return "text", _renamed({"text": pieces[0].name}), ""
+    if not pieces:
+        return "text", {}, ""
+    body = f'    return {{"text": {_joined(pieces)}}}\n'
+    return "text", {}, _file("plain text", sorted(_columns(content)), body)
+
+
+def _answers(content: Any) -> tuple[str, dict[str, str], str]:
+    """Likewise of a prompt with its completion, or with two answers."""
+    form = "prompt_completion" if "completion" in (content or {}) else "preference"
+    if not content or all(isinstance(value, Column) for value in content.values()):
+        return form, _renamed({key: value.name for key, value in (content or {}).items()}), ""
+    pairs = "".join(f"        {literal(key)}: {_written(value)},\n" for key, value in content.items())
+    body = f"    return {{\n{pairs}    }}\n"
+    return form, {}, _file("a prompt and what answers it", sorted(_columns(content)), body)
+
+
+def _renamed(fields: dict[str, str], usual: tuple[str, ...] = ()) -> dict[str, str]:
+    return {name: column for name, column in fields.items() if column != name and column not in usual}
+
+
+def _file(what: str, columns: list[str], body: str) -> str:
+    named = listing(f"`{column}`" for column in columns) or "no column"
+    return f'''"""Rows as {what}, as the script makes them."""
+
+
+def {FUNCTION}(row):
+    """A row of {named}."""
+{body}'''
+
+
+def _written(value: Any) -> str:
+    """A value as Python: text of a row."""
+    if isinstance(value, list):
+        return f"[{', '.join(f'{{{_pairs(turn)}}}' for turn in value)}]"
+    text = Text.of([value]) or Text(())
+    return _joined([piece for piece in text.pieces if not isinstance(piece, End)])
+
+
+def _pairs(turn: Mapping[str, Any]) -> str:
+    return ", ".join(f"{literal(key)}: {_written(value)}" for key, value in turn.items())
+
+
+def _joined(pieces: list[Any]) -> str:
+    parts = [literal(piece) if isinstance(piece, str) else f"row[{literal(piece.name)}]" for piece in pieces]
+    if len(parts) == 1:
+        return parts[0]
+    lines = "".join(f"        {part},\n" for part in parts)
+    return f'"".join([\n{lines}    ])' if parts else '""'
+
+
+def _columns(content: Any) -> set[str]:
+    """The columns that a content takes."""
+    if isinstance(content, Column):
+        return {content.name}
+    if isinstance(content, Text):
+        return {piece.name for piece in content.pieces if isinstance(piece, Column)}
+    if isinstance(content, Chat):
+        return _columns(content.messages)
+    inner = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    return {name for value in inner for name in _columns(value)}
+
+
+WANTED = {
+    "prompt_completion": "prompt and completion",
+    "chat": "messages",
+    "text": "text",
+    "preference": "prompt, chosen and rejected",
+}
+
+
+def _shown(function: ByHand) -> str:
+    """A function by its name and its lines."""
+    first, last = function.span.line, function.span.line + len(function.lines) - 1
+    lines = f"line {first}" if first == last else f"lines {first} to {last}"
+    return f"`{function.name or 'lambda'}` ({lines})"
+
+
+def _stub(name: str, functions: tuple[ByHand, ...], form: str, columns: list[str]) -> str:
+    """A file whose function stops a run, with the lines that are to be written anew."""
+    wanted = listing(columns) or WANTED[form]
+    texts = []
+    for each in functions:
+        texts.append(f"# {each.span.file}:{each.span.line}\n")
+        texts += [f"# {line}".rstrip() + "\n" for line in each.lines]
+    return f'''"""Rows as the script makes them: to be written by hand after the lines below."""
+
+{"".join(texts)}
+
+def {name}(row):
+    """One row, not a batch: gives a row of {wanted}, or None to leave it out."""
+    raise NotImplementedError("copy {name} of the script here")
+'''
+
+
+OWN = {
+    **dict.fromkeys(("llama-3", "llama3", "llama-3.1", "llama-31", "llama-3.2", "llama-3.3"), "llama3"),
+    **dict.fromkeys(("gemma", "gemma2"), "gemma"),
+    **dict.fromkeys(("gemma-3", "gemma3"), "gemma3"),
+    **dict.fromkeys(("gemma-4", "gemma4", "gemma-4-thinking", "gemma4-thinking"), "gemma4"),
+    **dict.fromkeys(("phi-3", "phi-35", "phi-3.5"), "phi_3"),
+    **dict.fromkeys(("qwen-2.5", "qwen-25", "qwen25", "qwen2.5"), "qwen_25"),
+    **dict.fromkeys(("qwen-3", "qwen3", "qwen3-instruct", "qwen3-thinking"), "qwen3"),
+    "phi-4": "phi_4",
+    "chatml": "chatml",
+}
+"""Unsloth's names of templates, by Axolotl's."""
+
+
+def say_template(keys: Keys, form: str, named: Named | None) -> None:
+    """Says what becomes of the chat template that the script gives its tokenizer."""
+    given = keys.text("chat_template")
+    model = named.model if named else None
+    if given is None or form != "chat":
+        keys.same("chat_template", note="the rows are text, which no template writes")
+        if form == "chat" and model is not None:
+            templates.say_own(keys.ledger, model)
+    elif "{%" in given or "{{" in given:
+        keys.say("chat_template", {"data.chat_template": given})
+    else:
+        made = templates.axolotl(OWN[given], model) if given in OWN else templates.UNKNOWN
+        note = made.note.replace("Axolotl", "Unsloth")
+        if made.known:
+            keys.say("chat_template", made.sets, note)
+        else:
+            message = f"Unsloth's template {given} is not known for this model"
+            help = "write it out as Jinja: --set 'chat_template={{ ... }}', or null for the model's own"
+            keys.refuse("chat_template", "E1147", message, help)

@@ -1,0 +1,540 @@
+"""Reads a Python script or a notebook as syntax, never running it: what its trainer would be given.
+
+Statements are followed in their order with the values that stand in them; a value that depends on something
+else (an input, the environment, a download) is Unknown. What the known constructors are given becomes a
+Source in the keys of TRL's command line. A notebook's places are those of the .ipynb file itself, the line
+and column of the text that holds the code: all places are of one kind, and an editor finds them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections import ChainMap
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from recipec.compiler.port.follow import (
+    CONFIG,
+    NOTHING,
+    TRAINERS,
+    Arg,
+    Follower,
+    Function,
+    Known,
+    Made,
+    Row,
+    Unknown,
+)
+from recipec.compiler.port.keys import defaults_of, words
+from recipec.compiler.port.meaning.scripts import UNSLOTH, UNSLOTH_LORA, Chat, Column, Rows, Text, is_content
+from recipec.compiler.port.read import Code, Tree, conceal, parse_json
+from recipec.compiler.port.source import Script, Source, join
+from recipec.compiler.wording import listing
+from recipec.spec.diagnostics import Diagnostic, Span
+from recipec.spec.document import Refused
+from recipec.spec.load import display, read_text
+
+MAX_BYTES = 16 << 20
+"""The largest script or notebook that is read: pictures in a notebook's outputs count too."""
+MOST_VALUES = 10_000
+"""Values within one argument."""
+SECRET = re.compile(
+    r"(^|_)(hf|hub|auth|access|api|wandb|secret)_?(token|key)$|^(token|key|api_key)$|passw", re.I
+)
+"""Names of arguments and variables whose texts are never shown."""
+
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    "model": {"model_name": "model_name_or_path", "revision": "model_revision", "torch_dtype": "dtype"}
+    | {"pretrained_model_name_or_path": "model_name_or_path", "max_seq_length": "max_length"}
+    | {"use_gradient_checkpointing": "gradient_checkpointing"},
+    "lora": {
+        "r": "lora_r",
+        "target_modules": "lora_target_modules",
+        "modules_to_save": "lora_modules_to_save",
+    }
+    | {"task_type": "lora_task_type", "target_parameters": "lora_target_parameters"}
+    | {"use_gradient_checkpointing": "gradient_checkpointing"},
+    "bnb": {"bnb_4bit_use_double_quant": "use_bnb_nested_quant"},
+    "trainer": {"max_seq_length": "max_length"},
+}
+"""By what is constructed, arguments that TRL's command line has by another name."""
+
+
+SUFFIXES = (".py", ".ipynb")
+
+
+def read_script(path: Path) -> tuple[Source | None, list[Diagnostic]]:
+    """The run of a script or a notebook, in the keys of TRL's command line; None where there is none."""
+    text, problem = read_text(path, "a script", MAX_BYTES, "a Python script or a notebook")
+    if problem is not None:
+        return None, [problem]
+    tree = Tree(text, display(path))
+    try:
+        source = _source(tree, path.suffix.lower() == ".ipynb")
+    except Refused as refused:
+        return None, [refused.diagnostic]
+    return replace(source, path=path), []
+
+
+def _source(tree: Tree, notebook: bool) -> Source:
+    code = Code(tree)
+    if notebook:
+        _cells(code)
+    else:
+        tree.lines = re.split(r"\r\n|[\n\r]", conceal(tree.text))
+        for number, line in enumerate(re.split(r"\r\n|[\n\r]", tree.text)):
+            code.add(line, number, list(range(len(line))))
+    module = _parsed(code)
+    _hide(code, module)
+    follower = Follower(code)
+    follower.block(module.body, ChainMap({}))
+    return _Assembly(code, follower).source()
+
+
+def _parsed(code: Code) -> ast.Module:
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made: ast.Module = compile("\n".join(code.lines) + "\n", code.tree.file, "exec", flags)
+    except SyntaxError as error:
+        span = code.at(error.lineno or 1, max((error.offset or 1) - 1, 0))
+        help = "Python 3 refuses it too; for a script of Python 2, 2to3 writes it anew"
+        raise code.tree.refused("E1179", f"not valid Python: {error.msg}", help, span) from None
+    except (ValueError, RecursionError, MemoryError):
+        message = "not valid Python: it holds NUL, or brackets too deep within each other"
+        raise code.tree.refused("E1179", message, "is it a script?", code.tree.span(0, 0)) from None
+    return made
+
+
+_ESCAPE = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\.|.", re.S)
+_MAGIC = re.compile(r"(\s*)((?:[\w, ]+=\s*)?[%!?].*|\w[\w.]*\?{1,2}\s*)$")
+_WHOLE = re.compile(r"\s*%%(?!capture|time|timeit|prun)")
+
+
+def _cells(code: Code) -> None:
+    """The code cells of a notebook; lines that are no Python are blank, so that places stay."""
+    tree = code.tree
+    data = parse_json(tree)
+    cells = data.get("cells") if isinstance(data, dict) else None
+    if not isinstance(cells, list):
+        message = f"{tree.file} is no notebook: it has no list of cells"
+        help = "save it as a notebook of version 4; jupyter nbconvert --to notebook writes an older one anew"
+        raise tree.refused("E1179", message, help, tree.span(0, 0))
+    raw = re.split(r"\r\n|[\n\r\x85\u2028\u2029]", tree.text)
+    for number, cell in enumerate(cells):
+        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
+            continue
+        given = cell.get("source")
+        texts = (
+            [(f"[{i}]", text) for i, text in enumerate(given)] if isinstance(given, list) else [("", given)]
+        )
+        pending: list[tuple[str, int, int]] = []
+        for path, text in texts:
+            span = tree.spans.get(f"cells[{number}].source{path}")
+            if not isinstance(text, str) or span is None:
+                continue
+            written = raw[span.line - 1][span.column : span.column + span.length - 2]
+            columns = [span.column + m.start() for m in _ESCAPE.finditer(written)]
+            characters = [_decoded(m[0]) for m in _ESCAPE.finditer(written)]
+            pending += [(c, span.line - 1, at) for c, at in zip(characters, columns, strict=True)]
+        _cell(code, pending)
+
+
+def _decoded(text: str) -> str:
+    plain = {"\\n": "\n", "\\t": "\t", "\\r": "", '\\"': '"', "\\\\": "\\", "\\/": "/"}
+    found = plain.get(text)
+    if found is None:
+        found = text if text[:2] != "\\u" else chr(int(text[2:6], 16)) if len(text) == 6 else "\ufffd"
+    return found
+
+
+def _cell(code: Code, characters: list[tuple[str, int, int]]) -> None:
+    line: list[tuple[str, int, int]] = []
+    blank = goes_on = False
+    first = True
+    for one in [*characters, ("\n", 0, 0)]:
+        if one[0] != "\n":
+            line += [one] if one[0] else []
+            continue
+        text = "".join(c for c, _, _ in line)
+        if first and text.strip():
+            blank, first = _WHOLE.match(text) is not None, False
+        magic = _MAGIC.match(text)
+        if blank or goes_on or magic:
+            goes_on = (goes_on or magic is not None) and text.rstrip().endswith("\\")
+            indent = magic[1] if magic and not blank else ""
+            name = re.match(r"\s*(\w+)\s*=", text) if magic and not blank else None
+            text = f"{indent}{name[1] if name else '_'} = __shell__" if magic and not blank else ""
+        code.add(text, line[0][1] if line else one[1], [at for _, _, at in line])
+        line = []
+
+
+def _hide(code: Code, module: ast.Module) -> None:
+    """Puts stars in place of texts that are given to what is named like a secret."""
+    for node in ast.walk(module):
+        named: list[tuple[str, Any]] = []
+        if isinstance(node, ast.Call):
+            named = [(each.arg or "", each.value) for each in node.keywords]
+            if isinstance(node.func, ast.Name | ast.Attribute) and ast.unparse(node.func).endswith("login"):
+                named += [("token", each) for each in node.args]
+        elif isinstance(node, ast.Assign):
+            named = [(ast.unparse(target).strip("\"'])"), node.value) for target in node.targets]
+            named = [(re.split(r"[\"'.\[]", name)[-1], value) for name, value in named]
+        for name, value in named:
+            if SECRET.search(name) and isinstance(value, ast.Constant) and isinstance(value.value, str):
+                span, number = code.span(value), value.lineno - 1
+                column = len(code.lines[number].encode()[: value.col_offset].decode(errors="ignore"))
+                lines, places = (
+                    (code.tree.lines, code.lines),
+                    ((span.line - 1, span.column - 1), (number, column)),
+                )
+                for one, (line, start) in zip(lines, places, strict=True):
+                    end = start + (span.length if one is code.tree.lines else len(value.value) + 2)
+                    stars = re.sub(r"[^\"'\\]", "*", one[line][start:end])
+                    one[line] = one[line][:start] + stars + one[line][end:]
+                value.value = "*" * max(len(value.value), 1)
+
+
+UNFOLLOWED = words(
+    "callbacks compute_metrics preprocess_logits_for_metrics optimizers optimizer_cls_and_kwargs "
+    "eval_dataset compute_loss_func model_init ref_model device_map max_memory report_to data_collator"
+)
+"""Arguments whose values are shown as they are written where they are no constants."""
+FOREIGN = re.compile(
+    r"(KTO|GRPO|RLOO|Reward|CPO|BCO|PPO\w*|OnlineDPO|GKD|XPO|NashMD|PRM|SDPO|SDFT|TPO|GOLD)Trainer"
+)
+"""TRL's trainers without a counterpart."""
+
+
+@dataclass
+class _Assembly:
+    """Puts the arguments of a run together."""
+
+    code: Code
+    follower: Follower
+    data: dict[str, Any] = field(default_factory=dict)
+    spans: dict[str, Span] = field(default_factory=dict)
+    keys: dict[str, Span] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
+
+    def source(self) -> Source:
+        """The whole run."""
+        trainer = self.trainer()
+        given = dict(trainer.args)
+        config, model = given.pop("args", None), given.pop("model", None)
+        named = model.value if model else None
+        if config is not None:
+            self.put_all("trainer", self.arguments(config))
+        lora = given.pop("peft_config", None)
+        tool = "Trainer" if trainer.kind == "Trainer" else "TRL"
+        if isinstance(named, Made):
+            self.made_by(named)
+            tool = "Unsloth" if named.kind == "unsloth" else tool
+            lora = named.told.get("lora") or lora
+            self.put_all("model", named.args)
+        elif model is not None:
+            self.put("model_name_or_path", model)
+        defaults = self.defaults(tool, named, lora.value if lora else None, trainer)
+        if lora is not None and isinstance(lora.value, Made):
+            self.put_all("lora", lora.value.args)
+        elif lora is not None and lora.value is not None:
+            message = f"`{self.code.shown(lora.node)}` is no LoraConfig that stands in the script"
+            raise self.refused(
+                "E1149", message, "a recipe trains LoRA's adapters, or the whole model", lora.node
+            )
+        for key in ("tokenizer", "processing_class"):
+            tokenizer = given.pop(key, None)
+            if tokenizer and isinstance(tokenizer.value, Made):
+                self.put_all("tokenizer", tokenizer.value.args)
+        train, function = given.pop("train_dataset", None), given.pop("formatting_func", None)
+        held = given.pop("eval_dataset", None)
+        self.put_all("trainer", {**given, **trainer.told})
+        rows = self.sets(train, held, function, trainer)
+        order = sorted(self.data, key=lambda key: (self.keys[key].line, self.keys[key].column))
+        tree = self.code.tree
+        script = Script(TRAINERS[trainer.kind], tool, defaults, rows)
+        return Source(
+            Path(tree.file),
+            tree.file,
+            {key: self.data[key] for key in order},
+            self.spans,
+            self.keys,
+            {path: kind for path, kind in tree.secrets.items() if path in self.spans},
+            script=script,
+            unknown=self.unknown,
+        )
+
+    def refused(self, code: str, message: str, help: str, node: Any = None) -> Refused:
+        span = self.code.span(node) if node is not None else self.code.tree.span(0, 0)
+        return self.code.tree.refused(code, message, help, span)
+
+    def trainer(self) -> Made:
+        """The one trainer.
+
+        Raises:
+            Refused: there is none, or another one, or several.
+        """
+        found, others, file = self.follower.trainers, self.follower.others, self.code.tree.file
+        every = [*found, *others]
+        if len(every) > 1 or any("unsure" in each.told for each in every):
+            second = every[1] if len(every) > 1 else every[0]
+            what = "trains in a loop" if len(every) < 2 else f"has {len(every)} trainers"
+            message = f"{file} {what}, and a recipe is one run"
+            help = (
+                "make a script of each run, and port each: the next one's model is what the first one leaves"
+            )
+            raise self.refused("E1176", message, help, second.node)
+        if others:
+            kind, read = others[0].kind, listing([f"`{name}`" for name in TRAINERS], "or")
+            if FOREIGN.fullmatch(kind):
+                message = f"this is a run of TRL's {kind}, which recipes have no counterpart of"
+                raise self.refused("E1171", message, f"a recipe trains as {read} does", others[0].node)
+            message = f"{file} trains with `{kind.removeprefix('class ')}`, whose own steps are not followed"
+            raise self.refused("E1175", message, f"read are runs of {read}", others[0].node)
+        if not found:
+            read = listing([f"`{name}`" for name in TRAINERS], "or")
+            help = f"read are scripts that construct {read}; port the config of another one"
+            raise self.refused("E1175", f"{file} constructs no trainer that is read", help)
+        return found[0]
+
+    def made_by(self, model: Made) -> None:
+        seen = re.search(r"[\"'](images?|audios?|videos?|pixel_values)[\"']", "\n".join(self.code.lines))
+        if seen and re.search("ImageTextToText|ConditionalGeneration", self.code.shown(model.node)):
+            message = f"`{self.code.shown(model.node)}` with {seen[1]}, and the models here read text"
+            raise self.refused("E1150", message, "train on text alone", model.node)
+        if model.kind.startswith("class "):
+            name = model.kind.removeprefix("class ")
+            message = f"`{name}` loads no language model that reads text alone, which is what is trained here"
+            raise self.refused(
+                "E1175", message, "a recipe trains what AutoModelForCausalLM loads", model.node
+            )
+
+    def arguments(self, config: Arg) -> dict[str, Arg]:
+        """The trainer's arguments, those of model_init_kwargs among them.
+
+        Raises:
+            Refused: they do not stand in the script.
+        """
+        made = config.value
+        if not isinstance(made, Made) or not CONFIG.fullmatch(made.kind):
+            if isinstance(made, Made) and made.kind.startswith("class "):
+                message = f"the training arguments are of a class of their own, {made.kind[6:]}"
+                help = f"construct the class that {made.kind[6:]} is made from, with its values"
+                raise self.refused("E1177", message, help, config.node)
+            where = made.why if isinstance(made, Unknown) else "the command line"
+            message = f"the training arguments are not in the script: they come from {where}"
+            help = "port the config file that the script is given, or write the values into the script"
+            raise self.refused("E1177", message, help, config.node)
+        out = dict(made.args)
+        inner = out.get("model_init_kwargs")
+        if inner is not None and isinstance(inner.value, dict):
+            del out["model_init_kwargs"]
+            self.put_all("model", {str(k): Arg(v, inner.node, inner.key) for k, v in inner.value.items()})
+        return out
+
+    def defaults(self, tool: str, model: Any, lora: Any, trainer: Made) -> dict[str, Any]:
+        """The defaults that are not those of TRL's command line."""
+        made: dict[str, Any] = {"use_peft": isinstance(lora, Made)}
+        if tool == "Trainer":
+            made |= {
+                **defaults_of("trainer", "training_arguments"),
+                "optim": "adamw_torch_fused",
+                "max_length": None,
+            }
+        if isinstance(model, Made):
+            made["dtype"] = "auto"
+        if isinstance(lora, Made):
+            peft = defaults_of("peft", "lora")
+            made |= {f"lora_{key}": peft[key] for key in ("r",)}
+            made |= {key: peft[key] for key in ("lora_alpha", "lora_dropout")}
+        made["bnb_4bit_quant_type"] = "fp4"  # BitsAndBytesConfig's
+        if tool == "Unsloth":
+            made |= UNSLOTH
+            made |= UNSLOTH_LORA if isinstance(lora, Made) else {}
+            wide = {key: each.value for key, each in model.args.items()}
+            made["load_in_4bit"] = not any(
+                wide.get(k) for k in ("full_finetuning", "load_in_16bit", "load_in_8bit")
+            )
+            if wide.get("full_finetuning"):
+                made["use_peft"] = False
+            if isinstance(lora, Made):
+                off = [key for key in ("attention", "mlp") if key_is_off(lora, f"finetune_{key}_modules")]
+                parts = {
+                    "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
+                    "mlp": ["gate_proj", "up_proj", "down_proj"],
+                }
+                made["lora_target_modules"] = [
+                    n for key, names in parts.items() if key not in off for n in names
+                ]
+        return made
+
+    def put_all(self, kind: str, args: Mapping[str, Arg]) -> None:
+        for name, arg in args.items():
+            if name == "quantization_config" and isinstance(arg.value, Made):
+                self.put_all("bnb", arg.value.args)
+            elif name != "model" and not (name == "peft_config" and arg.value is None):
+                self.put(RENAMED.get(kind, {}).get(name, name), arg)
+
+    def put(self, key: str, arg: Arg) -> None:
+        """A key of the run; of two with one name the last one holds."""
+        tree, value = self.code.tree, arg.value
+        for known in [k for k in self.unknown if k == key]:
+            del self.unknown[known]
+        self.keys[key] = self.key_span(arg)
+        self.spans[key] = self.code.span(arg.node)
+        if key == "data_collator" and isinstance(value, Made | Known):
+            value = value.kind if isinstance(value, Made) else value.name.rpartition(".")[2]
+        if key == "gradient_checkpointing" and isinstance(value, str):
+            value = True
+        found = _plain(value)
+        if found is NOTHING and key not in UNFOLLOWED:
+            why = (
+                value.why
+                if isinstance(value, Unknown)
+                else f"`{self.code.shown(arg.node)}` on line {self.keys[key].line}"
+            )
+            self.unknown[key] = why
+        if found is NOTHING:
+            found = self.code.shown(arg.node)
+        if isinstance(found, str):
+            found = tree.value(found, key)
+        self.data[key] = found
+        if isinstance(found, dict):
+            nodes = arg.node.values if isinstance(arg.node, ast.Dict) else []
+            for name, inner in zip(found, nodes or [arg.node] * len(found), strict=False):
+                self.spans[join(key, name)] = self.code.span(inner)
+
+    def key_span(self, arg: Arg) -> Span:
+        key = arg.key
+        if isinstance(key, ast.keyword) and key.arg:
+            return self.code.span(key, len(key.arg))
+        return self.code.span(key)
+
+    def sets(self, train: Arg | None, held: Arg | None, function: Arg | None, trainer: Made) -> Rows | None:
+        """The keys of the data sets; gives what functions made of the rows."""
+        data = train.value if train else None
+        if train is None:
+            return None
+        if isinstance(data, Made) and data.kind == "parts" and "train" in data.args:
+            data = data.args["train"].value
+        if not isinstance(data, Made) or data.kind not in ("data", "all", "held"):
+            self.put(
+                "dataset_name",
+                replace(
+                    train,
+                    value=data if isinstance(data, Unknown) else Unknown(f"`{self.code.shown(train.node)}`"),
+                ),
+            )
+            return None
+        several = [data, *(data.told["others"].value if "others" in data.told else [])]
+        other = held.value if held else None
+        same = isinstance(other, Made) and other.kind in ("data", "all") and _path(other) == _path(data)
+        if isinstance(other, Made) and other.kind == "data" and same:
+            self.put("dataset_test_split", other.args["split"])
+        elsewhere = (
+            held is not None
+            and other is not None
+            and not same
+            and not (isinstance(other, Made) and other.kind == "held")
+        )
+        if elsewhere and held is not None:
+            self.put("eval_dataset", held)
+        listed = len(several) > 1 or elsewhere or "data_files" in data.args or "test_split_size" in data.told
+        if listed:
+            self.data["datasets"] = []
+            self.keys["datasets"] = self.spans["datasets"] = self.code.span(data.node)
+            for number, each in enumerate(several):
+                inner = _Assembly(self.code, self.follower)
+                inner.put_all("data", each.args)
+                self.data["datasets"].append(inner.data)
+                below = f"datasets[{number}]."
+                self.keys |= {below + key: span for key, span in inner.keys.items()}
+                self.spans |= {below + key: span for key, span in inner.spans.items()}
+                self.unknown |= {below + key: why for key, why in inner.unknown.items()}
+        else:
+            names = {"path": "dataset_name", "name": "dataset_config", "split": "dataset_train_split"}
+            for key, arg in data.args.items():
+                self.put(names.get(key, key), arg)
+        told = {key: arg for key, arg in data.told.items() if key not in ("others", "function")}
+        self.put_all("data", told)
+        return self.rows(data, function, trainer)
+
+    def rows(self, data: Made, function: Arg | None, trainer: Made) -> Rows | None:
+        by_hand, made = data.by_hand, dict(data.rows)
+        column = self.data.get("dataset_text_field") or "text"
+        key = function or data.told.get("function")
+        if key is None:
+            return None
+        self.put("formatting_func", key if function is None else replace(key, value=_name_of(key.value)))
+        if function is not None:
+            follower = self.follower
+            out: Any = Unknown("it is no function of the script")
+            if isinstance(function.value, Function):
+                out = follower.inline(function.node, function.value, [Row(made)], {})
+                out = out[0] if isinstance(out, list) and len(out) == 1 else out
+                if not isinstance(out, Text | Column | Chat) or not is_content(out):
+                    why = out.why if isinstance(out, Unknown) else "what it gives is no text"
+                    by_hand = (*by_hand, follower.by_hand(function.value, why))
+                    out = Column("text")
+            content = out if not isinstance(out, Unknown) else None
+        elif TRAINERS[trainer.kind] != "sft":
+            names = ("prompt", "chosen", "rejected")
+            content = {
+                name: made.get(name, Column(name)) for name in names if name in made or by_hand or made
+            }
+        else:
+            talk = next((made[name] for name in ("messages", "conversations") if name in made), None)
+            pair = {name: made[name] for name in ("prompt", "completion") if name in made}
+            content = made.get(column) or made.get("text") or talk or (pair if len(pair) == 2 else None)
+            if content is None and not by_hand:
+                return None
+            if content is None:
+                content = Chat(Column("messages")) if "assistant_only_loss" in self.data else Column(column)
+        for each in by_hand:
+            if seen := re.search(r"\b(images?|audios?|videos?)\b", "\n".join(each.lines)):
+                message = f"`{each.name}` is about {seen[1]}, and the models here read text"
+                raise Refused(
+                    Diagnostic("E1150", message, "formatting_func", "train on text alone", each.span)
+                )
+        return Rows(content, by_hand, ("formatting_func",))
+
+
+def key_is_off(made: Made, key: str) -> bool:
+    """Whether a switch that is on by itself is off."""
+    return key in made.args and made.args[key].value is False
+
+
+def _name_of(value: Any) -> str:
+    return getattr(value.node, "name", "lambda") if isinstance(value, Function) else "formatting_func"
+
+
+def _path(made: Made) -> Any:
+    return [made.args[key].value for key in ("path", "name") if key in made.args]
+
+
+def _plain(value: Any, room: list[int] | None = None) -> Any:
+    """A value as plain data; NOTHING where it is none, or holds too much.
+
+    Args:
+        room: values that it may still hold, in a list of one.
+    """
+    room = room or [MOST_VALUES]
+    room[0] -= 1
+    if room[0] < 0 or not isinstance(value, str | int | float | bool | list | tuple | dict | None):
+        return NOTHING
+    if isinstance(value, list | tuple):
+        made = []
+        for each in value:
+            made.append(_plain(each, room))
+            if made[-1] is NOTHING:
+                return NOTHING
+        return made
+    if isinstance(value, dict):
+        inner = _plain(list(value.values()), room)
+        return NOTHING if inner is NOTHING else dict(zip(map(str, value), inner, strict=True))
+    return value

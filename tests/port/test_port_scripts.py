@@ -1,0 +1,366 @@
+"""Python scripts and notebooks: what is read of them, and where it stands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipec.compiler.lowering.hardware import from_name
+from recipec.compiler.port.port import Asked, Ported, port
+from recipec.compiler.port.python_source import MAX_BYTES
+
+HEAD = """\
+import torch
+from datasets import load_dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, Trainer, TrainingArguments
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from unsloth import FastLanguageModel, is_bfloat16_supported
+from unsloth.chat_templates import get_chat_template, standardize_sharegpt, train_on_responses_only
+
+rows = load_dataset("some/rows", split="train")
+"""
+UNSLOTH = """\
+model, tokenizer = FastLanguageModel.from_pretrained("unsloth/Qwen3-8B", max_seq_length=4096)
+model = FastLanguageModel.get_peft_model(model, r=32, lora_alpha=2 * 32)
+"""
+SFT = """\
+SFTTrainer("Qwen/Qwen3-8B", SFTConfig(packing=True, gradient_accumulation_steps=4), train_dataset=rows)
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def ported(text: str, name: str = "train.py", **asked: Any) -> Ported:
+    Path(name).write_text(text, encoding="utf-8")
+    return port([Path(name)], Asked(from_name("v5p-8"), **asked))
+
+
+def value(made: Ported, path: str) -> Any:
+    assert made.ledger is not None, made.diagnostics
+    return made.ledger.value(path)
+
+
+def codes(made: Ported) -> list[str]:
+    return [each.code for each in made.diagnostics if each.code not in ("W0407", "W0504", "W0308", "W0408")]
+
+
+def notebook(*cells: str | list[str]) -> str:
+    made = [{"cell_type": "code", "metadata": {}, "outputs": [], "source": cell} for cell in cells]
+    return json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}, indent=1)
+
+
+def test_unsloth_has_defaults_of_its_own() -> None:
+    run = "SFTTrainer(model=model, train_dataset=rows, args=SFTConfig(max_steps=9, learning_rate=1e-4))\n"
+    made = ported(HEAD + UNSLOTH + run)
+    assert made.title == "Unsloth" and made.whole
+    expected = {
+        "model.id": "Qwen/Qwen3-8B",
+        "lora.rank": 32,
+        "lora.alpha": 64,
+        "lora.dropout": 0.0,
+        "lora.quantize": "nf4",
+        "lora.dtype": "float32",
+        "data.max_length": 4096,
+        "train.global_batch_size": 8,
+        "train.steps": 9,
+        "train.optimizer.learning_rate": 1e-4,
+        "train.optimizer.weight_decay": 0.001,
+        "train.schedule.warmup_ratio": 0.1,
+        "train.seed": 3407,
+    }
+    assert {path: value(made, path) for path in expected} == expected
+
+
+def test_a_place_is_that_of_the_argument() -> None:
+    made = ported(HEAD + 'SFTTrainer("Qwen/Qwen3-8B", train_dataset=rows, args=SFTConfig(\n    seed=7,\n))\n')
+    (row,) = [row for row in made.rows if row.key == "seed"]
+    assert (row.line, row.column, row.value) == (HEAD.count("\n") + 2, 10, 7)
+
+
+def test_a_notebook_is_its_code_at_its_own_places() -> None:
+    cells = ["%%bash\npip install 'x", ["!pip install trl \\\n", "  -q\n", "import os\n"], HEAD]
+    text = notebook(*cells, ['é = "\\u00e9\\t"\n', SFT.replace("packing=True", "packing=True, seed=5")])
+    made = ported(text, "run.ipynb")
+    (row,) = [row for row in made.rows if row.key == "seed"]
+    assert row.line is not None and row.column is not None
+    assert text.splitlines()[row.line - 1][row.column - 1 :].startswith("5, ")
+
+
+FOLLOWED = """\
+import argparse
+from dataclasses import dataclass, field
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--learning-rate", type=float, default=3e-5)
+parser.add_argument("--packed", action="store_true")
+args = parser.parse_args()
+
+
+@dataclass
+class Extra:
+    rows: int = field(default=2)
+    name: str = "run"
+
+
+extra = Extra(rows=4)
+common = dict(seed=11, per_device_train_batch_size=extra.rows)
+version = 3
+
+
+def main(epochs=2, *, decay=0.1):
+    settings = SFTConfig(
+        **common,
+        learning_rate=args.learning_rate,
+        packing=args.packed,
+        num_train_epochs=epochs + 1,
+        weight_decay=decay if is_bfloat16_supported() else 0.0,
+        gradient_accumulation_steps=8 // 4,
+        run_name=f"{extra.name}-{version}",
+    )
+    settings.max_length = 512
+    setattr(settings, "logging_steps", [7, 8].pop())
+    if epochs > 5:
+        settings.seed = 99
+    model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B", torch_dtype=torch.bfloat16)
+    SFTTrainer(model=model, args=settings, train_dataset=rows)
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_values_are_followed_to_where_they_stand() -> None:
+    made = ported(HEAD + FOLLOWED)
+    expected = {
+        "train.seed": 11,
+        "train.global_batch_size": 8,
+        "train.optimizer.learning_rate": 3e-5,
+        "train.optimizer.weight_decay": 0.1,
+        "train.epochs": 3,
+        "data.packing": False,
+        "data.max_length": 512,
+        "train.log.every": 8,
+        "model.dtype": "bfloat16",
+        "lora": None,
+    }
+    assert {path: value(made, path) for path in expected} == expected
+    assert next(row.value for row in made.rows if row.key == "run_name") == "run-3"
+
+
+@pytest.mark.parametrize(
+    "before, given, why",
+    [
+        ("import os\n", 'int(os.environ["SEED"])', "os.environ['SEED']"),
+        ("seed = 1\nif input():\n    seed = 2\n", "seed", "the condition `input()`"),
+        ("seed = 1\nfor each in open('seeds'):\n    seed = 2\n", "seed", "the "),
+        ("seed = 1\ntry:\n    seed = int(input())\nexcept ValueError:\n    pass\n", "seed", "input()"),
+        ("seed = len(rows)\n", "seed + 1", "len(rows)"),
+        ("", "nowhere", "nowhere"),
+        ("seed = 'a' * 10 ** 9\n", "len(seed)", "'a' * 10 ** 9"),
+        ("seed = [1]\nif input():\n    seed.append(2)\n", "seed[0]", "the condition `input()`"),
+        (
+            "seed = 1\nfor each in (2, 3):\n    if each > 2:\n        break\n    seed = each\n",
+            "seed",
+            "the ",
+        ),
+        ("seed = {'a': 1}\nseed[input()] = 2\n", "seed['a']", "seed['a']"),
+        ("seed = 1\nmatch input():\n    case 'a':\n        seed = 2\n", "seed", "the match"),
+        ("seed = 1\ndef f():\n    global seed\n    seed = 2\nf()\n", "seed", "`seed`, which"),
+        ("seed = 7\nwhile input():\n    seed *= seed\n", "seed", "the "),
+    ],
+)
+def test_what_depends_on_anything_else_is_named(before: str, given: str, why: str) -> None:
+    made = ported(HEAD + before + SFT.replace("packing=True", f"packing=True, seed={given}"))
+    (found,) = [each for each in made.diagnostics if each.code == "E1174"]
+    assert found.path == "seed" and why in found.message, found.message
+    text = HEAD + before + SFT.replace("packing=True", f"packing=True, seed={given}")
+    assert value(ported(text, sets=("seed=5",)), "train.seed") == 5
+
+
+def test_quantised_lora_is_put_together_from_its_parts() -> None:
+    made = ported(
+        HEAD
+        + """\
+quantised = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B", quantization_config=quantised)
+lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+SFTTrainer(model=model, train_dataset=rows, args=SFTConfig(gradient_accumulation_steps=4), peft_config=lora)
+"""
+    )
+    paths = ("lora.rank", "lora.alpha", "lora.dropout", "lora.quantize", "lora.targets")
+    assert [value(made, path) for path in paths] == [4, 8, 0.0, "nf4", ["q_proj", "v_proj"]]
+    assert not any(row.verdict.value == "unsupported" for row in made.rows)
+
+
+RUN = 'SFTTrainer(model=model, train_dataset=rows, args=SFTConfig(dataset_text_field="text"))\n'
+CHAT = """\
+def chat(examples):
+    texts = []
+    for talk in examples["talks"]:
+        texts.append(tokenizer.apply_chat_template(talk, tokenize=False).removeprefix("<s>"))
+    return {"text": texts}
+
+rows = standardize_sharegpt(rows).map(chat, batched=True)
+"""
+TEMPLATE = """\
+PROMPT = "Q: {}\\nA: {answer}"
+END = tokenizer.eos_token
+rows = rows.map(lambda row: {"text": PROMPT.format(row["question"], answer=row["reply"]) + END})
+"""
+PAIRS = """\
+def talk(row):
+    asked = {"role": "user", "content": row["ask"]}
+    return {"messages": [asked, {"role": "assistant", "content": row["say"]}]}
+
+rows = rows.map(talk)
+"""
+TOKENS = """\
+def tokens(row):
+    made = tokenizer(f"{row['title']}: {row['body']}", truncation=True, max_length=64)
+    made["labels"] = made["input_ids"].copy()
+    return made
+
+rows = rows.map(tokens)
+"""
+
+
+def converted(made: Ported, row: dict[str, Any]) -> Any:
+    """What the file beside the recipe makes of a row."""
+    assert made.ledger is not None
+    names: dict[str, Any] = {}
+    exec(made.ledger.files["convert.py"], names)
+    return names[str(value(made, "data.transform")).rpartition(":")[2]](row)
+
+
+def test_a_chat_template_over_a_column_is_the_format_chat() -> None:
+    after = 'trainer = train_on_responses_only(trainer, instruction_part="a", response_part="b")\n'
+    made = ported(HEAD + UNSLOTH + CHAT + "trainer = " + RUN + after)
+    paths = ("data.format", "data.fields", "data.loss_on", "data.transform")
+    assert [value(made, path) for path in paths] == ["chat", {"messages": "talks"}, "assistant", None]
+
+
+def test_a_template_of_text_is_a_file_beside_the_recipe() -> None:
+    made = ported(HEAD + UNSLOTH + TEMPLATE + RUN)
+    assert (value(made, "data.format"), value(made, "data.loss_on")) == ("text", "all")
+    assert converted(made, {"question": "why?", "reply": "so"}) == {"text": "Q: why?\nA: so"}
+
+
+def test_turns_that_are_put_together_are_messages() -> None:
+    made = ported(HEAD + UNSLOTH + PAIRS + RUN)
+    assert value(made, "data.format") == "chat"
+    turns = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "so"}]
+    assert converted(made, {"ask": "why?", "say": "so"}) == {"messages": turns}
+
+
+def test_tokens_of_a_text_are_the_text_and_its_length() -> None:
+    run = "Trainer(model, TrainingArguments(gradient_accumulation_steps=4), train_dataset=rows)\n"
+    load = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")\n'
+    tokenizer = 'tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen3-8B")\n'
+    made = ported(HEAD + load + tokenizer + TOKENS + run)
+    assert made.title == "Trainer"
+    paths = ("data.format", "data.max_length", "train.optimizer.learning_rate", "data.packing")
+    assert [value(made, path) for path in paths] == ["text", 64, 5e-5, False]
+    assert converted(made, {"title": "a", "body": "b"}) == {"text": "a: b"}
+
+
+def test_answers_that_a_function_makes_are_preferences() -> None:
+    text = """\
+def pair(row):
+    row["prompt"] = f"Q: {row['ask']}"
+    row["chosen"] = row["good"] + tokenizer.eos_token
+    row["rejected"] = row["bad"]
+    return row
+
+DPOTrainer(model=model, train_dataset=rows.map(pair), args=DPOConfig(beta=0.2, max_length=256))
+"""
+    made = ported(HEAD + UNSLOTH + text)
+    assert [value(made, path) for path in ("train.objective", "train.beta", "data.format")] == [
+        "dpo",
+        0.2,
+        "preference",
+    ]
+    row = converted(made, {"ask": "why?", "good": "so", "bad": "no"})
+    assert row == {"prompt": "Q: why?", "chosen": "so", "rejected": "no"}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        'return {"text": row["text"].lower()}',
+        'if row["x"]:\n        return {"text": row["a"]}\n    return {"text": row["b"]}',
+        'for m in row["messages"]:\n        m["content"] = m["thinking"]\n    return row',
+        'row["text"] = "a"\n    while row["x"]:\n        row["text"] = "b"\n    return row',
+        'm = tokenizer(row["text"])\n    m["labels"] = mask(m["input_ids"])\n    return m',
+    ],
+)
+def test_a_function_that_is_not_followed_is_left_to_its_reader(function: str) -> None:
+    text = f"def change(row):\n    {function}\n\nrows = rows.map(change)\n"
+    made = ported(HEAD + UNSLOTH + text + RUN)
+    assert codes(made) == ["W1178"] and made.whole
+    assert value(made, "data.transform") == "convert.py:change"
+    with pytest.raises(NotImplementedError):
+        converted(made, {})
+    assert made.ledger is not None and f"#     {function.splitlines()[0]}" in made.ledger.files["convert.py"]
+
+
+@pytest.mark.parametrize(
+    "load, train, extra",
+    [
+        ('load_dataset("a/b", "en", split="train[:50]")', "rows", {}),
+        ('load_dataset("a/b", "en")', 'rows["train[:50]"]', {}),
+        ('load_dataset("a/b", name="en", split="train").select(range(50))', "rows", {}),
+        (
+            'load_dataset("a/b", "en", split="train[:50]").train_test_split(test_size=0.1)',
+            'rows["train"]',
+            {"data.eval_fraction": 0.1},
+        ),
+    ],
+)
+def test_a_data_set_is_told_by_how_it_is_loaded(load: str, train: str, extra: dict[str, Any]) -> None:
+    made = ported(HEAD + f"rows = {load}\n" + SFT.replace("=rows", f"={train}"))
+    assert value(made, "data.train") == [{"path": "hf://a/b", "split": "train[:50]", "config": "en"}]
+    assert {path: value(made, path) for path in extra} == extra
+
+
+SECRETS = ("hf_" + "a1B2" * 6, "my-own-secret-word")
+
+
+def test_secrets_are_never_copied() -> None:
+    text = HEAD + UNSLOTH.replace("max_seq", f'token="{SECRETS[1]}", max_seq')
+    text += f'from huggingface_hub import login\nlogin("{SECRETS[1]}")\nwandb_key = "{SECRETS[1]}"\n'
+    call = f'use(api_key="{SECRETS[1]}", other="{SECRETS[0]}")'
+    text += f"def change(row):\n    key = {call}\n    return key\n\nrows = rows.map(change)\n"
+    made = ported(text + RUN.replace('"text")', f'"text", hub_token="{SECRETS[0]}", seed=input())'))
+    lines = [each.span.text for each in made.diagnostics if each.span]
+    shown = made.text + json.dumps(made.to_dict()) + "".join(lines)
+    assert "E1174" in codes(made) and "change" in shown
+    assert not any(secret in shown for secret in SECRETS)
+
+
+def test_a_script_of_any_size_or_form_ends_in_a_diagnostic() -> None:
+    for text, code in (
+        ("\0", "E1179"),
+        ('print "x"\n', "E1179"),
+        ("(" * 5000, "E1179"),
+        ("x = " + "-" * 90_000 + "1", "E1179"),
+        ("", "E1175"),
+        ("x = [1]\n" + "x = [x, x]\n" * 60 + SFT.replace("packing=True", "packing=x"), "E1174"),
+        ("def f(x):\n    return f(f(x))\nf(1)\n", "E1175"),
+    ):
+        assert code in codes(ported(text)), text[:40]
+    for text, code in (("[" * 9000, "E0015"), ("{", "E1105"), ("[]", "E1179"), (notebook("x = ("), "E1179")):
+        assert codes(ported(text, "run.ipynb")) == [code], text[:40]
+    with Path("huge.ipynb").open("wb") as file:
+        file.truncate(100 << 20)
+    assert MAX_BYTES < 100 << 20
+    assert [each.code for each in port([Path("huge.ipynb")], Asked(from_name("v5p-8"))).diagnostics] == [
+        "E0003"
+    ]
