@@ -73,8 +73,8 @@ def port(
         typer.Argument(
             metavar="FILE",
             help="The config of another tool, or its Python script, notebook or command line, and the files "
-            "that go with it: accelerate's or DeepSpeed's, dataset_info.json, adapter_config.json; or a folder; "
-            "with --to a recipe.",
+            "that go with it: accelerate's or DeepSpeed's, dataset_info.json, adapter_config.json; or a "
+            "folder; with --to a recipe.",
             show_default=False,
         ),
     ],

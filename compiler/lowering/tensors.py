@@ -71,8 +71,9 @@ def _header(path: Path) -> dict[str, Listed]:
 def _tensor(entry: Any, file: str) -> Listed:
     fields = entry if isinstance(entry, Mapping) else {}
     shape, dtype = fields.get("shape"), fields.get("dtype")
-    sizes = isinstance(shape, list) and all(type(n) is int and 0 <= n < 2**31 for n in shape)
-    if not sizes or not isinstance(dtype, str):
+    if not isinstance(shape, list) or not isinstance(dtype, str):
+        raise ValueError(f"the header of {file} is not that of a safetensors file")
+    if not all(type(n) is int and 0 <= n < 2**31 for n in shape):
         raise ValueError(f"the header of {file} is not that of a safetensors file")
     return Listed(file, dtype, tuple(shape))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from recipec.compiler.port import dialects
 from recipec.compiler.port.commands import CONFIGS, is_command
 from recipec.compiler.port.port import Asked, Ported, port
-from recipec.compiler.port.python_source import SUFFIXES
+from recipec.compiler.port.python_source import NO_TRAINER, SUFFIXES
 from recipec.compiler.port.read import read
 from recipec.compiler.port.recognise import role_of
 from recipec.spec.diagnostics import Diagnostic, has_errors
@@ -76,9 +76,8 @@ def port_all(paths: Sequence[Path], asked: Asked, out: Path | None) -> Iterator[
         out: the folder for recipes, in which they lie as their sources do; None writes none.
     """
     files = files_of(paths)
-    read_ones = {
-        path: read(path)[0] for path in files if not is_command(path) and path.suffix not in SUFFIXES
-    }
+    configs = [path for path in files if not is_command(path) and path.suffix not in SUFFIXES]
+    read_ones = {path: read(path)[0] for path in configs}
     roles = {path: role for path, source in read_ones.items() if source and (role := role_of(source))}
     taken: set[Path] = set()
     for path in (each for each in files if each not in roles):
@@ -100,8 +99,8 @@ def port_all(paths: Sequence[Path], asked: Asked, out: Path | None) -> Iterator[
 
 
 def _is_no_run(found: Diagnostic) -> bool:
-    """Whether a file is passed over; of a script without any trainer there is no place to show."""
-    return found.code in NO_RUN or (found.code == "E1175" and found.span is None)
+    """Whether a file is passed over, as a module without a trainer is."""
+    return found.code in NO_RUN or (found.code == "E1175" and NO_TRAINER in found.message)
 
 
 def _ported(paths: Sequence[Path], asked: Asked) -> Ported:

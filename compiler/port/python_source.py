@@ -65,6 +65,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
 
 
 SUFFIXES = (".py", ".ipynb")
+NO_TRAINER = "constructs no trainer that is read"
 
 
 def read_script(path: Path) -> tuple[Source | None, list[Diagnostic]]:
@@ -299,7 +300,7 @@ class _Assembly:
         if not found:
             read = listing([f"`{name}`" for name in TRAINERS], "or")
             help = f"read are scripts that construct {read}; port the config of another one"
-            raise self.refused("E1175", f"{file} constructs no trainer that is read", help)
+            raise self.refused("E1175", f"{file} {NO_TRAINER}", help)
         return found[0]
 
     def made_by(self, model: Made) -> None:
