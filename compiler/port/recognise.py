@@ -93,7 +93,7 @@ UNREAD = {
     "Tunix's RL (grpo_main, ppo_main)": words(
         "model_config.model_name model_config.model_id model_config.model_source rl_training_config "
         "tokenizer_config.tokenizer_type actor_model_config rollout_config reference_model_config "
-        "grpo_config ppo_config reward_functions"
+        "grpo_config ppo_config"
     ),
     "Unsloth Studio": words(
         "data.format_type training.training_type training.max_seq_length training.num_epochs "

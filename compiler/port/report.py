@@ -186,7 +186,6 @@ def _says_more(finding: Finding) -> bool:
 
 def _row(source: Source | None, key: str, value: Any, finding: Finding) -> Row:
     span = source.span(key) if source else None
-    span = span if source and span and span.file == source.file else None  # of a file that it extends: none
     older = source.older.get(key) if source else None
     note = "; ".join(filter(None, (f"the older name of {key}" if older else "", finding.note)))
     shown = "***" if SECRETS.search(key) and value else _concealed(value)

@@ -275,15 +275,15 @@ def test_a_partial_config_says_so() -> None:
     assert Path("config.yaml").read_text().startswith("# PARTIAL: this config is not the run of its recipe.")
 
 
-def test_a_value_of_an_extended_recipe_has_no_line_of_this_one(folder: Path) -> None:
+def test_a_value_of_an_extended_recipe_stands_at_its_line_there(folder: Path) -> None:
     shutil.copy(ROOT / "recipes" / "quickstart.yaml", "base.yaml")
     Path("recipe.yaml").write_text("extends: base.yaml\nlora: {kv: shared}\n")
     status, printed, errors = run(
         "recipe.yaml", "--to", "axolotl", "--partial", "--format", "json", "-o", "c.yaml"
     )
     assert status == 0, errors
-    lines = {row["key"]: row["line"] for row in json.loads(printed)["keys"]}
-    assert lines["lora.kv"] == 2 and lines["lora.rank"] is None
+    places = {row["key"]: (row["file"], row["line"]) for row in json.loads(printed)["keys"]}
+    assert places["lora.kv"] == ("recipe.yaml", 2) and places["lora.rank"] == ("base.yaml", 20)
     Path("recipe.yaml").write_text("extends: base.yaml\ndata: {train: [{path: data/x.array_record}]}\n")
     status, _, errors = run("recipe.yaml", "--to", "trl")
     assert status == 1 and "error[E1198]: `data.train`" in errors and "recipe.yaml:2" in errors
