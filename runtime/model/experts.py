@@ -476,17 +476,20 @@ def _ragged(rows: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
     return jax.lax.ragged_dot(rows, weight, sizes)
 
 
-def _ragged_forward(rows: jax.Array, weight: jax.Array, sizes: jax.Array) -> tuple[jax.Array, Any]:
-    return _ragged(rows, weight, sizes), (rows, weight, sizes)
+def _ragged_forward(rows: Any, weight: Any, sizes: Any) -> tuple[jax.Array, Any]:
+    """Keeps what the gradients that are asked for need: of a frozen weight no rows."""
+    kept = rows.value if weight.perturbed else None, weight.value if rows.perturbed else None, sizes.value
+    return _ragged(rows.value, weight.value, sizes.value), kept
 
 
-def _ragged_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+def _ragged_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array | None, jax.Array | None, None]:
     rows, weight, sizes = kept
-    to_rows = jax.lax.ragged_dot(gradient, weight.swapaxes(1, 2), sizes)
-    return to_rows, outer(rows, gradient, sizes, on_tpu=_on_tpu()).astype(weight.dtype), None
+    to_rows = None if weight is None else jax.lax.ragged_dot(gradient, weight.swapaxes(1, 2), sizes)
+    to_weight = None if rows is None else outer(rows, gradient, sizes, on_tpu=_on_tpu()).astype(rows.dtype)
+    return to_rows, to_weight, None
 
 
-_ragged.defvjp(_ragged_forward, _ragged_backward)
+_ragged.defvjp(_ragged_forward, _ragged_backward, symbolic_zeros=True)
 
 
 def outer(

@@ -142,10 +142,14 @@ def _runs(folder: Path) -> None:
 
 
 def _configs(folder: Path) -> None:
-    """Another tool's config, and its launcher's."""
+    """Another tool's config, and its launcher's; a script of two commands, and a folder of configs."""
     examples = shell.ROOT / "tests" / "port" / "examples"
     shutil.copy(examples / "trl-llama32-fsdp" / "sft.yaml", folder / "config.yml")
     shutil.copy(examples / "trl-llama32-fsdp" / "accelerate.yaml", folder)
+    train = "trl sft --config config.yml --learning_rate"
+    (folder / "train.sh").write_text(f"{train} 1e-4\n{train} 2e-4\n", encoding="utf-8")
+    (folder / "configs").mkdir()
+    shutil.copy(folder / "config.yml", folder / "configs")
 
 
 def _model(folder: Path) -> None:

@@ -111,7 +111,8 @@ def test_what_was_planned_fits_and_adds_up(programs: Mapping[str, Program], reco
         assert found.micro_batches == program.accumulation_steps
         assert found.tokens % (program.recipe.train.global_batch_size * program.recipe.data.max_length) == 0
         assert found.calibrated_seconds == pytest.approx(found.seconds * calibration.factor())
-        assert 0.05 < found.mfu < 0.95, name
+        # Experts' products are small beside what is moved for them.
+        assert (0.01 if program.architecture.expert_layers else 0.05) < found.mfu < 0.95, name
         assert max(found.compiled_layers) <= program.architecture.num_layers
 
 
@@ -239,7 +240,10 @@ def test_the_page_has_a_row_for_each_recipe_and_model(
     of_tpus = [name for name, program in programs.items() if program.accelerator.platform == "tpu"]
     assert all(text.count(f"| `recipe build recipes/{name}.yaml` |") == 1 for name in of_tpus)
     assert all(f"`{name}`" in text or f"recipes/{name}.yaml" in text for name in programs)
-    assert text.count("\n| ") == len(of_tpus) + len(record.fits) + 4  # a head and a rule each
+    experts = [
+        name for name in of_tpus if programs[name].architecture.expert_layers and record.recipes[name].parts
+    ]
+    assert text.count("\n| ") == len(of_tpus) + len(record.fits) + len(experts) + 6  # a head and a rule each
 
 
 def test_the_script_writes_what_is_stale(
