@@ -43,7 +43,7 @@ def extrapolate(program: Program, depths: Sequence[Depth], compiled: Sequence[Co
     return Estimate(
         layers=program.architecture.num_layers,
         compiled_layers=tuple(one.layers for one in compiled),
-        memory=_memory(program, total, _code(depths, compiled)),
+        memory=_memory(program, total, compiled, _code(depths, compiled)),
         flops=total(lambda one: one.flops + one.costs.loop_flops),
         bytes=total(lambda one: one.bytes + one.costs.loop_bytes),
         compiler_seconds=own,
@@ -80,7 +80,12 @@ def _code(depths: Sequence[Depth], compiled: Sequence[Compiled]) -> float:
     return max(sizes) if len(sizes) > 1 and line > SHARED_CODE else line
 
 
-def _memory(program: Program, total: Callable[[Callable[[Compiled], float]], float], code: float) -> Memory:
+def _memory(
+    program: Program,
+    total: Callable[[Callable[[Compiled], float]], float],
+    compiled: Sequence[Compiled],
+    code: float,
+) -> Memory:
     by_shape = total(lambda one: one.weights + one.adapters + one.optimizer + one.batch)
     return Memory(
         weights=total(lambda one: one.weights),
@@ -88,7 +93,8 @@ def _memory(program: Program, total: Callable[[Callable[[Compiled], float]], flo
         optimizer=total(lambda one: one.optimizer),
         batch=total(lambda one: one.batch),
         padding=max(0.0, total(lambda one: one.arguments) - by_shape),
-        temporaries=total(lambda one: one.temporaries),
+        # A few layers' may fall with depth, which those of a whole model do not.
+        temporaries=max(total(lambda one: one.temporaries), *(one.temporaries for one in compiled)),
         code=code,
         available=program.accelerator.hbm_bytes_per_device,
     )

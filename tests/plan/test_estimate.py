@@ -52,6 +52,11 @@ def compiled(layers: int) -> Compiled:
     )
 
 
+def test_temporaries_are_not_less_than_those_of_fewer_layers(program: Program) -> None:
+    deep = replace(compiled(12), temporaries=8e9)
+    assert extrapolate(program, depths(program), [compiled(6), deep]).memory.temporaries == 1.1e10
+
+
 def test_every_figure_is_extrapolated_in_a_line(program: Program) -> None:
     one = extrapolate(program, depths(program), [compiled(6), compiled(12)])
     memory = one.memory
