@@ -115,7 +115,11 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator
             OTHER,
         )
         return
-    found = faults(model.family, model.architecture, model.config, listed, prefix)
+    # Experts lie one by one or all in one tensor, as the tensors' names say.
+    shapes = {name: tensor.shape for name, tensor in listed.items()}
+    found = faults(
+        model.family, model.family.architecture_of(model.config, shapes), model.config, listed, prefix
+    )
     order = [*Kind]
     for kind, members in groupby(sorted(found, key=lambda one: order.index(one.kind)), lambda one: one.kind):
         yield _said(model, place, kind, [*members])
