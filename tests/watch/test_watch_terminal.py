@@ -136,8 +136,8 @@ def test_leaving_it_restores_the_terminal_and_touches_no_file(tmp_path: Path, si
     folder = write_run(tmp_path / "checkpoints", 120)
     before = {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
     with terminal(folder, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", NO_COLOR="1") as seen:
-        seen.until(lambda: "step 120/400" in seen.text)
-        assert "-----" in seen.text and "**" in seen.text and seen.raw.isascii(), "a terminal without UTF-8"
+        seen.until(lambda: all(each in seen.text for each in ("step 120/400", "-----", "**")))
+        assert seen.raw.isascii(), "a terminal without UTF-8"
         seen.process.send_signal(signum)
         assert seen.end() == 128 + signum
         last = seen.raw.rpartition(b"\x1b[?1049l")[2].decode()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from recipec.compiler import terminal
 from recipec.compiler.serving import verify_reference
 from recipec.compiler.serving.verify import (
     ComparedPrompt,
@@ -55,6 +56,7 @@ def test_what_no_prompt_reaches_is_said(
 ) -> None:
     """Of Llama 4's chunks of 8,192 tokens the built-in prompts see one alone."""
     monkeypatch.setattr(verify_reference, "local_span", lambda config: 8192)
+    monkeypatch.setattr(terminal.manner, "quiet", False)  # which a command before may have left
     check(fake(["m"], language=Computed(checkpoint)), checkpoint, tokens=1)
     said = " ".join(capsys.readouterr().err.split())
     assert "note: local layers see 8,192 tokens, and no prompt is longer than 1,1" in said
