@@ -43,13 +43,17 @@ PROGRAMS: tuple[tuple[str, str, str], ...] = (
     (r"litgpt finetune_adapter\w*|(?:.*/)?finetune/adapter\w*\.py", "", "litgpt's adapters"),
     (r"litgpt finetune\w*|(?:.*/)?finetune/(?:lora|full)\.py", "litgpt", "litgpt"),
     (r"(?:.*/)?run_clm\.py", "trainer", "Trainer"),
-    (r"swift (?:sft|pt|rlhf)|megatron (?:sft|pt|rlhf)|(?:.*/)?swift/cli/\w+\.py", "swift", "ms-swift"),
-    (r"-m (?i:maxtext)\.\S+|(?:.*/)?(?i:maxtext)/\S+\.py", "maxtext", "MaxText"),
+    (r"swift (?:sft|rlhf)|(?:.*/)?swift/cli/(?:sft|rlhf)\.py", "swift", "ms-swift"),
+    (r"swift pt|(?:.*/)?swift/cli/pt\.py", "", "ms-swift's pre-training"),
+    (r"megatron (?:sft|pt|rlhf)|(?:.*/)?swift/cli/\w+\.py", "", "ms-swift's Megatron"),
+    (r"-m (?i:maxtext)\.\S*sft\S*|(?:.*/)?(?i:maxtext)/\S*sft\S*\.py", "maxtext", "MaxText"),
+    (r"-m (?i:maxtext)\.\S+|(?:.*/)?(?i:maxtext)/\S+\.py", "", "MaxText's pre-training and RL"),
     (r"oumi train|-m oumi\.train", "oumi", "oumi"),
     (r"-m openrlhf\.\S+", "", "OpenRLHF"),
     (r"-m verl\.\S+", "", "verl"),
     (r"xtuner train", "", "XTuner"),
-    (r"automodel \S+|(?:.*/)?nemo_automodel/\S+\.py", "", "NeMo AutoModel"),
+    (r"automodel finetune|(?:.*/)?nemo_automodel/recipes/llm/train_ft\.py", "automodel", "NeMo AutoModel"),
+    (r"automodel \S+|(?:.*/)?nemo_automodel/\S+\.py", "", "NeMo AutoModel beside its finetuning"),
     (r"-m tunix\.\S+|tunix \S+", "", "Tunix"),
     (r"(?:.*/)?(?:pretrain|finetune)_(?:gpt|llama)\.py", "", "Megatron-LM"),
     (r"(?:.*/)?[\w-]*(?:train|tune|sft|dpo|run_)[\w-]*\.py", "", ""),
@@ -60,7 +64,7 @@ WRAPPERS = words("srun nohup time exec sudo env uv poetry conda mamba pixi numac
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
 TOOLS = {program.partition(" ")[0] for one, _, _ in PROGRAMS for program in one.split("|") if " " in program}
 STARTS = {*LAUNCHERS, "python", "python3", "llamafactory-cli", "lmf", *TOOLS} - {"-m"}
-SINGLE = ("axolotl", "torchtune", "maxtext", "oumi", "litgpt")
+SINGLE = ("axolotl", "torchtune", "maxtext", "oumi", "automodel", "litgpt")
 """Dialects whose flags take one value each."""
 HYDRA = ("torchtune", "maxtext", "llamafactory", "axolotl", "oumi")
 """Dialects whose commands take KEY=VALUE."""
@@ -69,6 +73,7 @@ SECTIONS = {
     "llamafactory": ("train",),
     "trainer": ("training_arguments",),
     "axolotl": ("config",),
+    "swift": ("sft", "rlhf"),
     "accelerate": ("launch",),
 }
 """The tables with the types of flags, by dialect."""

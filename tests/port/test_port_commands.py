@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -211,3 +212,50 @@ def test_a_folder_becomes_a_folder_of_recipes_and_one_table(here: Path) -> None:
     assert again.stderr == "0 of 5 runs ported\n" and again.stdout.count("is there already") == 4
     (here / "empty").mkdir()
     assert "E1188" in CliRunner().invoke(app, ["port", "empty"]).stderr
+
+
+SWIFT = "--use_hf true --model Qwen/Qwen3-8B --dataset a/b c/d --tuner_type lora --max_length 512"
+
+
+@pytest.mark.parametrize(
+    ("command", "title", "path", "expected"),
+    [
+        (
+            f"swift sft {SWIFT} --target_modules q_proj v_proj",
+            "ms-swift",
+            "lora.targets",
+            ["q_proj", "v_proj"],
+        ),
+        (f"NPROC=2\nswift rlhf --rlhf_type dpo {SWIFT}", "ms-swift", "train.objective", "dpo"),
+        ("oumi train -c train.yaml --training.seed 7", "oumi", "train.seed", 7),
+        ("automodel finetune llm -c lora.yaml --peft.dim 4", "NeMo AutoModel", "lora.rank", 4),
+        (
+            "python -m maxtext.trainers.post_train.sft.train_sft sft.yml model_name=qwen3-8b steps=100",
+            "MaxText",
+            "train.steps",
+            100,
+        ),
+    ],
+)
+def test_flags_of_every_tool_lie_over_its_config(
+    here: Path, command: str, title: str, path: str, expected: object
+) -> None:
+    examples = Path(__file__).parent / "examples"
+    for config in ("oumi-qwen3-lora/train.yaml", "automodel-llama32-lora/lora.yaml"):
+        shutil.copy(examples / config, here)
+    made = ported(here, command)
+    assert made.title == title and value(made, path) == expected
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"swift pt {SWIFT}",
+        f"megatron sft {SWIFT}",
+        "python -m maxtext.trainers.pre_train.train base.yml model_name=qwen3-8b",
+        "automodel pretrain llm -c lora.yaml",
+    ],
+)
+def test_other_commands_of_a_tool_that_is_read_are_refused_by_name(here: Path, command: str) -> None:
+    (found,) = ported(here, command).diagnostics
+    assert found.code == "E1193" and found.span is not None and found.span.line == 1
