@@ -431,7 +431,6 @@ def planned_length(
         return None if time is None or price is None else time * price
 
     speed = tokens / estimate.seconds if estimate.seconds else 0.0
-    calibrated_speed = tokens / estimate.calibrated_seconds if estimate.calibrated_seconds else 0.0
     return RunLength(
         source=source,
         tokens_per_row=per_row,
@@ -439,11 +438,9 @@ def planned_length(
         micro_batches=micro_batches,
         hours=hours(estimate.seconds),
         usd=usd(estimate.seconds),
-        calibrated_hours=hours(estimate.calibrated_seconds),
-        calibrated_usd=usd(estimate.calibrated_seconds),
+        interval=estimate.interval,
         usd_per_hour=price,
         tokens_per_second=speed,
-        calibrated_tokens_per_second=calibrated_speed,
         usd_per_million_tokens=price / 3600 / speed * 1e6 if price is not None and speed else None,
         note=f"{_basis(program, counted)} {NOT_COUNTED}",
     )
@@ -506,14 +503,9 @@ def training_hours(
     if run is not None:
         return measured_hours(run, steps)
     most = "at most, by the lines of the data: " if planned is not None and planned.source == "bound" else ""
-    if planned is not None and planned.calibrated_hours is not None and planned.hours is not None:
-        return Hours(
-            planned.calibrated_hours,
-            f"{most}estimate of `recipe plan`, calibrated by the one published measurement "
-            f"({planned.hours:.2f} h without that)",
-        )
     if planned is not None and planned.hours is not None:
-        return Hours(planned.hours, f"{most}estimate of `recipe plan`")
+        low, high = planned.interval.of(planned.hours)
+        return Hours(planned.hours, f"{most}estimate of `recipe plan`, {low:.2f} to {high:.2f} h")
     reason, way = "it was not planned", "--set train.steps=N"
     if planned is not None:
         reason = planned.note

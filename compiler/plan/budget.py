@@ -19,7 +19,7 @@ DIGITS = 15
 def check(program: Program, plan: Plan) -> list[Diagnostic]:
     """What of the plan is above the budget, and what of the budget cannot be checked.
 
-    Hours and US$ are held against the compiler's estimate; the calibrated figure is told beside it.
+    Hours and US$ are held against the estimate; its interval is told beside it.
     """
     return [*_memory(program, plan), *_run(program, plan)]
 
@@ -42,22 +42,13 @@ def _memory(program: Program, plan: Plan) -> Iterator[Diagnostic]:
 
 def _run(program: Program, plan: Plan) -> Iterator[Diagnostic]:
     budget, run = program.recipe.budget, plan.run
-    for key, most, estimate, calibrated, code, verb, unit, better in (
-        (
-            "max_hours",
-            budget.max_hours,
-            run.hours,
-            run.calibrated_hours,
-            "E1003",
-            "takes",
-            "{} hours",
-            "faster",
-        ),
-        ("max_usd", budget.max_usd, run.usd, run.calibrated_usd, "E1004", "costs", "US$ {}", "cheaper"),
+    for key, most, estimate, code, verb, unit, better in (
+        ("max_hours", budget.max_hours, run.hours, "E1003", "takes", "{} hours", "faster"),
+        ("max_usd", budget.max_usd, run.usd, "E1004", "costs", "US$ {}", "cheaper"),
     ):
         if most is None:
             continue
-        if estimate is None or calibrated is None or (run.source == "bound" and estimate > most):
+        if estimate is None or (run.source == "bound" and estimate > most):
             yield _unchecked(key, plan)
         elif estimate > most:
             yield Diagnostic(
@@ -65,10 +56,14 @@ def _run(program: Program, plan: Plan) -> Iterator[Diagnostic]:
                 f"the run {verb} an estimated {unit.format(_above(estimate, most))}, and budget.{key} allows "
                 f"{_allowed(most)}",
                 f"budget.{key}",
-                "calibrated by the one published measurement it would be "
-                f"{unit.format(f'{calibrated:,.2f}')}; `recipe plan --search` looks for a {better} "
-                "configuration",
+                f"by the errors of such estimates it is {_between(run.interval.of(estimate), unit)}; "
+                f"`recipe plan --search` looks for a {better} configuration",
             )
+
+
+def _between(interval: tuple[float, float], unit: str) -> str:
+    low, high = interval
+    return unit.format(f"{low:,.2f} to {high:,.2f}")
 
 
 def _above(number: float, most: float, digits: int = 2) -> str:

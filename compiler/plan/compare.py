@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from recipec.compiler.plan.results import Collective, Plan
+from recipec.compiler.plan.results import Collective, Plan, Timeline
 from recipec.compiler.plan.units import aligned, gib, groups, milliseconds, percent, traffic, wrapped
 from recipec.compiler.wording import mesh_axes
 
@@ -20,6 +20,15 @@ PARTS = {
     "code": "code",
 }
 """The parts of Memory, in words."""
+
+TIMES: dict[str, Callable[[Timeline], float]] = {
+    "matrix products": lambda found: found.products,
+    "other operations": lambda found: found.memory,
+    "custom kernels": lambda found: found.kernels,
+    "exposed collectives": lambda found: found.exposed_in(True),
+    "exposed copies": lambda found: found.exposed_in(False),
+}
+"""The parts of a step, which add up to it."""
 
 ESTIMATES = (
     "Times, tokens/s, MFU, hours and US$ are estimates; HBM and collectives are the compiler's own, "
@@ -90,6 +99,9 @@ def figures(before: Plan, after: Plan) -> list[ComparedFigure]:
     def of_memory(key: str) -> Callable[[Plan], float]:
         return lambda plan: float(getattr(plan.estimate.memory, key))
 
+    def timed(name: str) -> Callable[[Plan], float | None]:
+        return lambda plan: TIMES[name](plan.estimate.timeline) if plan.estimate.seconds else None
+
     def moved(name: str) -> Callable[[Plan], float | None]:
         return lambda plan: _moved(plan, name) if plan.estimate.seconds else None
 
@@ -101,6 +113,7 @@ def figures(before: Plan, after: Plan) -> list[ComparedFigure]:
         figure("share of it", "share", of_memory("share"), percent),
         figure("real tokens of a micro-batch", "tokens", _tokens, _whole),
         figure("its step", "seconds", lambda plan: plan.estimate.seconds or None, milliseconds),
+        *(figure(f"  {name}", "seconds", timed(name), milliseconds) for name in TIMES),
         figure("a real token", "seconds", _seconds_per_token, milliseconds),
         figure("tokens/s", "tokens/s", lambda plan: plan.run.tokens_per_second or None, _whole),
         figure("MFU", "share", lambda plan: plan.estimate.mfu or None, percent),
@@ -108,9 +121,7 @@ def figures(before: Plan, after: Plan) -> list[ComparedFigure]:
         figure("devices", "devices", lambda plan: plan.devices, _whole),
         figure("steps of the run", "steps", lambda plan: plan.run.steps, _whole),
         figure("hours", "hours", lambda plan: plan.run.hours, _hundredths),
-        figure("hours, calibrated", "hours", lambda plan: plan.run.calibrated_hours, _hundredths),
         figure("US$", "US$", lambda plan: plan.run.usd, _hundredths),
-        figure("US$, calibrated", "US$", lambda plan: plan.run.calibrated_usd, _hundredths),
         figure("US$ a million tokens", "US$", lambda plan: plan.run.usd_per_million_tokens, _hundredths),
     ]
 

@@ -6,10 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan import calibration
 from recipec.compiler.plan.bound import model_flops, rows
 from recipec.compiler.plan.depth import Depth, weighted
-from recipec.compiler.plan.results import Collective, Compiled, Estimate, Kernel, Memory, Temporary
+from recipec.compiler.plan.rates import interval
+from recipec.compiler.plan.results import (
+    Collective,
+    Compiled,
+    Estimate,
+    Kernel,
+    Memory,
+    Moved,
+    Temporary,
+    Timeline,
+)
 
 SHARED_CODE = 300 * 2**20
 """Bytes of code that no whole compile was seen to have: Gemma 3 4B's 10 and 16 layers have 107 and 171 MiB,
@@ -33,24 +42,20 @@ def extrapolate(program: Program, depths: Sequence[Depth], compiled: Sequence[Co
     def total(figure: Callable[[Compiled], float]) -> float:
         return max(0.0, weighted(depths, [figure(one) for one in compiled]))
 
-    own = total(lambda one: one.seconds)
-    loops = total(lambda one: one.costs.loop_seconds)
-    kernels = _kernels(depths, compiled)
-    kernel_seconds = sum(kernel.seconds for kernel in kernels)
-    seconds = own + loops + kernel_seconds
+    refused = any(one.out_of_memory for one in compiled)
+    timeline = Timeline() if refused else _timeline(depths, compiled, total)
+    seconds = timeline.seconds
     needed = model_flops(program, rows(program) * program.recipe.data.max_length) / accelerator.devices
     peak = accelerator.peak_flops_per_device
     return Estimate(
         layers=program.architecture.num_layers,
         compiled_layers=tuple(one.layers for one in compiled),
         memory=_memory(program, total, compiled, _code(depths, compiled)),
-        flops=total(lambda one: one.flops + one.costs.loop_flops),
-        bytes=total(lambda one: one.bytes + one.costs.loop_bytes),
-        compiler_seconds=own,
-        loop_seconds=loops,
-        kernel_seconds=kernel_seconds,
+        flops=total(lambda one: one.flops),
+        bytes=total(lambda one: one.bytes),
+        timeline=timeline,
         seconds=seconds,
-        calibrated_seconds=seconds * calibration.factor(),
+        interval=interval(accelerator.generation, program.lora is not None),
         peak_flops=peak,
         bandwidth=accelerator.bandwidth_per_device,
         model_flops=needed,
@@ -58,7 +63,7 @@ def extrapolate(program: Program, depths: Sequence[Depth], compiled: Sequence[Co
         rows=rows(program),
         row_length=program.recipe.data.max_length,
         collectives=_collectives(depths, compiled),
-        kernels=kernels,
+        kernels=_kernels(depths, compiled),
         largest=_largest(depths, compiled),
         compile_seconds=sum(one.trace_seconds + one.compile_seconds for one in compiled),
     )
@@ -97,6 +102,29 @@ def _memory(
         temporaries=max(total(lambda one: one.temporaries), *(one.temporaries for one in compiled)),
         code=code,
         available=program.accelerator.hbm_bytes_per_device,
+    )
+
+
+def _timeline(
+    depths: Sequence[Depth],
+    compiled: Sequence[Compiled],
+    total: Callable[[Callable[[Compiled], float]], float],
+) -> Timeline:
+    found = [{(m.kind, m.name, m.axes, m.over_dcn): m for m in one.timeline.transfers} for one in compiled]
+    moved = []
+    for key in dict.fromkeys(key for one in found for key in one):
+        each = [one.get(key) or Moved(*key, 0, 0.0, 0.0, 0.0) for one in found]
+        sums = [
+            max(0.0, weighted(depths, figures))
+            for figures in zip(*((m.count, m.bytes, m.seconds, m.exposed) for m in each), strict=True)
+        ]
+        moved.append(Moved(*key, *sums))
+    return Timeline(
+        products=total(lambda one: one.timeline.products),
+        memory=total(lambda one: one.timeline.memory),
+        kernels=total(lambda one: one.timeline.kernels),
+        transfers=tuple(sorted(moved, key=lambda m: (-m.exposed, -m.seconds))),
+        spans=compiled[-1].timeline.spans,
     )
 
 

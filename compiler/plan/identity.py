@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import asdict, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +21,9 @@ PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "qwix", "google-tunix")
 OF_TORCHAX = ("torch", "torchax", "transformers", "peft")
 """Those that another backend's step has beside them."""
 
+FLAGS = "LIBTPU_INIT_ARGS"
+"""Of libtpu, in the environment."""
+
 OUTSIDE = (
     *("name", "extends", "checkpoint", "cache", "merge", "serve"),
     *("benchmark", "evaluate", "launch", "cost", "budget"),
@@ -30,7 +34,7 @@ LATER = {"train": {"router_aux_loss_coef": 0.0}}
 """Keys that are younger than the plans that are kept: they count where they say something else than this."""
 OF_A_COMPILE = (
     *("abstract", "abstract_torchax", "depth", "job"),
-    *("kernels", "results", "topology", "worker"),
+    *("kernels", "rates", "results", "timeline", "topology", "torus", "worker"),
 )
 """Modules of this folder that a compile runs, beside all of hlo/; the rest works on its result."""
 OF_DATA = ("max_length",)
@@ -42,7 +46,8 @@ def name(program: Program, job: Job) -> str:
     found = versions(job.backend)
     # Tunix's model is made from the architecture; transformers' from config.json, of which that is a part.
     config = program.config if job.backend is Backend.TORCHAX else None
-    return store.key(step(program), config, job.layers, job.effort, job.backend, found, sources())
+    flags = os.environ.get(FLAGS, "")
+    return store.key(step(program), config, job.layers, job.effort, job.backend, found, sources(), flags)
 
 
 def step(program: Program) -> dict[str, Any]:
@@ -88,6 +93,7 @@ def sources() -> str:
     """A digest of the code that builds the step and reads what comes out."""
     root = Path(__file__).resolve().parent.parent
     files = [*(root / "plan" / f"{name}.py" for name in OF_A_COMPILE), *root.glob("plan/hlo/*.py")]
+    files += [root / "data" / "rates.json", root / "data" / "hardware.json"]
     files += [*root.glob("emitters/*.py"), root / "lowering" / "fewer_layers.py"]
     own = [f"{path.relative_to(root)} {digest(path.read_bytes())}" for path in sorted(files)]
     return digest("\n".join([runtime_digest(), *own]).encode())

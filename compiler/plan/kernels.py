@@ -1,24 +1,28 @@
-"""Time of the custom kernels of a compiled program, of which its compiler knows nothing.
+"""Time of custom kernels, of which libtpu gives no cycles: from their shapes, by kernels that were measured.
 
-All of this is estimated from the kernels' shapes: none was run.
+Splash attention follows a law that was fitted to published timings (scripts/published/attention.csv, by
+`python -m scripts.published_runs attention`; the fit's error is in docs/planning.md): each row of queries
+costs something, each block of queries and keys, and each pair of them, which the vector unit limits where
+heads are small and the matrix unit where they are large.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from recipec.compiler.lowering.hardware import Accelerator, generations
 from recipec.compiler.plan.hlo.parse import Array, Module
 from recipec.compiler.plan.hlo.walk import executed
 from recipec.compiler.plan.results import Kernel
 
-EFFICIENCY = 0.5
-"""Share of the peak that splash attention is taken to reach. No measurement stands behind it, only this: for
-each pair of a query and a key, the kernel also takes a maximum, an exponential, two masks and a sum on the
-vector unit, which at a head size of 128 takes about as long as the products themselves."""
-
+DATA = Path(__file__).parents[1] / "data" / "rates.json"
 TARGET = 'custom_call_target="tpu_custom_call"'
 NUMBERS = re.compile(r"(?:\.(?:\d+|clone))+$")
 SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)(?:_|$)")
@@ -27,50 +31,135 @@ GROUPED = re.compile(r"ragged-dot-none|tgmm")
 PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
 """Matrix products for each block of queries and keys: q k and p v; q k, do v and ds k; q k, p do, do v and
 ds q."""
+MATRIX_UNIT = 0.92
+"""Of the peak, that the largest heads reach in the fit."""
+GROUPED_EFFICIENCY = 0.5
+"""Of the peak, that experts' products are taken to reach. No measurement stands behind it."""
 
 
-def kernels(module: Module, peak_flops: float, bandwidth: float, filled: float = 1.0) -> tuple[Kernel, ...]:
-    """All of them, loops counted, by name. Of a kernel other than splash attention and the experts' products
-    the FLOPs are not known and count as 0. Bytes are those of each operand and result in HBM once, whatever a
-    kernel reads again.
+@dataclass(frozen=True)
+class Attention:
+    """The law of one generation, in seconds.
+
+    Attributes:
+        row: of a row of queries and a head, and what each 128 of the head's size add.
+        block: of a block of queries and keys.
+        pair: of a query and a key, on the vector unit.
+    """
+
+    row: tuple[float, float]
+    block: float
+    pair: float
+
+    def seconds(self, splash: Splash, peak_flops: float) -> float:
+        """Of one kernel on one device."""
+        passes = _law()["backward"]
+        row, block, pair = (1.0, 1.0, 1.0)
+        if splash.phase != "fwd":
+            row, block, pair = (passes[name] for name in ("row", "block", "pair"))
+        matrix = 2 * PRODUCTS[splash.phase] * splash.head_size / (MATRIX_UNIT * peak_flops)
+        return splash.heads * (
+            row * (self.row[0] + self.row[1] * splash.head_size / 128) * splash.length
+            + splash.visited * (block * self.block + splash.pairs * max(pair * self.pair, matrix))
+        )
+
+
+@dataclass(frozen=True)
+class Splash:
+    """A splash attention kernel.
+
+    Attributes:
+        phase: "fwd", "dq" or "dkv".
+        heads: of queries, times the rows of a batch.
+        length: of a row, tokens.
+        head_size: H.
+        visited: blocks of queries and keys of one head that are not masked.
+        pairs: of queries and keys in a block.
+    """
+
+    phase: str
+    heads: int
+    length: int
+    head_size: int
+    visited: int
+    pairs: float
+
+    @property
+    def flops(self) -> float:
+        """Of its matrix products, whole blocks counted."""
+        return 2.0 * PRODUCTS[self.phase] * self.heads * self.visited * self.pairs * self.head_size
+
+
+@functools.cache
+def _law() -> Any:
+    return json.loads(DATA.read_text(encoding="utf-8"))
+
+
+def attention(generation: str) -> Attention:
+    """The law of a generation. No timings are published for v4 and v5e: they are taken to do as much in a
+    cycle as v5p and v6e."""
+    like = {"v4": "v5p", "v5e": "v6e"}.get(generation, generation)
+    law = _law()["attention"][like]
+    ghz = {name: data["compiler"]["cycles_ghz"] for name, data in generations().items()}
+    slower = ghz[like] / ghz[generation]
+    row, more = law["row"]
+    return Attention((slower * row, slower * more), slower * law["block"], slower * law["pair"])
+
+
+class KernelSeconds:
+    """Seconds of kernels on one device of an accelerator.
 
     Args:
-        peak_flops: of one device, FLOP/s.
-        bandwidth: of its HBM, bytes/s.
         filled: share of the experts' rows that are tokens': the kernels pass over the others.
     """
+
+    def __init__(self, accelerator: Accelerator, filled: float = 1.0) -> None:
+        self._law = attention(accelerator.generation)
+        self._peak, self._hbm = accelerator.peak_flops_per_device, accelerator.bandwidth_per_device
+        self._filled = filled
+
+    def of(self, name: str, operands: Sequence[Array], results: Sequence[Array]) -> Kernel:
+        """FLOPs, bytes and seconds of one kernel. FLOPs are known of splash attention and of the experts'
+        products, and count as 0 elsewhere. Bytes are those of each operand and result in HBM once, whatever a
+        kernel reads again."""
+        name, seconds, flops = NUMBERS.sub("", name), 0.0, 0.0
+        share: dict[int, float] = {}
+        if found := splash(name, operands):
+            flops, seconds = found.flops, self._law.seconds(found, self._peak)
+        elif GROUPED.fullmatch(name):
+            rows = max(array.dimensions[0] for array in operands if len(array.dimensions) == 2)
+            flops, share = self._filled * grouped_flops(rows, [*operands, *results]), {rows: self._filled}
+            seconds = flops / (self._peak * GROUPED_EFFICIENCY)
+        moved = sum(
+            array.bytes * share.get(next(iter(array.dimensions), 0), 1.0)
+            for array in (*operands, *results)
+            if array.memory_space == 0
+        )
+        return Kernel(name, 1, flops, moved, max(seconds, moved / self._hbm))
+
+
+def kernels(module: Module, seconds: KernelSeconds) -> tuple[Kernel, ...]:
+    """All of them, loops counted, by name."""
     found: dict[str, Kernel] = {}
     for e in executed(module):
         if e.instruction.opcode != "custom-call" or TARGET not in e.instruction.attributes:
             continue
         named = module.by_name[e.computation]
         operands = [array for name in e.instruction.operands for array in named[name].arrays]
-        name = NUMBERS.sub("", e.instruction.name)
-        results = e.instruction.arrays
-        flops, share = splash_flops(name, operands), {0: 1.0}
-        if GROUPED.fullmatch(name):
-            rows = max(array.dimensions[0] for array in operands if len(array.dimensions) == 2)
-            flops, share = filled * grouped_flops(rows, [*operands, *results]), {rows: filled}
-        moved = sum(
-            array.bytes * share.get(next(iter(array.dimensions), 0), 1.0)
-            for array in (*operands, *results)
-            if array.memory_space == 0
-        )
-        seconds = max(flops / (peak_flops * EFFICIENCY), moved / bandwidth)
-        one = found.get(name, Kernel(name, 0, 0.0, 0.0, 0.0))
-        found[name] = replace(
-            one,
-            count=one.count + e.times,
-            flops=one.flops + e.times * flops,
-            bytes=one.bytes + e.times * moved,
-            seconds=one.seconds + e.times * seconds,
+        one = seconds.of(e.instruction.name, operands, e.instruction.arrays)
+        old = found.get(one.name, Kernel(one.name, 0, 0.0, 0.0, 0.0))
+        found[one.name] = replace(
+            old,
+            count=old.count + e.times,
+            flops=old.flops + e.times * one.flops,
+            bytes=old.bytes + e.times * one.bytes,
+            seconds=old.seconds + e.times * one.seconds,
         )
     return tuple(sorted(found.values(), key=lambda one: one.name))
 
 
-def splash_flops(name: str, operands: Sequence[Array]) -> float:
-    """Of the matrix products of a splash attention kernel that is causal, whole blocks counted; 0.0 for any
-    other kernel.
+def splash(name: str, operands: Sequence[Array]) -> Splash | None:
+    """What a splash attention kernel that is causal does; None for any other kernel.
 
     Args:
         operands: a table of blocks [1, Q, at most this many of K], for dK and dV [1, at most this many of Q,
@@ -80,13 +169,12 @@ def splash_flops(name: str, operands: Sequence[Array]) -> float:
     table = next((array for array in operands if len(array.dimensions) == 3), None)
     queries = next((array for array in operands if array.dtype in ("bf16", "f32", "f16")), None)
     if phase is None or table is None or queries is None or table is queries:
-        return 0.0
+        return None
     _, rows, columns = table.dimensions
     blocks, most = (columns, rows) if phase[1] == "dkv" else (rows, columns)
     visited = sum(min(block + 1, most) for block in range(blocks))
     *batch, length, size = queries.dimensions
-    pairs = visited * (length / blocks) ** 2
-    return 2.0 * PRODUCTS[phase[1]] * math.prod(batch) * pairs * size
+    return Splash(phase[1], math.prod(batch), length, size, visited, (length / blocks) ** 2)
 
 
 def grouped_flops(rows: int, arrays: Sequence[Array]) -> float:

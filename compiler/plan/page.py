@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from recipec.compiler.pages.html import (
@@ -41,7 +41,7 @@ from recipec.compiler.pages.numbers import (
     percent,
     usd,
 )
-from recipec.compiler.plan import calibration
+from recipec.compiler.plan.compare import TIMES
 from recipec.compiler.plan.results import Estimate, Memory, Placement, Plan, Point, Search
 from recipec.compiler.plan.search_text import yaml_lines
 from recipec.compiler.wording import listing, mesh_axes, plural
@@ -57,16 +57,21 @@ MEMORY = {
     "code": ("code", "the program itself"),
 }
 """Name and meaning by field of `Memory`, in the order in which they are drawn."""
-TIME = {
-    "compiler_seconds": ("the compiler's own estimate", "counts a loop's body once, a kernel as nothing"),
-    "loop_seconds": ("loops", "what the second and later iterations add, read from the program"),
-    "kernel_seconds": ("custom kernels", "from their shapes, at half of the peak"),
+MEANT = {
+    "matrix products": "by the cycles of the tiling that libtpu chose",
+    "other operations": "by its cycles as well: HBM or the vector unit limits them",
+    "custom kernels": "from their shapes, by kernels that were measured",
+    "exposed collectives": "the device waits for its links",
+    "exposed copies": "the device waits for its memory, or for its host's",
 }
-"""Name and meaning by field of `Estimate`."""
+"""What the parts of a step are."""
+LANES = ("core", "kernel", "wait", "links", "memory", "host", "loop")
+"""Of the timeline, from above."""
 STATUSES = ("compiled", "too large", "pruned", "refused", "failed")
 """In the order in which the points that are not on the front are listed."""
-SHOWN, MOST_DRAWN = 6, 512
-"""Rows of arrays that are shown before the rest is folded away; devices that are drawn, of slices alike."""
+SHOWN, MOST_DRAWN, WAITS = 6, 512, 12
+"""Rows of arrays that are shown before the rest is folded away; devices that are drawn, of slices alike;
+transfers that the device waits for."""
 
 
 def page(plan: Plan, search: Search | None = None, serving: Sequence[tuple[str, str]] = ()) -> str:
@@ -81,7 +86,6 @@ def page(plan: Plan, search: Search | None = None, serving: Sequence[tuple[str, 
         ArtifactError: plotly is not installed.
     """
     estimate, memory = plan.estimate, plan.estimate.memory
-    scaled = f" Calibrated figures are scaled by a single measurement. {calibration.sentence()}"
     needed = (
         f"A device would need {gib(memory.used)} of HBM and has {capacity(memory.available)}: {left(memory)}."
     )
@@ -111,34 +115,43 @@ def page(plan: Plan, search: Search | None = None, serving: Sequence[tuple[str, 
             figures=_figures(plan),
             sections=sections,
             alarms=[("It does not fit.", needed)] if memory.headroom < 0 else [],
-            sentence=f"Estimates, from the compiler and not from a TPU.{scaled if estimate.seconds else ''}",
+            sentence="Estimates, from the compiler and not from a TPU."
+            + (f" {estimate.interval.basis}" if estimate.seconds else ""),
         ),
         "plan",
     )
 
 
 def _figures(plan: Plan) -> list[Figure]:
-    """Each as estimated, with the calibrated one below it."""
+    """Each as estimated, with its interval below it."""
     estimate, run, memory = plan.estimate, plan.run, plan.estimate.memory
     known = estimate.seconds > 0
-    mfu = estimate.mfu * estimate.seconds / estimate.calibrated_seconds if known else None
 
-    def figure(name: str, value: str, calibrated: str, there: bool = known) -> Figure:
-        return Figure(name, value if there else NOT_KNOWN, (f"{calibrated} calibrated",) if there else ())
+    def figure(
+        name: str, value: float | None, write: Callable[[float], str], inverse: bool = False
+    ) -> Figure:
+        if not value:
+            return Figure(name, NOT_KNOWN, ())
+        return Figure(name, write(value), (within(estimate, value, write, inverse),))
 
-    step = figure("Step of a micro-batch", ms(estimate.seconds), ms(estimate.calibrated_seconds))
-    cost = figure(
-        f"Cost of the run{_bound(plan)}", usd(run.usd), usd(run.calibrated_usd), run.usd is not None
-    )
+    step = figure("Step of a micro-batch", estimate.seconds, ms)
+    cost = figure(f"Cost of the run{_bound(plan)}", run.usd, usd)
     used = (f"{gib(memory.used)} of {capacity(memory.available)}", left(memory))
     return [
         step if known else Figure(step.name, NOT_KNOWN, ("the compiler refused it",)),
-        figure(_tokens(plan), number(run.tokens_per_second), number(run.calibrated_tokens_per_second)),
-        figure("Model FLOPs utilisation", percent(estimate.mfu), percent(mfu)),
+        figure(_tokens(plan), run.tokens_per_second, number, True),
+        figure("Model FLOPs utilisation", estimate.mfu, percent, True),
         Figure("HBM of a device", percent(memory.share), used, bad=memory.headroom < 0),
-        figure(f"Run{_bound(plan)}", hours(run.hours), hours(run.calibrated_hours), run.hours is not None),
+        figure(f"Run{_bound(plan)}", run.hours, hours),
         Figure(cost.name, NO_PRICE) if run.usd_per_hour is None else cost,
     ]
+
+
+def within(estimate: Estimate, value: float, write: Callable[[float], str], inverse: bool = False) -> str:
+    """The interval of a figure that is in proportion to the step's time, or to its inverse."""
+    low, high = estimate.interval.of(1.0)
+    ends = (value / high, value / low) if inverse else (value * low, value * high)
+    return " to ".join(map(write, ends))
 
 
 def _hardware(plan: Plan) -> list[tuple[str, str]]:
@@ -217,14 +230,14 @@ def _time(estimate: Estimate) -> Section:
     if not estimate.seconds:
         refused = Text("The compiler refused the step, and gives no time for what does not fit.", "")
         return Section("time", "Time", aside, (refused,))
-    parts = [(*words, getattr(estimate, field)) for field, words in TIME.items() if getattr(estimate, field)]
+    found = {name: of(estimate.timeline) for name, of in TIMES.items()}
+    parts = [(name, MEANT[name], seconds) for name, seconds in found.items() if seconds]
     peak = estimate.model_flops / estimate.peak_flops
     drawn = [
         *(
             (name, "estimate", seconds, color)
             for (name, _, seconds), color in zip(parts, COLORS, strict=False)
         ),
-        ("calibrated", "calibrated", estimate.calibrated_seconds, COLORS[3]),
         ("the model's FLOPs at the peak", "at the peak", peak, GRAY),
     ]
     data = [
@@ -237,7 +250,7 @@ def _time(estimate: Estimate) -> Section:
         "yaxis": {"autorange": "reversed"},
         "margin": {"l": 80, "r": 12, "t": 8, "b": 160},
     }
-    sums = [("estimate", "", estimate.seconds), ("calibrated", "", estimate.calibrated_seconds)]
+    sums = [("estimate", within(estimate, estimate.seconds, ms), estimate.seconds)]
     table = Table(
         ("part", "time", "of the step", "what it is"),
         [(name, ms(one), percent(one / estimate.seconds), what) for name, what, one in [*parts, *sums]],
@@ -249,9 +262,56 @@ def _time(estimate: Estimate) -> Section:
         f"the peak of {flops(estimate.peak_flops, 'FLOP/s')} that is {ms(peak)}, {percent(estimate.mfu)} of "
         "the estimate."
     )
-    return Section(
-        "time", "Time", aside, (Plot("time-parts", "", data, layout, 370, after=(table,)), Text(needs))
+    plot = Plot("time-parts", "", data, layout, 370, after=(table,))
+    return Section("time", "Time", aside, (plot, Text(needs), *_waits(estimate), *_drawn(estimate)))
+
+
+def _waits(estimate: Estimate) -> Iterator[Any]:
+    """What the device waits for, by weight."""
+    found = [one for one in estimate.timeline.transfers if one.exposed]
+    if not found:
+        return
+    rows = [
+        (one.kind, one.name, number(one.count), moved(one.bytes), ms(one.seconds), ms(one.exposed))
+        for one in found[:WAITS]
+    ]
+    yield Text("What the device waits for", "heading")
+    yield Text("Transfers of all layers together, those first for which it waits longest.")
+    head = ("kind", "weight or operation", "times", "bytes", "takes", "exposed")
+    yield Table(head, rows, words=(1,), label="Exposed transfers")
+
+
+def _drawn(estimate: Estimate) -> Iterator[Any]:
+    """The timeline of the deepest compile, a row for what works at the same time."""
+    spans = estimate.timeline.spans
+    lanes = [lane for lane in LANES if any(span.lane == lane for span in spans)]
+    if not lanes:
+        return
+    data = [
+        bar(
+            lane,
+            [span.seconds * 1e3 for span in spans if span.lane == lane],
+            [lane for span in spans if span.lane == lane],
+            COLORS[LANES.index(lane)],
+            orientation="h",
+            base=[span.start * 1e3 for span in spans if span.lane == lane],
+            said=[f"{span.name or lane}: {ms(span.seconds)}" for span in spans if span.lane == lane],
+        )
+        for lane in lanes
+    ]
+    layout = {
+        "barmode": "overlay",
+        "xaxis": axis("ms"),
+        "yaxis": {"autorange": "reversed"},
+        "margin": {"l": 80, "r": 12, "t": 8, "b": 60},
+        "showlegend": False,
+    }
+    yield Text("The step as it is scheduled", "heading")
+    yield Text(
+        f"Of the compile with {plural(estimate.compiled_layers[-1], 'layer')}. What lies in one column "
+        "happens at one time; short stretches are drawn together."
     )
+    yield Plot("timeline", "", data, layout, 60 + 45 * len(lanes))
 
 
 def points(estimate: Estimate) -> list[tuple[str, int, float, float, float]]:
@@ -260,7 +320,6 @@ def points(estimate: Estimate) -> list[tuple[str, int, float, float, float]]:
     count = estimate.bytes + sum(kernel.bytes for kernel in estimate.kernels)
     found = [
         ("the whole step", 1, done, count, estimate.seconds),
-        ("the whole step, calibrated", 1, done, count, estimate.calibrated_seconds),
         *((one.name, one.count, one.flops, one.bytes, one.seconds) for one in estimate.kernels),
     ]
     return [one for one in found if min(one[2:]) > 0]
@@ -303,13 +362,11 @@ def _roofline(estimate: Estimate) -> Section:
         for mark, (name, count, done, size, seconds) in zip(marks, shown, strict=True)
     ]
     kernels = (
-        " The kernels, which it counts as nothing, are added from their shapes. A kernel's time is taken "
-        "at half of the peak, or at its memory's bandwidth where that takes longer: its point lies there "
-        "because of that."
+        " The kernels are added from their shapes, and their times are those of kernels that were measured."
     )
     step = (
-        f"The step has {flops(estimate.flops, 'FLOP')} and {moved(estimate.bytes)} by the compiler's "
-        f"analysis, loops counted in full.{kernels if estimate.kernels else ''}"
+        f"The step has {flops(estimate.flops, 'FLOP')} and {moved(estimate.bytes)} by the compiled "
+        f"program, loops counted in full.{kernels if estimate.kernels else ''}"
     )
     head = ("", "what", "times", "FLOPs", "HBM traffic", "FLOP a byte", "time", "speed", "of the peak")
     table = Table(head, rows, words=(1,), label="Points of the roofline")
@@ -447,13 +504,14 @@ def _collectives(plan: Plan) -> Section:
 
 
 def _run(plan: Plan) -> Table:
-    """Estimate and calibrated value of each figure of the whole run; "" where there is only one."""
+    """Estimate and interval of each figure of the whole run; "" where it has none."""
     estimate, run = plan.estimate, plan.run
     known, counted, bound = run.tokens_per_second > 0, run.source == "data", _bound(plan)
     million = run.usd_per_million_tokens
-    slower = (
-        million * estimate.calibrated_seconds / estimate.seconds if known and million is not None else None
-    )
+
+    def around(value: float | None, write: Callable[[float], str], inverse: bool = False) -> str:
+        return within(estimate, value, write, inverse) if value else ""
+
     rows = [
         (f"Optimizer steps{bound}", number(run.steps), ""),
         ("Micro-batches a step", number(run.micro_batches), ""),
@@ -462,18 +520,18 @@ def _run(plan: Plan) -> Table:
         (
             _tokens(plan),
             number(run.tokens_per_second) if known else NOT_KNOWN,
-            number(run.calibrated_tokens_per_second) if known else "",
+            around(run.tokens_per_second, number, True),
         ),
-        (f"Time{bound}", hours(run.hours), "" if run.hours is None else hours(run.calibrated_hours)),
+        (f"Time{bound}", hours(run.hours), around(run.hours, hours)),
         ("Price an hour", NO_PRICE if run.usd_per_hour is None else usd(run.usd_per_hour), ""),
         (
             "A million real tokens" if counted else "A million tokens, at least",
             usd(million),
-            "" if slower is None else usd(slower),
+            around(million, usd),
         ),
-        (f"Cost{bound}", usd(run.usd), "" if run.usd is None else usd(run.calibrated_usd)),
+        (f"Cost{bound}", usd(run.usd), around(run.usd, usd)),
     ]
-    return Table(("", "estimate", "calibrated"), tuple(rows), label="The run")
+    return Table(("", "estimate", "within"), tuple(rows), label="The run")
 
 
 def _search(search: Search) -> Section:
@@ -504,7 +562,7 @@ def _search(search: Search) -> Section:
                 said(ms(point.step_seconds)),
             ),
             *(
-                said(ms(point.link_seconds)),
+                said(ms(point.exposed_seconds)),
                 share(point),
                 said(usd(point.usd_per_million_tokens)),
                 said(percent(point.mfu)),
@@ -526,7 +584,7 @@ def _search(search: Search) -> Section:
     if lines := best(search):
         blocks += [Text("The fastest, as lines of the recipe", "heading"), Text(lines, "code")]
     if front:
-        head = ("", "settings", "ms a token", "step", "links", "HBM", "a million tokens", "MFU")
+        head = ("", "settings", "ms a token", "step", "waits", "HBM", "a million tokens", "MFU")
         links = (
             "Links: what a step's collectives take within a slice at the full speed of the chips' links, if "
             "nothing hides it. The step does not count it."
@@ -620,8 +678,7 @@ def _basis(plan: Plan) -> Section:
         "Bytes, FLOPs and times are those of one device and one micro-batch, forward, backward and the "
         "optimizer's update.",
         f"Compiling took {estimate.compile_seconds:,.0f} s{came}",
-        # It stands beside the calibrated figures.
-        *(note for note in plan.notes if note != calibration.sentence()),
+        *plan.notes,
     ]
     facts = (Facts(plan.settings.items(), "Settings"), Facts(plan.versions.items(), "Versions"))
     return Section("basis", "What this rests on", (), (Items(sentences), *facts))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from recipec.compiler.plan import calibration
-from recipec.compiler.plan.compare import PARTS, mesh
+from recipec.compiler.plan.compare import PARTS, TIMES, mesh
 from recipec.compiler.plan.results import Estimate, Plan, RunLength
 from recipec.compiler.plan.units import (
     WIDTH,
@@ -21,7 +20,7 @@ from recipec.compiler.plan.units import (
 )
 from recipec.compiler.wording import listing, plural
 
-COLLECTIVES, KERNELS, TEMPORARIES = 6, 4, 6
+EXPOSED, COLLECTIVES, KERNELS, TEMPORARIES = 5, 6, 4, 6
 """Rows that are shown of each."""
 
 
@@ -32,6 +31,7 @@ def text(plan: Plan) -> str:
     if compiled:
         sections += [
             list(_time(plan)),
+            list(_exposed(plan.estimate)),
             list(_collectives(plan.estimate)),
             list(_kernels(plan.estimate)),
         ]
@@ -39,7 +39,7 @@ def text(plan: Plan) -> str:
         sections.append(["The compiler refused the step, and says nothing of its time."])
     sections.append(list(_temporaries(plan.estimate)))
     if compiled:
-        sections.append(list(_run(plan.run, plan.estimate)))
+        sections.append(list(_run(plan.run)))
     sections.append(list(_foot(plan)))
     lines = "\n\n".join("\n".join(section) for section in sections if section).split("\n")
     return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines) + "\n"
@@ -92,19 +92,19 @@ def _time(plan: Plan) -> Iterator[str]:
     estimate, run = plan.estimate, plan.run
     most = "" if run.source == "data" else "at most "
     yield "One micro-batch, forward, backward and update (estimates)"
-    rows = [["the compiler's estimate", milliseconds(estimate.compiler_seconds)]]
-    if estimate.loop_seconds:
-        rows.append(["+ loops, of which it counts one turn", milliseconds(estimate.loop_seconds)])
-    if estimate.kernel_seconds:
-        rows.append(["+ custom kernels, which it counts as nothing", milliseconds(estimate.kernel_seconds)])
-    for name, seconds, speed in (
-        ("= the step", estimate.seconds, run.tokens_per_second),
-        ("the step, calibrated", estimate.calibrated_seconds, run.calibrated_tokens_per_second),
-    ):
-        mfu = percent(estimate.mfu * estimate.seconds / seconds)
-        rows.append([name, milliseconds(seconds), f"{most}{speed:,.0f} tokens/s", f"MFU {mfu}"])
+    parts = {name: of(estimate.timeline) for name, of in TIMES.items()}
+    rows = [[name, milliseconds(seconds)] for name, seconds in parts.items() if seconds]
+    low, high = estimate.interval.of(estimate.seconds)
+    fast, slow = (run.tokens_per_second * estimate.seconds / seconds for seconds in (low, high))
+    rows += [
+        [
+            *("= the step", milliseconds(estimate.seconds)),
+            *(f"{most}{run.tokens_per_second:,.0f} tokens/s", f"MFU {percent(estimate.mfu)}"),
+        ],
+        ["within", f"{milliseconds(low)} to {milliseconds(high)}", f"{slow:,.0f} to {fast:,.0f} tokens/s"],
+    ]
     yield from aligned(rows, "<>>>")
-    yield from wrapped(calibration.sentence(), "  ")
+    yield from wrapped(estimate.interval.basis, "  ")
     rows = [
         [
             "FLOPs",
@@ -119,6 +119,19 @@ def _time(plan: Plan) -> Iterator[str]:
         ["bytes", traffic(estimate.bytes), _at(estimate.bytes, estimate.bandwidth, "GB/s", 1e9)],
     ]
     yield from aligned(rows, "<><")
+
+
+def _exposed(estimate: Estimate) -> Iterator[str]:
+    found = [one for one in estimate.timeline.transfers if one.exposed]
+    if not found:
+        return
+    yield "What the device waits for most, of all layers together"
+    rows = [
+        [one.kind, one.name.replace("{}", "*"), milliseconds(one.exposed), f"of {milliseconds(one.seconds)}"]
+        for one in found[:EXPOSED]
+    ]
+    yield from aligned(rows, "<<>>")
+    yield from _more(found, EXPOSED, milliseconds(sum(one.exposed for one in found[EXPOSED:])))
 
 
 def _at(amount: float, speed: float, unit: str, size: float) -> str:
@@ -138,7 +151,7 @@ def _collectives(estimate: Estimate) -> Iterator[str]:
 def _kernels(estimate: Estimate) -> Iterator[str]:
     if not estimate.kernels:
         return
-    yield "Custom kernels (estimates from their shapes, at half of the peak)"
+    yield "Custom kernels (estimates from their shapes, by kernels that were measured)"
     found = sorted(estimate.kernels, key=lambda k: -k.seconds)
     rows = [
         [k.name, f"{k.count:,} x", flops(k.flops), traffic(k.bytes), milliseconds(k.seconds)]
@@ -157,23 +170,22 @@ def _temporaries(estimate: Estimate) -> Iterator[str]:
     yield from aligned(rows, ">><<")
 
 
-def _run(run: RunLength, estimate: Estimate) -> Iterator[str]:
+def _run(run: RunLength) -> Iterator[str]:
     batches = "1 micro-batch" if run.micro_batches == 1 else f"{run.micro_batches:,} micro-batches"
     bound = ", at most" if run.source == "bound" else ""
     rows = [
-        [f"the whole run{bound}", "estimate", "calibrated"],
+        [f"the whole run{bound}", "estimate", "within"],
         [f"steps of {batches}", "unknown" if run.steps is None else f"{run.steps:,}"],
-        ["hours", _known(run.hours), _known(run.calibrated_hours)],
+        ["hours", _known(run.hours), _within(run, run.hours)],
     ]
     if run.usd_per_hour is None:
         rows.append(["US$", "no price"])
     else:
-        rows.append([f"US$, at {run.usd_per_hour:,.2f} an hour", _known(run.usd), _known(run.calibrated_usd)])
+        rows.append([f"US$, at {run.usd_per_hour:,.2f} an hour", _known(run.usd), _within(run, run.usd)])
     if run.usd_per_million_tokens is not None:
-        factor = estimate.calibrated_seconds / estimate.seconds
         price = run.usd_per_million_tokens
         name = "US$ a million real tokens" if run.source == "data" else "US$ a million tokens, at least"
-        rows.append([name, f"{price:,.3f}", f"{factor * price:,.3f}"])
+        rows.append([name, f"{price:,.3f}", _within(run, price, 3)])
     head, *rest = aligned(rows, "<>>")
     yield f"The{head[5:]}"
     yield from rest
@@ -184,6 +196,13 @@ def _known(number: float | None) -> str:
     return "unknown" if number is None else f"{number:,.2f}"
 
 
+def _within(run: RunLength, figure: float | None, digits: int = 2) -> str:
+    if figure is None:
+        return ""
+    low, high = run.interval.of(figure)
+    return f"{low:,.{digits}f} to {high:,.{digits}f}"
+
+
 def _foot(plan: Plan) -> Iterator[str]:
     compiling = f"compiling took {duration(plan.estimate.compile_seconds)}"
     if plan.cached:
@@ -192,8 +211,7 @@ def _foot(plan: Plan) -> Iterator[str]:
         yield f"Planned in {duration(plan.seconds)}; {compiling}, all depths together."
     yield from wrapped(", ".join(f"{name} {version}" for name, version in plan.versions.items()))
     for note in plan.notes:
-        if note != calibration.sentence():  # it stands beside the calibrated step
-            yield from wrapped(f"note: {note}")
+        yield from wrapped(f"note: {note}")
 
 
 def _more(found: Sequence[object], shown: int, rest: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import Statistics, planned_length
-from recipec.compiler.plan import calibration, identity
+from recipec.compiler.plan import identity
 from recipec.compiler.plan.at_hand import Unavailable
 from recipec.compiler.plan.depth import Depth, depths, whole
 from recipec.compiler.plan.estimate import extrapolate
@@ -28,7 +28,7 @@ SEARCHED = (
     "model.attention",
 )
 """What a search varies."""
-UNMEASURED = "The calibration is of a run by Tunix: no measurement of one by TorchAX is published."
+UNMEASURED = "The interval is of runs without TorchAX: no measurement of one by it is published."
 
 
 def plan(
@@ -92,7 +92,7 @@ def plan(
         placements=placements(program, backend),
         settings=settings(program),
         versions=identity.versions(backend),
-        notes=(*notes, *([] if backend is Backend.TUNIX else [UNMEASURED]), calibration.sentence()),
+        notes=(*notes, *([] if backend is Backend.TUNIX else [UNMEASURED])),
         cached=not fresh,
         seconds=time.monotonic() - start,
         backend=backend.value,

@@ -33,13 +33,13 @@ class Collective:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Custom kernels of one name, which the compiler's cost model counts as nothing.
+    """Custom kernels of one name, of which the compiler gives no cycles.
 
     Figures come from their shapes, of all `count` together.
 
     Attributes:
         name: as in the HLO, without numbers: "splash_mha_fwd_segmented_residuals".
-        seconds: at half of the chip's peak, or its memory's bandwidth, whichever takes longer.
+        seconds: by `plan/kernels.py`.
     """
 
     name: str
@@ -47,6 +47,80 @@ class Kernel:
     flops: float
     bytes: float
     seconds: float
+
+
+COPIES = ("copy", "host")
+"""Kinds of transfers that are no collectives."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Transfers of one kind for one weight or operation.
+
+    Attributes:
+        kind: a collective's, "copy" within the device's memory, or "host".
+        name: what they belong to: "layers.{}.mlp.up_proj.kernel"; "" where that is not known.
+        axes, over_dcn: as of `Collective`.
+        count, bytes: all of them together.
+        seconds: that they take.
+        exposed: of it, what the core does nothing but wait.
+    """
+
+    kind: str
+    name: str
+    axes: tuple[str, ...]
+    over_dcn: bool
+    count: float
+    bytes: float
+    seconds: float
+    exposed: float
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of the drawn timeline.
+
+    Attributes:
+        lane: "core", "kernel", "wait", "links", "memory", "host", or "loop" for turns that are not drawn.
+        start, seconds: from the beginning of the step.
+    """
+
+    lane: str
+    name: str
+    start: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A step as it is scheduled: estimates, seconds.
+
+    Attributes:
+        products: the core works on operations with matrix products.
+        memory: on all others.
+        kernels: on custom kernels.
+        transfers: what moves beside it or while it waits, the longest waits first.
+        spans: to be drawn.
+    """
+
+    products: float = 0.0
+    memory: float = 0.0
+    kernels: float = 0.0
+    transfers: tuple[Moved, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def exposed(self) -> float:
+        """What the core waits for transfers."""
+        return sum(one.exposed for one in self.transfers)
+
+    def exposed_in(self, collectives: bool) -> float:
+        """Of it, what it waits for collectives, or for copies within the device and to its host."""
+        return sum(one.exposed for one in self.transfers if (one.kind not in COPIES) == collectives)
+
+    @property
+    def seconds(self) -> float:
+        return self.products + self.memory + self.kernels + self.exposed
 
 
 @dataclass(frozen=True)
@@ -64,28 +138,6 @@ class Temporary:
     shape: str
     count: int
     bytes: float
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What a compiled program does, from its HLO, each loop's body counted as often as it runs.
-
-    Attributes:
-        flops: of matrix products.
-        bytes: read and written by every operation.
-        seconds: each operation's roofline (FLOPs at the peak, bytes at the memory's bandwidth, whichever
-            takes longer, at the rates that the compiler's own estimate rests on) summed up. Kernels are left
-            out; collectives count as reading and writing alone.
-        loop_flops, loop_bytes, loop_seconds: of them, what the second and later iterations of loops add:
-            the compiler's own cost analysis counts a loop's body once.
-    """
-
-    flops: float
-    bytes: float
-    seconds: float
-    loop_flops: float
-    loop_bytes: float
-    loop_seconds: float
 
 
 @dataclass(frozen=True)
@@ -111,9 +163,9 @@ class Compiled:
         weights, adapters, optimizer, batch: bytes of the arguments by what they are, from their shapes.
         arguments: bytes as the compiler lays them out, padding included.
         temporaries, code: bytes.
-        flops, bytes, seconds: the compiler's own cost analysis, which counts a loop's body once and a
-            custom kernel as nothing. Where it gives no meaningful time, seconds are our reading's.
-        costs: our reading of the HLO.
+        flops, bytes: of matrix products; read and written by every operation. Loops are counted in full,
+            kernels as nothing.
+        timeline: of the step.
         trace_seconds, compile_seconds: what it took on this machine.
         out_of_memory: set when the compiler refused; then figures from `arguments` on are 0.
     """
@@ -128,8 +180,7 @@ class Compiled:
     code: float = 0.0
     flops: float = 0.0
     bytes: float = 0.0
-    seconds: float = 0.0
-    costs: Costs = Costs(0, 0, 0, 0, 0, 0)
+    timeline: Timeline = Timeline()
     collectives: tuple[Collective, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     largest: tuple[Temporary, ...] = ()
@@ -181,6 +232,24 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Interval:
+    """How far estimates were from published runs, each estimated by what the others gave.
+
+    Attributes:
+        low, high: measured over estimated time; a step is taken to be within these times its estimate.
+        basis: what that rests on, a sentence.
+    """
+
+    low: float
+    high: float
+    basis: str
+
+    def of(self, seconds: float) -> tuple[float, float]:
+        """The interval of an estimated time, or of what is in proportion to it."""
+        return self.low * seconds, self.high * seconds
+
+
+@dataclass(frozen=True)
 class Estimate:
     """A micro-batch's step of the whole model, on one device.
 
@@ -188,12 +257,10 @@ class Estimate:
         layers: of the model.
         compiled_layers: depths that were compiled; (layers,) when nothing is extrapolated.
         memory: of one device.
-        flops, bytes: the compiler's, with loops counted in full.
-        compiler_seconds: the compiler's estimate as it stands.
-        loop_seconds: what it leaves out of loops.
-        kernel_seconds: what it leaves out of custom kernels.
-        seconds: the sum of the three.
-        calibrated_seconds: `seconds` times what the one published measurement took longer than its estimate.
+        flops, bytes: of matrix products, and read and written; kernels are not among them.
+        timeline: of the step; its spans are those of the deepest compile.
+        seconds: of the step, the sum of the timeline's parts; 0 where the compiler refused it.
+        interval: what the time of published runs was beside such an estimate.
         peak_flops, bandwidth: of one device, FLOP/s in bfloat16 and bytes/s.
         model_flops: of the micro-batch on one device, from the model's shapes: what the algorithm needs,
             recomputation not counted.
@@ -207,11 +274,9 @@ class Estimate:
     memory: Memory
     flops: float
     bytes: float
-    compiler_seconds: float
-    loop_seconds: float
-    kernel_seconds: float
+    timeline: Timeline
     seconds: float
-    calibrated_seconds: float
+    interval: Interval
     peak_flops: float
     bandwidth: float
     model_flops: float
@@ -236,10 +301,9 @@ class RunLength:
         steps: optimizer steps, None when unknown. Of the source "bound" these, hours and usd are the most.
         micro_batches: of an optimizer step.
         hours, usd: None when unknown (no data and no train.steps, or no price).
-        calibrated_hours, calibrated_usd: the same from the calibrated step.
+        interval: of the step, and with it of hours and US$; tokens a second go the other way.
         usd_per_hour: of the training machine, None where the catalogue and the recipe have no price.
         tokens_per_second: real tokens over all devices, from the estimated step.
-        calibrated_tokens_per_second: the same from the calibrated step.
         usd_per_million_tokens: of training, at the estimated step; None without a price.
         note: what this rests on, a sentence.
     """
@@ -250,11 +314,9 @@ class RunLength:
     micro_batches: int
     hours: float | None
     usd: float | None
-    calibrated_hours: float | None
-    calibrated_usd: float | None
+    interval: Interval
     usd_per_hour: float | None
     tokens_per_second: float
-    calibrated_tokens_per_second: float
     usd_per_million_tokens: float | None
     note: str
 
@@ -332,8 +394,8 @@ class Point:
         tokens: real ones of a micro-batch over all devices.
         seconds_per_token, memory, usd_per_million_tokens: estimates; None where not compiled.
         bound_seconds_per_token: the analytic lower bound; 0 where refused.
-        link_seconds: of a step, what its collectives take at the full speed of the chips' links, if nothing
-            hides it; `step_seconds` does not count it.
+        exposed_seconds: of a step, what the device waits for collectives and copies; a part of
+            `step_seconds`.
     """
 
     sets: tuple[str, ...]
@@ -346,7 +408,7 @@ class Point:
     memory: Memory | None = None
     usd_per_million_tokens: float | None = None
     mfu: float | None = None
-    link_seconds: float | None = None
+    exposed_seconds: float | None = None
 
 
 @dataclass(frozen=True)

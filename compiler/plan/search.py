@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol, get_args
 
 from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.lowering.hardware import Accelerator, arranged
+from recipec.compiler.lowering.hardware import arranged
 from recipec.compiler.lowering.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import tp_sizes
@@ -274,7 +274,7 @@ class _Run:
             step_seconds=estimate.seconds,
             usd_per_million_tokens=None if price is None else price / 3600 * seconds * 1e6,
             mfu=estimate.mfu,
-            link_seconds=link_seconds(estimate, program.accelerator, program.recipe.mesh.axes),
+            exposed_seconds=estimate.timeline.exposed,
         )
         self.points[-1] = point
         self.reached[len(self.points) - 1] = _objectives(program, seconds, estimate.memory.used)
@@ -467,18 +467,6 @@ def _policies(program: Program) -> list[str]:
 def _attentions(program: Program) -> list[str]:
     kernel = program.family.flash_attention and program.accelerator.platform == "tpu"
     return ["dot", "splash"] if kernel else ["dot"]
-
-
-def link_seconds(estimate: Estimate, accelerator: Accelerator, axes: Mapping[str, int]) -> float | None:
-    """Seconds that a step's collectives within a slice take if all of a chip's links are busy and nothing is
-    computed meanwhile; None where the links' speed is not known.
-
-    Half of a chip's bandwidth is inwards. A small slice does not use all links of a chip, and takes longer.
-    """
-    if accelerator.ici_gb_per_s is None:
-        return None
-    inwards = accelerator.ici_gb_per_s * 1e9 / 2 / accelerator.devices_per_chip
-    return sum(received(c, axes) for c in estimate.collectives if not c.over_dcn) / inwards
 
 
 def received(collective: Collective, axes: Mapping[str, int]) -> float:

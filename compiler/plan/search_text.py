@@ -20,9 +20,8 @@ TIGHT = 0.95
 """Share of the memory from which on a figure that is extrapolated may be too low to be relied on."""
 LEGEND = (
     "mesh: {axes}. ms/token: milliseconds a real token, over all devices. step: seconds of a "
-    "micro-batch. GiB, HBM: of each device, and the share of its memory. {price} links: seconds of a step "
-    "that its collectives keep the chips' links busy at the least. The compiler does not reckon with them: "
-    "`step` is longer by what is not hidden behind computing."
+    "micro-batch. GiB, HBM: of each device, and the share of its memory. {price} waits: seconds of a step "
+    "that the device waits for collectives and copies, a part of `step`."
 )
 
 
@@ -120,7 +119,7 @@ def _table(program: Program, found: Search, indices: Sequence[int]) -> list[str]
     raised = any(values["train.global_batch_size"] != base["train.global_batch_size"] for values in every)
     price = _price(program, found.points[indices[0]])[0]
     head = ["mesh", "micro", *(["rows"] if raised else []), "remat", "attn.", "ms/token", "step"]
-    head += ["GiB", "HBM", "MFU", price, "links"]
+    head += ["GiB", "HBM", "MFU", price, "waits"]
     rows = [_row(program, found.points[i], base, raised) for i in indices]
     return aligned([head, *rows], "<>" + (">" if raised else "") + "<<>>>>>>>")
 
@@ -141,7 +140,7 @@ def _row(program: Program, point: Point, base: Mapping[str, str], raised: bool) 
         f"{100 * memory.share:.0f} %",
         f"{100 * point.mfu:.0f} %",
         _price(program, point)[1],
-        "" if point.link_seconds is None else f"{point.link_seconds:.3f}",
+        "" if point.exposed_seconds is None else f"{point.exposed_seconds:.3f}",
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 from jax.experimental import topologies
@@ -30,3 +31,10 @@ def devices(accelerator: Accelerator) -> Any:
     if accelerator.chips == accelerator.slices:
         more["chips_per_host_bounds"] = (1, 1, 1)  # one chip of a host; libtpu takes hosts to have four
     return topologies.get_topology_desc(platform="tpu", topology_name=name(accelerator), **more).devices
+
+
+def places(devices: Iterable[Any], slices: int = 1) -> list[tuple[int, ...]]:
+    """Coordinates of each device's chip, and its number on the chip, of one slice in the order of the mesh,
+    whose first axis is that of slices."""
+    every = [(*device.coords, device.core_on_chip) for device in devices]
+    return every[: len(every) // slices]

@@ -24,6 +24,7 @@ from recipec.compiler.plan.results import COMPILED, Compiled, OutOfMemory
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.compiler.plan.abstract import AbstractStep
+    from recipec.compiler.plan.torus import Torus
     from recipec.runtime.settings import RunSettings
 
 
@@ -73,7 +74,9 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     import jax
 
     from recipec.compiler.lowering.settings import run_settings
+    from recipec.compiler.plan import topology
     from recipec.compiler.plan.hlo.refusal import parse_refusal
+    from recipec.compiler.plan.torus import Torus
     from recipec.runtime.model import mesh as meshes
 
     settings = run_settings(program)
@@ -92,7 +95,8 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
             refused = _refusal(lowered, str(error))
             return replace(found, compile_seconds=time.monotonic() - traced, out_of_memory=refused)
     took = time.monotonic() - traced
-    return _read(replace(found, compile_seconds=took), program, compiled)
+    torus = Torus.of(program.accelerator, topology.places(mesh.devices.flat, program.accelerator.slices))
+    return _read(replace(found, compile_seconds=took), program, compiled, torus)
 
 
 def _abstract(job: Job, program: Program, settings: RunSettings, mesh: Any) -> AbstractStep:
@@ -121,23 +125,22 @@ def _refusal(lowered: Any, message: str) -> OutOfMemory | None:
         return parse_refusal(message, Path(folder))
 
 
-def _read(found: Compiled, program: Program, compiled: Any) -> Compiled:
+def _read(found: Compiled, program: Program, compiled: Any, torus: Torus) -> Compiled:
     """What the compiler says of a program, and what its text shows."""
+    from recipec.compiler.plan import rates
     from recipec.compiler.plan.hlo.collectives import collectives
-    from recipec.compiler.plan.hlo.costs import compiler_rates, costs, seconds_taken_off
+    from recipec.compiler.plan.hlo.costs import costs
     from recipec.compiler.plan.hlo.liveness import largest
     from recipec.compiler.plan.hlo.parse import parse
-    from recipec.compiler.plan.kernels import kernels
+    from recipec.compiler.plan.hlo.schedule import schedule
+    from recipec.compiler.plan.kernels import KernelSeconds, kernels
+    from recipec.compiler.plan.timeline import timeline
 
-    accelerator = program.accelerator
-    chip = accelerator.peak_flops_per_device, accelerator.bandwidth_per_device
-    memory, analysis = compiled.memory_analysis(), compiled.cost_analysis() or {}
-    module = parse(compiled.as_text())
-    counted = costs(module, *compiler_rates(accelerator.generation))
-    seconds = analysis.get("optimal_seconds", 0.0) + seconds_taken_off(module)
-    if seconds <= 0 or program.recipe.model.dtype == "float32":
-        # The compiler takes a product of float32 to be as quick as one of bfloat16; ours is not.
-        seconds = counted.seconds - counted.loop_seconds
+    accelerator, axes = program.accelerator, program.recipe.mesh.axes
+    memory, module = compiled.memory_analysis(), parse(compiled.as_text())
+    times = KernelSeconds(accelerator, 1 / axes.get("ep", 1))
+    scheduled = schedule(module, rates.published(accelerator, times), axes, torus, accelerator.slices)
+    flops, moved = costs(module)
     return replace(
         found,
         arguments=memory.argument_size_in_bytes,
@@ -145,12 +148,11 @@ def _read(found: Compiled, program: Program, compiled: Any) -> Compiled:
         # Outputs that are no donated argument; the loss and the norm are all there is.
         code=memory.generated_code_size_in_bytes
         + max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
-        flops=analysis.get("flops", 0.0),
-        bytes=analysis.get("bytes accessed", 0.0),
-        seconds=seconds,
-        costs=counted,
-        collectives=collectives(module, program.recipe.mesh.axes, accelerator.slices),
-        kernels=kernels(module, *chip, 1 / program.recipe.mesh.axes.get("ep", 1)),
+        flops=flops,
+        bytes=moved,
+        timeline=timeline(scheduled, rates.reached(accelerator.generation)),
+        collectives=collectives(module, axes, accelerator.slices),
+        kernels=kernels(module, times),
         largest=largest(module)[1],
     )
 

@@ -102,8 +102,8 @@ def _data(runs: Sequence[Run]) -> Section:
 def _reality(first: Run, reality: Reality | None, why_not: str) -> Section:
     if reality is None:
         return Section("reality", "Plan and reality", (), (Text(why_not, ""),))
-    head = ("", "estimate", "calibrated estimate", "measured", "measured to estimate")
-    rows = [(one.name, one.estimate, one.calibrated, one.measured, one.ratio) for one in reality.lines]
+    head = ("", "estimate", "its interval", "measured", "measured to estimate")
+    rows = [(one.name, one.estimate, one.interval, one.measured, one.ratio) for one in reality.lines]
     source = f"Plan from {reality.source}, for {reality.plan.accelerator}. {reality.plan.run.note}"
     blocks = (
         Text(reality.place, "alarm" if first.on_cpu else "muted"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """A figure: estimated, calibrated ("" where there is none), measured, and measured over estimated."""
+    """A figure: estimated, its interval ("" where there is none), measured, and measured over estimated."""
 
     name: str
     estimate: str
-    calibrated: str
+    interval: str
     measured: str
     ratio: str
 
@@ -94,21 +95,29 @@ def reality(run: Run, plan: Plan, source: str) -> Reality:
     estimate, length = plan.estimate, plan.run
     known, counted = estimate.seconds > 0, run.peak_memory is not None
     step = estimate.seconds * length.micro_batches if known else None
-    step_calibrated = estimate.calibrated_seconds * length.micro_batches if known else None
     speed = length.tokens_per_second or None
+
+    def interval(figure: float | None, write: Callable[[float], str], inverse: bool = False) -> str:
+        """Time is in proportion to the estimate's errors, speed the other way."""
+        if not figure:
+            return ""
+        low, high = estimate.interval.of(1.0)
+        ends = (figure / high, figure / low) if inverse else (figure * low, figure * high)
+        return " to ".join(map(write, ends))
+
     of_rows = "" if length.source == "data" else ", rows counted as full"
     lines = (
         Line(
             "Optimizer step",
             seconds(step),
-            seconds(step_calibrated) if known else "",
+            interval(step, seconds),
             seconds(run.step_seconds),
             _over(run.step_seconds, step),
         ),
         Line(
             f"Tokens a second{of_rows}",
             number(speed),
-            number(length.calibrated_tokens_per_second) if known else "",
+            interval(speed, number, inverse=True),
             number(run.tokens_per_second),
             _over(run.tokens_per_second, speed),
         ),
@@ -124,7 +133,7 @@ def reality(run: Run, plan: Plan, source: str) -> Reality:
         Line(
             "Hours in steps",
             hours(length.hours),
-            hours(length.calibrated_hours) if length.hours is not None else "",
+            interval(length.hours, hours),
             hours(run.hours),
             _over(run.hours, length.hours),
         ),

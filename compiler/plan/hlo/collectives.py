@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from recipec.compiler.plan.hlo.overlap import COLLECTIVES, Overlap
 from recipec.compiler.plan.hlo.parse import Array, Instruction, Module
@@ -24,6 +24,26 @@ TRANSFER = re.compile(r'_xla_megascale_transfer_type="([^"]*)"')
 """What such a transfer is a part of: "ALL_GATHER". A word that is no collective's is shown as it is."""
 ONE_TO_ONE = "one-to-one"
 
+Groups = list[tuple[int, ...]]
+"""Devices that exchange data with each other."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One collective.
+
+    Attributes:
+        kind, axes, over_dcn: as of `results.Collective`.
+        bytes: of the array that one device ends up with.
+        groups: devices that exchange data with each other.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    over_dcn: bool
+    bytes: int
+    groups: Groups
+
 
 def collectives(
     module: Module, axes: Mapping[str, int], slices: int = 1, across: str = "dcn"
@@ -34,37 +54,55 @@ def collectives(
         axes: the mesh's, in order. Devices are numbered along them, the last axis fastest.
         slices: that are joined over DCN along the axis `across`.
     """
-    if slices > 1:
-        axes = {name: size for name, size in axes.items() if name != across}
     found: dict[tuple[str, tuple[str, ...], bool], Collective] = {}
-    for kind, instruction, size, times in _all(module):
-        partners = _partners_of(instruction)
-        groups = partners or _groups_of(instruction, math.prod(axes.values()))
-        over_dcn = instruction.opcode == "recv"
-        along = _axes_between(partners, axes) if partners else _axes_of(groups, axes)
-        key = (kind, (across,) if over_dcn else along, over_dcn)
-        one = found.get(key, Collective(*key, count=0, bytes=0.0))
-        found[key] = replace(one, count=one.count + times, bytes=one.bytes + times * size)
+    overlap = Overlap(module)
+    for e in executed(module):
+        if overlap.part(e.instruction) in ("step", "done"):
+            continue
+        for exchange in exchanges(module, e.instruction, e.computation, axes, slices, across):
+            key = (exchange.kind, exchange.axes, exchange.over_dcn)
+            one = found.get(key, Collective(*key, count=0, bytes=0.0))
+            found[key] = replace(one, count=one.count + e.times, bytes=one.bytes + e.times * exchange.bytes)
     return tuple(sorted(found.values(), key=lambda one: (-one.bytes, one.kind, one.axes)))
 
 
-def _all(module: Module) -> Iterator[tuple[str, Instruction, int, int]]:
-    """Kind, instruction, bytes of the result on one device and how often it runs, of each collective."""
-    overlap = Overlap(module)
-    for e in executed(module):
-        kind = e.instruction.opcode.removesuffix("-start")
-        if kind in COLLECTIVES:
-            size = _size(_result(e.instruction))
-            if kind == "ragged-all-to-all":
-                # One side has room for whatever comes: the other's rows are those that are sent.
-                size = min(size, _size(module.by_name[e.computation][e.instruction.operands[0]].arrays))
-            yield kind, e.instruction, size, e.times
-        elif kind == "recv" and MEGASCALE in e.instruction.attributes:
-            # The last array is the transfer's own.
-            yield _transfer(e.instruction), e.instruction, _size(e.instruction.arrays[:-1]), e.times
-        elif kind == "fusion" and overlap.part(e.instruction) in ("", "start"):
-            for kind, instruction, size in _fused(module, e.instruction.calls):
-                yield kind, instruction, size, e.times
+def exchanges(
+    module: Module,
+    instruction: Instruction,
+    computation: str,
+    axes: Mapping[str, int],
+    slices: int = 1,
+    across: str = "dcn",
+) -> Iterator[Exchange]:
+    """The collectives that one operation runs or starts.
+
+    Args:
+        computation: the name of the one that it stands in.
+    """
+    if slices > 1:
+        axes = {name: size for name, size in axes.items() if name != across}
+    for kind, inner, size in _of(module, instruction, computation):
+        partners = _partners_of(inner)
+        groups = partners or _groups_of(inner, math.prod(axes.values()))
+        over_dcn = inner.opcode == "recv"
+        along = _axes_between(partners, axes) if partners else _axes_of(groups, axes)
+        yield Exchange(kind, (across,) if over_dcn else along, over_dcn, size, groups)
+
+
+def _of(module: Module, instruction: Instruction, computation: str) -> Iterator[tuple[str, Instruction, int]]:
+    """Kind, instruction and bytes of the result on one device, of each collective of an operation."""
+    kind = instruction.opcode.removesuffix("-start")
+    if kind in COLLECTIVES:
+        size = _size(_result(instruction))
+        if kind == "ragged-all-to-all":
+            # One side has room for whatever comes: the other's rows are those that are sent.
+            size = min(size, _size(module.by_name[computation][instruction.operands[0]].arrays))
+        yield kind, instruction, size
+    elif kind == "recv" and MEGASCALE in instruction.attributes:
+        # The last array is the transfer's own.
+        yield _transfer(instruction), instruction, _size(instruction.arrays[:-1])
+    elif kind == "fusion":
+        yield from _fused(module, instruction.calls)
 
 
 def _transfer(instruction: Instruction) -> str:
@@ -103,9 +141,6 @@ def _result(instruction: Instruction) -> Sequence[Array]:
 def _size(arrays: Sequence[Array]) -> int:
     return sum(array.bytes for array in arrays)
 
-
-Groups = list[tuple[int, ...]]
-"""Devices that exchange data with each other."""
 
 EXPLICIT = re.compile(r"\breplica_groups=\{((?:\{[\d,]*\},?)*)\}")
 PAIRS = re.compile(r"\bsource_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")

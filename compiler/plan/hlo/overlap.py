@@ -34,7 +34,7 @@ class Overlap:
     def __init__(self, module: Module) -> None:
         self._module = module
         starts = (body for body in module.computations.values() if _holds(body, START))
-        self._channels = {_channel(i) for body in starts for i in body if i.opcode in COLLECTIVES}
+        self._channels = {channel(i) for body in starts for i in body if i.opcode in COLLECTIVES}
 
     def part(self, instruction: Instruction) -> str:
         """ "start", "step" or "done"; "" for any other operation."""
@@ -42,7 +42,7 @@ class Overlap:
             return ""
         body = self._module.computations.get(instruction.calls[0], ())
         collectives = [i for i in body if i.opcode in COLLECTIVES]
-        if not any(_channel(i) in self._channels for i in collectives):
+        if not any(channel(i) in self._channels for i in collectives):
             return ""
         return "start" if _holds(body, START) else "done" if _holds(body, DONE) else "step"
 
@@ -57,6 +57,7 @@ def _holds(body: tuple[Instruction, ...], target: str) -> bool:
     return any(i.opcode == "custom-call" and target in i.attributes for i in body)
 
 
-def _channel(instruction: Instruction) -> str:
+def channel(instruction: Instruction) -> str:
+    """Of a collective; "" for what has none."""
     match = CHANNEL.search(instruction.attributes)
     return match[1] if match else ""

@@ -1,0 +1,53 @@
+"""What a generation's devices do in a second: as published, and as runs that were published have reached.
+
+The second is in data/rates.json, which `python -m scripts.published_runs fit` writes from the runs'
+schedules; docs/planning.md has the table.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from recipec.compiler.lowering.hardware import Accelerator, generations
+from recipec.compiler.plan.hlo.schedule import Rates
+from recipec.compiler.plan.kernels import DATA, KernelSeconds
+from recipec.compiler.plan.results import Interval
+from recipec.compiler.plan.timeline import Reached
+
+HOST_BYTES = 16e9
+"""Bytes a second between a chip and its host, in one direction: 16 lanes of the third PCI Express."""
+
+
+def published(accelerator: Accelerator, kernels: KernelSeconds) -> Rates:
+    """Of one device."""
+    data = generations()[accelerator.generation]
+
+    return Rates(
+        clock=data["compiler"]["cycles_ghz"] * 1e9,
+        flops=accelerator.peak_flops_per_device,
+        hbm=accelerator.bandwidth_per_device,
+        host=HOST_BYTES / accelerator.devices_per_chip,
+        kernel=lambda name, operands, results: kernels.of(name, operands, results).seconds,
+    )
+
+
+def reached(generation: str) -> Reached:
+    """Shares of the published rates. A generation of which no run is known has those of all together."""
+    found = _data()["reached"]
+    return Reached(**(found.get(generation) or found["all"]))
+
+
+def interval(generation: str, lora: bool) -> Interval:
+    """Of an estimate for a generation.
+
+    Args:
+        lora: whether adapters are trained; otherwise all weights are.
+    """
+    found = _data()["intervals"]
+    one = found["lora"] if lora else found.get(generation) or found["all"]
+    return Interval(one["low"], one["high"], one["basis"])
+
+
+def _data() -> Any:
+    return json.loads(DATA.read_text(encoding="utf-8"))

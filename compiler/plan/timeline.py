@@ -1,0 +1,179 @@
+"""One step in time: a schedule run at the rates that a generation's devices reach.
+
+The core works through its operations in order. A transfer that was started goes on beside it, as soon as what
+it occupies is free, and the core waits where the result is needed: that wait is exposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from recipec.compiler.plan.hlo.schedule import Exposed, Loop, Schedule, Start, Step, Transfer, Work
+from recipec.compiler.plan.results import Moved, Span, Timeline
+
+SPANS = 400
+"""Stretches that a timeline keeps to be drawn; the shortest are joined to what is before them."""
+LANES = {"host": "host", "copy": "memory"}
+"""Where a transfer is drawn, where that is not by the links."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a generation's devices reach of what libtpu and their makers say, from published runs.
+
+    Attributes:
+        products, memory, kernels, links, host: shares of full speed.
+    """
+
+    products: float = 1.0
+    memory: float = 1.0
+    kernels: float = 1.0
+    links: float = 1.0
+    host: float = 1.0
+
+
+def timeline(schedule: Schedule, reached: Reached) -> Timeline:
+    """Runs a schedule."""
+    run = _Run(schedule.transfers, reached)
+    run.steps(schedule.steps)
+    return Timeline(
+        products=run.work.products,
+        memory=run.work.memory,
+        kernels=run.work.kernels,
+        transfers=tuple(sorted(run.moved.values(), key=lambda part: (-part.exposed, -part.seconds))),
+        spans=tuple(_drawn(run.spans)),
+    )
+
+
+@dataclass
+class _Run:
+    transfers: tuple[Transfer, ...]
+    reached: Reached
+    now: float = 0.0
+    busy: dict[str, float] = field(default_factory=dict)
+    ends: dict[int, tuple[int, float]] = field(default_factory=dict)
+    work: Work = field(default_factory=Work)
+    moved: dict[tuple[object, ...], Moved] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+
+    def steps(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            if isinstance(step, Work):
+                self._compute(step)
+            elif isinstance(step, Start):
+                self.ends[step.mark] = step.transfer, self._begin(step.transfer)
+            elif isinstance(step, Exposed):
+                self._wait(step.transfer, self._begin(step.transfer))
+            elif isinstance(step, Loop):
+                self._loop(step)
+            else:
+                self._wait(*self.ends.pop(step.mark))
+
+    def _compute(self, step: Work) -> None:
+        r = self.reached
+        done = Work(step.products / r.products, step.memory / r.memory, step.kernels / r.kernels)
+        for lane, seconds in (("core", done.products + done.memory), ("kernel", done.kernels)):
+            if seconds:
+                self.spans.append(Span(lane, "", self.now, seconds))
+                self.now += seconds
+        self.work = Work(
+            self.work.products + done.products,
+            self.work.memory + done.memory,
+            self.work.kernels + done.kernels,
+        )
+
+    def _begin(self, number: int) -> float:
+        """When a transfer that is started now ends."""
+        transfer = self.transfers[number]
+        rate = {"hbm": self.reached.memory, "host": self.reached.host}
+        share = rate.get(transfer.along[0], self.reached.links) if transfer.along else 1.0
+        seconds = transfer.seconds / share
+        start = max([self.now, *(self.busy.get(place, 0.0) for place in transfer.along)])
+        self.busy.update(dict.fromkeys(transfer.along, start + seconds))
+        self._add(transfer, 1, seconds, 0.0)
+        if seconds:
+            lane = LANES.get(transfer.kind, "links")
+            self.spans.append(Span(lane, _named(transfer), start, seconds))
+        return start + seconds
+
+    def _wait(self, number: int, end: float) -> None:
+        if end > self.now:
+            transfer = self.transfers[number]
+            self._add(transfer, 0, 0.0, end - self.now)
+            self.spans.append(Span("wait", _named(transfer), self.now, end - self.now))
+            self.now = end
+
+    def _add(self, transfer: Transfer, count: float, seconds: float, exposed: float) -> None:
+        key = (transfer.kind, transfer.name, transfer.axes, transfer.over_dcn)
+        old = self.moved.get(key, Moved(*key, 0, 0.0, 0.0, 0.0))
+        self.moved[key] = replace(
+            old,
+            count=old.count + count,
+            bytes=old.bytes + count * transfer.bytes,
+            seconds=old.seconds + seconds,
+            exposed=old.exposed + exposed,
+        )
+
+    def _loop(self, loop: Loop) -> None:
+        """A loop's body is run once more than once: the second turn finds what the first left under way, and
+        stands for all that follow."""
+        for turn in range(min(2, loop.times)):
+            before = self.now, self.work, dict(self.moved)
+            self.steps(loop.body)
+            if turn == 1 and loop.times > 2:
+                self._again(before, loop.times - 2)
+
+    def _again(self, before: tuple[float, Work, dict[tuple[object, ...], Moved]], times: int) -> None:
+        """Counts what has happened since `before` so many times more."""
+        start, work, moved = before
+        seconds = (self.now - start) * times
+        self.work = Work(
+            *(
+                now + times * (now - then)
+                for now, then in (
+                    (self.work.products, work.products),
+                    (self.work.memory, work.memory),
+                    (self.work.kernels, work.kernels),
+                )
+            )
+        )
+        for key, part in self.moved.items():
+            old = moved.get(key, replace(part, count=0, bytes=0.0, seconds=0.0, exposed=0.0))
+            self.moved[key] = replace(
+                part,
+                count=part.count + times * (part.count - old.count),
+                bytes=part.bytes + times * (part.bytes - old.bytes),
+                seconds=part.seconds + times * (part.seconds - old.seconds),
+                exposed=part.exposed + times * (part.exposed - old.exposed),
+            )
+        self.spans.append(Span("loop", f"{times:,} more turns", self.now, seconds))
+        self.now += seconds
+        self.busy = {place: end + seconds for place, end in self.busy.items()}
+        self.ends = {mark: (number, end + seconds) for mark, (number, end) in self.ends.items()}
+
+
+def _named(transfer: Transfer) -> str:
+    return f"{transfer.kind} {transfer.name}".strip()
+
+
+def _drawn(spans: list[Span]) -> list[Span]:
+    """At most about `SPANS` stretches: neighbors in a lane are joined where no more than a gap is between
+    them, by the name of the longer one."""
+    ordered = sorted(spans, key=lambda span: span.start)
+    gap = max((span.start + span.seconds for span in ordered), default=0.0) / (4 * SPANS)
+    while len(ordered) > SPANS:
+        last: dict[str, int] = {}
+        joined: list[Span] = []
+        for span in ordered:
+            at = last.get(span.lane)
+            old = span if at is None else joined[at]
+            if at is not None and span.start - (old.start + old.seconds) < gap:
+                end = max(old.start + old.seconds, span.start + span.seconds)
+                name = max(old, span, key=lambda one: one.seconds).name
+                joined[at] = Span(span.lane, name, old.start, end - old.start)
+            else:
+                last[span.lane] = len(joined)
+                joined.append(span)
+        ordered, gap = joined, 2 * gap
+    return ordered

@@ -1,0 +1,104 @@
+"""How fast a group of devices exchanges data over a slice's links.
+
+A chip has one link in each direction of each dimension of its slice, a row of chips that is long enough is
+closed to a ring, and collectives over several dimensions use the links of all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recipec.compiler.lowering.hardware import Accelerator, generations
+
+HOP_SECONDS = 1e-6
+"""What each hop between neighbors adds to a collective (the scaling book, "How to think about TPUs")."""
+
+
+@dataclass(frozen=True)
+class Torus:
+    """The chips of one slice.
+
+    Attributes:
+        sizes: of the slice: (4, 4) for "4x4".
+        closed: whether the rows along each dimension are rings.
+        places: of each device in the order of the mesh: its chip's coordinates, and its number on the chip.
+        link: bytes/s of one link in one direction.
+        dcn: bytes/s that a chip sends to other slices.
+    """
+
+    sizes: tuple[int, ...]
+    closed: tuple[bool, ...]
+    places: tuple[tuple[int, ...], ...]
+    link: float
+    dcn: float
+
+    @classmethod
+    def of(cls, accelerator: Accelerator, places: Sequence[Sequence[int]]) -> Torus:
+        """The torus of an accelerator.
+
+        Args:
+            places: of the devices of one slice: coordinates x, y, z, and the number on the chip.
+        """
+        data = generations()[accelerator.generation]
+        sizes = tuple(map(int, (accelerator.topology or "").split("x")))
+        # Chips of three dimensions are wired in cubes of 4 x 4 x 4, those of two in squares of 16 x 16.
+        cube = 4 if len(sizes) == 3 else 16
+        if len(sizes) == 3:
+            closed = tuple(all(size % cube == 0 for size in sizes) for _ in sizes)
+        else:
+            closed = tuple(size == cube for size in sizes)
+        # The published figure counts all links of a chip, in both directions.
+        link = data["ici_gb_per_s"] * 1e9 / (4 * len(sizes))
+        kept = tuple((*place[: len(sizes)], place[-1]) for place in places)
+        return cls(sizes, closed, kept, link, data["dcn_gbit_per_s"] * 1e9 / 8)
+
+    def seconds(self, kind: str, size: float, group: Sequence[int]) -> tuple[float, tuple[int, ...]]:
+        """What a collective takes with nothing else on its links, and the dimensions that it runs along.
+
+        Every device of a chip takes part in one, so that they share its links. A group that lies in a row
+        with others between its devices shares them with those.
+
+        Args:
+            kind: "all-gather" and so on.
+            size: bytes of the array that a device ends with.
+            group: the devices that exchange data, by their numbers in the mesh.
+        """
+        places = [self.places[device] for device in group]
+        chips = {place[:-1] for place in places}
+        if len(chips) < 2:
+            return 0.0, ()
+        spans = {d: sorted({chip[d] for chip in chips}) for d in range(len(self.sizes))}
+        spans = {d: at for d, at in spans.items() if len(at) > 1}
+        on_chip = len(places) / len(chips)
+        shared = (1 + max(place[-1] for place in self.places)) / on_chip
+        inwards, hops, stride = 0.0, 0.0, 1.0
+        for dimension, at in spans.items():
+            ring = self._ring(dimension, at)
+            inwards += 2 if ring else 1
+            hops += len(at) / 2 if ring else len(at) - 1
+            stride = max(stride, (at[-1] - at[0]) / (len(at) - 1))
+        share = 1 - 1 / len(chips)
+        moved = {
+            "all-reduce": 2 * share * size,
+            "reduce-scatter": share * size * len(places),
+            "all-to-all": max(
+                inwards * size * len(at) / (8 if self._ring(d, at) else 4) for d, at in spans.items()
+            ),
+            "collective-permute": size * inwards,
+        }.get(kind.removeprefix("ragged-"), share * size)
+        rounds = 2 if kind == "all-reduce" else 1
+        taken = shared * stride * moved / (inwards * self.link) + rounds * hops * HOP_SECONDS
+        return taken, tuple(spans)
+
+    def _ring(self, dimension: int, at: Sequence[int]) -> bool:
+        return self.closed[dimension] and len(at) == self.sizes[dimension] > 2
+
+
+def between_slices(torus: Torus, size: float) -> float:
+    """Seconds of a transfer to another slice.
+
+    Args:
+        size: bytes that a device ends with.
+    """
+    return size / torus.dcn
