@@ -64,6 +64,10 @@ def compile_step(job: Job) -> Compiled | Failed:
 def _configure(job: Job, program: Program) -> None:
     import jax
 
+    from recipec.compiler.lowering.libtpu import flags
+    from recipec.runtime.model.mesh import compile_with
+
+    compile_with(flags(program.recipe))  # libtpu is loaded with the topology
     jax.config.update("jax_exec_time_optimization_effort", job.effort)
     jax.config.update("jax_memory_fitting_effort", job.effort)
     if program.recipe.model.dtype == "float32":
