@@ -48,7 +48,7 @@ def name(program: Program, job: Job) -> str:
     # Tunix's model is made from the architecture; transformers' from config.json, of which that is a part.
     config = program.config if job.backend is Backend.TORCHAX else None
     outer = os.environ.get(FLAGS, "")
-    return store.key(step(program), config, job.layers, job.effort, job.backend, found, sources(), outer)
+    return store.key(step(program), config, job.layers, job.backend, found, sources(), outer)
 
 
 def step(program: Program) -> dict[str, Any]:

@@ -90,7 +90,6 @@ class SearchOptions:
         tokens_per_row: real tokens of a row on average; data.max_length when None.
         most: configurations that are compiled.
         free_batch: whether the rows of an optimizer step may be raised.
-        effort: of XLA's optimisation, from -1 to 1.
         backend: whose step is compiled.
         fixed: keys that stay as the recipe has them, of those that a search varies.
     """
@@ -99,7 +98,6 @@ class SearchOptions:
     tokens_per_row: float | None = None
     most: int = MOST
     free_batch: bool = False
-    effort: float = -1.0
     backend: Backend = Backend.TUNIX
     fixed: Sequence[str] = ()
 
@@ -188,10 +186,7 @@ class _Run:
         for candidate in now:
             program, sets = candidate.program, [*self.options.sets, *candidate.variant.sets]
             chosen = self.tools.depths(program)
-            jobs = [
-                planner.job(program, sets, depth, self.options.effort, self.options.backend)
-                for depth in chosen
-            ]
+            jobs = [planner.job(program, sets, depth, self.options.backend) for depth in chosen]
             places.append(range(len(work), len(work) + len(jobs)))
             work += jobs
         done: dict[int, Compiled | Failed] = {}

@@ -45,7 +45,7 @@ def compile_step(job: Job) -> Compiled | Failed:
     program = lower(load(job.recipe, job.sets), planning=True).program
     if program is None:
         return Failed("the recipe does not pass its checks", help="recipe check says what is wrong")
-    _configure(job, program)
+    _configure(program)
     from recipec.compiler.plan import topology
 
     try:
@@ -61,15 +61,13 @@ def compile_step(job: Job) -> Compiled | Failed:
         return Failed(error.message, help=error.help or "")
 
 
-def _configure(job: Job, program: Program) -> None:
+def _configure(program: Program) -> None:
     import jax
 
     from recipec.compiler.lowering.libtpu import flags
     from recipec.runtime.model.mesh import compile_with
 
     compile_with(flags(program.recipe))  # libtpu is loaded with the topology
-    jax.config.update("jax_exec_time_optimization_effort", job.effort)
-    jax.config.update("jax_memory_fitting_effort", job.effort)
     if program.recipe.model.dtype == "float32":
         jax.config.update("jax_default_matmul_precision", "highest")  # as runtime.training.train does
 
