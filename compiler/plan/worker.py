@@ -141,7 +141,7 @@ def _read(found: Compiled, program: Program, compiled: Any, torus: Torus) -> Com
     accelerator, axes = program.accelerator, program.recipe.mesh.axes
     memory, module = compiled.memory_analysis(), parse(compiled.as_text())
     times = KernelSeconds(accelerator, 1 / axes.get("ep", 1))
-    scheduled = schedule(module, rates.published(accelerator, times), axes, torus, accelerator.slices)
+    scheduled = schedule(module, rates.published(accelerator, times.seconds), axes, torus, accelerator.slices)
     flops, moved = costs(module)
     return replace(
         found,
