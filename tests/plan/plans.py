@@ -93,7 +93,9 @@ TIMELINE = Timeline(
         Span("kernel", "", 0.25, 0.02),
     ),
 )
-INTERVAL = Interval(0.9, 1.2, "Of nine published runs the measured step took 0.90 to 1.20 times its estimate.")
+INTERVAL = Interval(
+    0.9, 1.2, "Of nine published runs the measured step took 0.90 to 1.20 times its estimate."
+)
 
 ESTIMATE = Estimate(
     layers=60,
