@@ -12,7 +12,6 @@ from recipec.compiler.plan.units import aligned, duration, flops, milliseconds, 
 from tests.plan import plans
 from tests.plan.plans import ESTIMATE
 
-
 FLAGSHIP = """\
 gemma4-31b-v5p8: google/gemma-4-31B-it
 v5p-8: 4 chips (the number in its name counts TensorCores), topology 2x2x1, 95 GiB each
