@@ -33,6 +33,7 @@ PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "bwd": 5}
 ds q; all of the backward pass in one kernel, as it was measured, where two compute q k and do v twice."""
 MATRIX_UNIT = 0.92
 """Of the peak, that the largest heads reach in the fit."""
+LIKE = {"v4": "v5p"}
 GROUPED_EFFICIENCY = 0.5
 """Of the peak, that experts' products are taken to reach. No measurement stands behind it."""
 
@@ -97,10 +98,11 @@ def _law() -> Any:
 
 
 def attention(generation: str) -> Attention:
-    """The law of a generation. No timings are published for v4 and v5e: they are taken to do as much in a
-    cycle as v5p and v6e."""
-    like = {"v4": "v5p", "v5e": "v6e"}.get(generation, generation)
-    law = _law()["attention"][like]
+    """The law of a generation. One of which no timings are published is taken to do as much in a cycle as
+    v6e, and v4 as much as v5p."""
+    known = _law()["attention"]
+    like = generation if generation in known else LIKE.get(generation, "v6e")
+    law = known[like]
     ghz = {name: data["compiler"]["cycles_ghz"] for name, data in generations().items()}
     slower = ghz[like] / ghz[generation]
     row, more = law["row"]
