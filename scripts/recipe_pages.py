@@ -39,12 +39,10 @@ this page.
 
 ABOUT_FIGURES = """\
 HBM is of one JAX device: what the compiler asks for, of what there is. A step is an optimizer step. Where a
-cell has two figures, the first of times and prices is the compiler's estimate and the second {factor:.2f}
-times that: so much longer than this compiler's estimate the one published measurement of such a run took
-([planning](planning.md)). Tokens/s go from the slower to the faster of the two. Rows count as full, which
-packed ones nearly are. US$ are list prices of the machine, of which tpu7x has none; a recipe's
-`cost.train_usd_per_hour` says what you pay. `recipes/estimates.json` has the versions, the dates and all
-parts of the memory.
+cell has two figures, they are the ends of an interval around the estimate: so far were estimates from the
+runs that are published ([planning](planning.md)). Rows count as full, which packed ones nearly are. US$ are
+list prices of the machine, of which tpu7x has none; a recipe's `cost.train_usd_per_hour` says what you pay.
+`recipes/estimates.json` has the estimates themselves, the versions, the dates and all parts of the memory.
 """
 
 ABOUT_FITS = """\
@@ -59,7 +57,8 @@ device has, ask `recipe plan`. A dash is more than the device has.
 ABOUT_EXPERTS = """\
 Of a micro-batch on one device, with tokens spread evenly over the experts: the experts' products, at half of
 the peak; the rows that go to the devices of their experts, and come back; the weights that are gathered. The
-last two are at the full speed of a chip's links, and no part of the step above, which counts no collective.
+last two are at the full speed of a chip's links, whether or not other work hides them; the step above counts
+what is not hidden.
 """
 
 
@@ -90,7 +89,8 @@ class Planned:
         versions: of the packages that the estimate rests on.
         compiled_layers: depths that were compiled; the figures are of all layers.
         memory: bytes of one device.
-        seconds, calibrated_seconds: of a micro-batch, as in compiler.plan.results.Estimate.
+        seconds: of a micro-batch, an estimate.
+        interval: the low and the high factor by which it may differ, as compiler.plan.results.Interval has.
         micro_batches: of an optimizer step.
         tokens: of an optimizer step over all devices, its rows full.
         mfu: model FLOPs over what the devices could do in `seconds`.
@@ -104,22 +104,32 @@ class Planned:
     compiled_layers: Sequence[int]
     memory: Memory
     seconds: float
-    calibrated_seconds: float
+    interval: tuple[float, float]
     micro_batches: int
     tokens: int
     mfu: float
     usd_per_hour: float | None
     parts: Parts | None = None
 
-    def tokens_per_second(self, calibrated: bool = False) -> float:
-        seconds = self.calibrated_seconds if calibrated else self.seconds
-        return self.tokens / (seconds * self.micro_batches)
+    @property
+    def step(self) -> tuple[float, float]:
+        """Seconds of an optimizer step, the least and the most."""
+        low, high = (factor * self.seconds * self.micro_batches for factor in self.interval)
+        return low, high
 
-    def usd_per_million(self, calibrated: bool = False) -> float | None:
-        """US$ a million tokens."""
+    @property
+    def tokens_per_second(self) -> tuple[float, float]:
+        """The least and the most."""
+        low, high = self.step
+        return self.tokens / high, self.tokens / low
+
+    @property
+    def usd_per_million(self) -> tuple[float, float] | None:
+        """US$ a million tokens, the least and the most."""
         if self.usd_per_hour is None:
             return None
-        return self.usd_per_hour / 3600 / self.tokens_per_second(calibrated) * 1e6
+        low, high = (self.usd_per_hour / 3600 * seconds / self.tokens * 1e6 for seconds in self.step)
+        return low, high
 
 
 @dataclass(frozen=True)
@@ -138,14 +148,14 @@ class Record:
 def head(planned: Planned) -> list[str]:
     """The comment lines that a recipe's head ends with."""
     memory = planned.memory
-    slow, fast = planned.tokens_per_second(calibrated=True), planned.tokens_per_second()
+    slow, fast = planned.tokens_per_second
     said = (
         f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB on each device; "
-        f"{span(_step(planned), _step(planned, True), 2)} s an optimizer step of {planned.tokens:,} tokens, "
+        f"{span(*planned.step, 2)} s an optimizer step of {planned.tokens:,} tokens, "
         f"{thousands(slow)} to {thousands(fast)} tokens/s"
     )
-    if (usd := planned.usd_per_million()) is not None:
-        said += f", US$ {span(usd, planned.usd_per_million(True), 2)} a million tokens"
+    if (usd := planned.usd_per_million) is not None:
+        said += f", US$ {span(*usd, 2)} a million tokens"
     versions = planned.versions
     said += (
         f". By libtpu {versions['libtpu']} and jax {versions['jax']} on {planned.date}, not measured: "
@@ -171,12 +181,11 @@ def with_head(text: str, lines: Sequence[str]) -> str:
     return "".join([*kept, *added, *given[end:]])
 
 
-def page(programs: Mapping[str, Program], record: Record, factor: float) -> str:
+def page(programs: Mapping[str, Program], record: Record) -> str:
     """docs/recipes.md.
 
     Args:
         programs: of all recipes by their names.
-        factor: by which the calibrated time is longer.
     """
     of_tpus = [program for program in programs.values() if program.accelerator.platform == "tpu"]
     here = sorted(program.name for program in programs.values() if program not in of_tpus)
@@ -184,7 +193,7 @@ def page(programs: Mapping[str, Program], record: Record, factor: float) -> str:
     parts = [
         INTRODUCTION,
         "## By model\n",
-        ABOUT_FIGURES.format(factor=factor),
+        ABOUT_FIGURES,
         table(_HEAD, rows),
         *(["A row without figures was not compiled yet.\n"] if any(not row[-4] for row in rows) else []),
         f"On a CPU: {listing(f'`{_file(name)}`' for name in here)}.\n",
@@ -212,14 +221,14 @@ def _row(program: Program, planned: Planned | None) -> tuple[str, ...]:
     )
     if planned is None:
         return (*what, "", "", "", "")
-    memory, usd = planned.memory, planned.usd_per_million()
-    slow, fast = planned.tokens_per_second(calibrated=True), planned.tokens_per_second()
+    memory, usd = planned.memory, planned.usd_per_million
+    slow, fast = planned.tokens_per_second
     return (
         *what,
         f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f}",
-        span(_step(planned), _step(planned, True), 2),
+        span(*planned.step, 2),
         f"{thousands(slow)} to {thousands(fast)}",
-        "" if usd is None else span(usd, planned.usd_per_million(True), 2),
+        "" if usd is None else span(*usd, 2),
     )
 
 
@@ -288,10 +297,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _file(name: str) -> str:
     return f"recipes/{name}.yaml"
-
-
-def _step(planned: Planned, calibrated: bool = False) -> float:
-    return (planned.calibrated_seconds if calibrated else planned.seconds) * planned.micro_batches
 
 
 def span(low: float, high: float | None, digits: int) -> str:

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan import calibration, identity, store
+from recipec.compiler.plan import identity, store
 from recipec.compiler.plan.bound import bound, rows
 from recipec.compiler.plan.kernels import GROUPED
 from recipec.compiler.plan.planner import plan
@@ -121,7 +121,7 @@ def planned(of: Program, made: Plan) -> Planned:
         compiled_layers=estimate.compiled_layers,
         memory=estimate.memory,
         seconds=estimate.seconds,
-        calibrated_seconds=estimate.calibrated_seconds,
+        interval=(estimate.interval.low, estimate.interval.high),
         micro_batches=of.accumulation_steps,
         tokens=rows(of) * of.recipe.data.max_length * of.accumulation_steps,
         mfu=estimate.mfu,
@@ -159,7 +159,7 @@ def texts(record: Record) -> Iterator[tuple[Path, str]]:
         programs[path.stem] = program(path)
         known = record.recipes.get(path.stem)
         yield path, with_head(path.read_text(encoding="utf-8"), head(known) if known else [])
-    yield PAGE, page(programs, record, calibration.factor())
+    yield PAGE, page(programs, record)
 
 
 def write() -> None:

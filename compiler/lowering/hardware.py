@@ -5,11 +5,9 @@ chips. All that is known of a generation is its entry of data/hardware.json, eac
 
 - aliases: other spellings of it in the names that the Cloud console and tools show; gcloud: its own one.
 - compiler: what libtpu compiles for it with. chip_config: where libtpu's default is not how Cloud TPU shows a
-  chip (v4's two TensorCores are one device). tflops and gb_per_s of a device: what the compiler's own
-  estimate of time rests on. They follow from what libtpu 0.0.42.1 says of one large product and of one large
-  sum, and are not always the published ones: a v5p has 459 TFLOP/s and 2765 GB/s. cycles_ghz: the clock of
-  its estimated cycles, the published peak over what the matrix units do in a cycle; null where the serving
-  step is not compiled.
+  chip (v4's two TensorCores are one device). cycles_ghz: the clock of its estimated cycles, the published
+  peak over what the matrix units do in a cycle.
+- ici_gb_per_s: of all links of a chip, in both directions. dcn_gbit_per_s: of a chip to other slices.
 - vllm: support by tpu-inference's compatibility table: "advised" in helps, "tested", "experimental", or "no
   kernel" where its ragged paged attention raises NotImplementedError. name and kernel_version: what
   tpu-inference calls the chip, and the number that its kernels know it by.

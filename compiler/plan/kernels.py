@@ -28,11 +28,12 @@ NUMBERS = re.compile(r"(?:\.(?:\d+|clone))+$")
 SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)(?:_|$)")
 GROUPED = re.compile(r"ragged-dot-none|tgmm")
 """Of experts: rows with the weight of their expert, and the gradient to such a weight."""
-PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
+PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "bwd": 5}
 """Matrix products for each block of queries and keys: q k and p v; q k, do v and ds k; q k, p do, do v and
-ds q."""
+ds q; all of the backward pass in one kernel, as it was measured, where two compute q k and do v twice."""
 MATRIX_UNIT = 0.92
 """Of the peak, that the largest heads reach in the fit."""
+LIKE = {"v4": "v5p"}
 GROUPED_EFFICIENCY = 0.5
 """Of the peak, that experts' products are taken to reach. No measurement stands behind it."""
 
@@ -56,7 +57,8 @@ class Attention:
         passes = _law()["backward"]
         row, block, pair = (1.0, 1.0, 1.0)
         if splash.phase != "fwd":
-            row, block, pair = (passes[name] for name in ("row", "block", "pair"))
+            part = PRODUCTS[splash.phase] / PRODUCTS["bwd"]
+            row, block, pair = part * passes["row"], passes["block"], part * passes["pair"]
         matrix = 2 * PRODUCTS[splash.phase] * splash.head_size / (MATRIX_UNIT * peak_flops)
         return splash.heads * (
             row * (self.row[0] + self.row[1] * splash.head_size / 128) * splash.length
@@ -69,7 +71,7 @@ class Splash:
     """A splash attention kernel.
 
     Attributes:
-        phase: "fwd", "dq" or "dkv".
+        phase: "fwd", "dq" or "dkv", or "bwd" for both in one.
         heads: of queries, times the rows of a batch.
         length: of a row, tokens.
         head_size: H.
@@ -96,10 +98,11 @@ def _law() -> Any:
 
 
 def attention(generation: str) -> Attention:
-    """The law of a generation. No timings are published for v4 and v5e: they are taken to do as much in a
-    cycle as v5p and v6e."""
-    like = {"v4": "v5p", "v5e": "v6e"}.get(generation, generation)
-    law = _law()["attention"][like]
+    """The law of a generation. One of which no timings are published is taken to do as much in a cycle as
+    v6e, and v4 as much as v5p."""
+    known = _law()["attention"]
+    like = generation if generation in known else LIKE.get(generation, "v6e")
+    law = known[like]
     ghz = {name: data["compiler"]["cycles_ghz"] for name, data in generations().items()}
     slower = ghz[like] / ghz[generation]
     row, more = law["row"]
@@ -124,7 +127,7 @@ class KernelSeconds:
         kernel reads again."""
         name, seconds, flops = NUMBERS.sub("", name), 0.0, 0.0
         share: dict[int, float] = {}
-        if found := splash(name, operands):
+        if found := splash(name, operands, results):
             flops, seconds = found.flops, self._law.seconds(found, self._peak)
         elif GROUPED.fullmatch(name):
             rows = max(array.dimensions[0] for array in operands if len(array.dimensions) == 2)
@@ -162,12 +165,13 @@ def kernels(module: Module, seconds: KernelSeconds) -> tuple[Kernel, ...]:
     return tuple(sorted(found.values(), key=lambda one: one.name))
 
 
-def splash(name: str, operands: Sequence[Array]) -> Splash | None:
+def splash(name: str, operands: Sequence[Array], results: Sequence[Array]) -> Splash | None:
     """What a splash attention kernel that is causal does; None for any other kernel.
 
     Args:
         operands: a table of blocks [1, Q, at most this many of K], for dK and dV [1, at most this many of Q,
             K], perhaps more tables, then queries [..., N, T, H] in blocks of T / Q.
+        results: of a kernel for dK and dV that has dQ too, also its parts by blocks of keys.
     """
     phase = SPLASH.match(name)
     table = next((array for array in operands if len(array.dimensions) == 3), None)
@@ -178,7 +182,10 @@ def splash(name: str, operands: Sequence[Array]) -> Splash | None:
     blocks, most = (columns, rows) if phase[1] == "dkv" else (rows, columns)
     visited = sum(min(block + 1, most) for block in range(blocks))
     *batch, length, size = queries.dimensions
-    return Splash(phase[1], math.prod(batch), length, size, visited, (length / blocks) ** 2)
+    whole = phase[1] == "dkv" and any(len(one.dimensions) > len(queries.dimensions) for one in results)
+    return Splash(
+        "bwd" if whole else phase[1], math.prod(batch), length, size, visited, (length / blocks) ** 2
+    )
 
 
 def grouped_flops(rows: int, arrays: Sequence[Array]) -> float:

@@ -480,7 +480,7 @@ def _collectives(plan: Plan) -> Section:
     estimate, between = plan.estimate, " or between slices (DCN)" if plan.slices > 1 else ""
     aside = (
         f"What devices exchange within a micro-batch, over the chips' own links (ICI){between}.",
-        "Of them the estimated time counts what they read and write in HBM, not the time on the links.",
+        "What the device waits for them is a part of its estimated time; the rest is hidden behind its work.",
     )
     rows = tuple(
         (
@@ -585,11 +585,8 @@ def _search(search: Search) -> Section:
         blocks += [Text("The fastest, as lines of the recipe", "heading"), Text(lines, "code")]
     if front:
         head = ("", "settings", "ms a token", "step", "waits", "HBM", "a million tokens", "MFU")
-        links = (
-            "Links: what a step's collectives take within a slice at the full speed of the chips' links, if "
-            "nothing hides it. The step does not count it."
-        )
-        blocks += [Text("The front", "heading"), Table(head, front, links, (1,), "The search's front")]
+        waits = "Waits: what the device waits for collectives and copies, a part of the step."
+        blocks += [Text("The front", "heading"), Table(head, front, waits, (1,), "The search's front")]
     if behind:
         others_head = ("settings", "ms a token", "at least", "HBM", "what became of it")
         blocks.append(Table(others_head, behind, words=(4,), folded=f"{len(behind)} not on the front"))

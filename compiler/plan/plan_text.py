@@ -20,7 +20,7 @@ from recipec.compiler.plan.units import (
 )
 from recipec.compiler.wording import listing, plural
 
-EXPOSED, COLLECTIVES, KERNELS, TEMPORARIES = 5, 6, 4, 6
+EXPOSED, COLLECTIVES, KERNELS, TEMPORARIES = 4, 4, 4, 4
 """Rows that are shown of each."""
 
 

@@ -14,7 +14,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.explain.cost import COST, cost, text
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import Hours, measured_hours, training_hours
-from recipec.compiler.plan.results import RunLength
+from recipec.compiler.plan.results import Interval, RunLength
 from tests.emit.emitting import program_of
 
 RECIPE = """\
@@ -134,21 +134,22 @@ def test_absurd_sums_are_printed(program: Lowered) -> None:
     assert found.rows[0].usd == 1e306
 
 
-def planned(hours: float | None, calibrated: float | None) -> RunLength:
-    return RunLength("data", 922, 1244, 8, hours, None, calibrated, None, 16.8, 1.0, 1.0, None, "no data")
+def planned(hours: float | None) -> RunLength:
+    interval = Interval(0.8, 1.75, "a basis")
+    return RunLength("data", 922, 1244, 8, hours, None, interval, 16.8, 1.0, None, "no data")
 
 
 def test_hours_come_from_the_first_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "step_seconds": 3600}\n')
-    plan = planned(2, 3.5)
+    plan = planned(2)
     assert training_hours(1, tmp_path, plan) == Hours(1, "--train-hours")
     measured = training_hours(None, tmp_path, plan)
     assert measured.hours == 1 and measured.source.startswith("measured: ")
-    estimate = training_hours(None, None, plan)
-    assert estimate.hours == 3.5
-    assert estimate.source.startswith("estimate of `recipe plan`, calibrated") and "2.00 h" in estimate.source
-    assert training_hours(None, None, planned(2, None)) == Hours(2, "estimate of `recipe plan`")
-    for nothing in (None, planned(None, None)):
+    said = "estimate of `recipe plan`, 1.60 to 3.50 h"
+    assert training_hours(None, None, plan) == Hours(2, said)
+    bound = replace(plan, source="bound")
+    assert training_hours(None, None, bound) == Hours(2, f"at most, by the lines of the data: {said}")
+    for nothing in (None, planned(None)):
         with pytest.raises(ArtifactError, match="not known how long") as caught:
             training_hours(None, None, nothing)
         assert caught.value.help is not None and "--train-hours" in caught.value.help
@@ -157,14 +158,12 @@ def test_hours_come_from_the_first_that_is_there(tmp_path: Path) -> None:
 
 def test_what_keeps_the_hours_from_being_known_is_named() -> None:
     with pytest.raises(ArtifactError, match="takes: the compiler refused its step") as refused:
-        training_hours(planned=planned(None, None))
+        training_hours(planned=planned(None))
     assert refused.value.help is not None and "make the step fit" in refused.value.help
-    unknown = replace(planned(None, None), steps=None, note="Not known, since gs://a is not on this machine.")
+    unknown = replace(planned(None), steps=None, note="Not known, since gs://a is not on this machine.")
     with pytest.raises(ArtifactError, match="since gs://a is not on this machine") as caught:
         training_hours(planned=unknown)
     assert caught.value.help is not None and "--set train.steps=N" in caught.value.help
-    bound = training_hours(planned=replace(planned(2, None), source="bound"))
-    assert bound.source.startswith("at most")
 
 
 def test_a_measured_runs_hours_are_what_its_training_costs(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ import pytest
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering import hardware
 from recipec.compiler.lowering.lower import lower
-from recipec.compiler.plan.hlo.costs import compiler_rates
+from recipec.compiler.plan import rates
+from recipec.compiler.plan.kernels import KernelSeconds
 from recipec.compiler.plan.serve import program as serve_program
 from recipec.compiler.plan.serve.estimate import machine
+from recipec.compiler.plan.torus import Torus
 from recipec.runtime.serving.bench_server import GENERATIONS
 from recipec.spec.language.mesh import Mesh
 from recipec.spec.load import load
@@ -179,7 +181,10 @@ launch: {kind: [tpu-vm, gke, xpk], zone: us-east5-a, cluster: tpus, image: examp
     files = emit(program)
     assert b"--accelerator-type=v9litepod-8" in files["launch/tpu-vm.sh"]
     assert b"--tpu-type=v9litepod-2x4" in files["launch/xpk.sh"]
-    assert compiler_rates("v9z") == (918e12, 1638e9)
+    chip = rates.published(program.accelerator, KernelSeconds(program.accelerator))
+    assert (chip.clock, chip.flops, chip.hbm) == (1.75e9, 459e12, 819e9)
+    assert rates.reached("v9z") == rates.reached("v9y") and rates.interval("v9z", lora=False).low > 0
+    assert Torus.of(program.accelerator, [(0, 0, 0, 0)]).link == 100e9
     made = serve_program.job(program, [6])
     assert (made.chip, made.kernel_version, made.topology) == ("TPU v9", 9, "v9z:2x2")
     assert machine("v9z", 8).clock == 1.75e9

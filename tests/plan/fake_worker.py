@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from recipec.compiler.plan.job import FAILED, JOB, Failed
-from recipec.compiler.plan.results import COMPILED, Compiled, OutOfMemory, Temporary
+from recipec.compiler.plan.results import COMPILED, Compiled, OutOfMemory, Temporary, Timeline
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
             code=1.0,
             flops=figure,
             bytes=figure,
-            seconds=figure,
+            timeline=Timeline(products=figure),
             compile_seconds=1.0,
         )
     )

@@ -58,15 +58,15 @@ def test_a_plan_above_the_budget_fails_with_each_figure(recipe: Path) -> None:
             "E1003",
             "the run takes an estimated 0.28 hours, and budget.max_hours allows 0.25",
             "budget.max_hours",
-            "calibrated by the one published measurement it would be 0.49 hours; `recipe plan --search` "
-            "looks for a faster configuration",
+            "by the errors of such estimates it is 0.25 to 0.33 hours; `recipe plan --search` looks for a "
+            "faster configuration",
         ),
         Diagnostic(
             "E1004",
             "the run costs an estimated US$ 4.67, and budget.max_usd allows 4",
             "budget.max_usd",
-            "calibrated by the one published measurement it would be US$ 8.20; `recipe plan --search` looks "
-            "for a cheaper configuration",
+            "by the errors of such estimates it is US$ 4.20 to 5.60; `recipe plan --search` looks for a "
+            "cheaper configuration",
         ),
     ]
 

@@ -51,7 +51,7 @@ def test_figures_are_extrapolated_to_the_models_depth(file: Path) -> None:
     plan = planned(file)["plan"]
     # 2 outside of the layers and 0.5 in each of the 60.
     assert plan["estimate"]["memory"]["weights"] == pytest.approx(32)
-    assert plan["estimate"]["compiler_seconds"] == pytest.approx(32)
+    assert plan["estimate"]["timeline"]["products"] == pytest.approx(32)
     assert plan["estimate"]["compiled_layers"] == [6, 12] and plan["cached"] is False
     assert plan["run"]["steps"] == 100 and plan["run"]["hours"] == pytest.approx(100 * 32 / 3600)
     assert planned(file)["plan"]["cached"] is True

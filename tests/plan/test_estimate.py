@@ -9,10 +9,19 @@ import pytest
 
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan import calibration
 from recipec.compiler.plan.depth import Depth, depths
 from recipec.compiler.plan.estimate import extrapolate
-from recipec.compiler.plan.results import Collective, Compiled, Costs, Kernel, OutOfMemory, Temporary
+from recipec.compiler.plan.rates import interval
+from recipec.compiler.plan.results import (
+    Collective,
+    Compiled,
+    Kernel,
+    Moved,
+    OutOfMemory,
+    Span,
+    Temporary,
+    Timeline,
+)
 from recipec.spec.load import load
 
 
@@ -36,8 +45,17 @@ def compiled(layers: int) -> Compiled:
         code=1e6 * layers,
         flops=1e12 + 6e12 * layers,
         bytes=1e10 * layers,
-        seconds=0.01 + 0.02 * layers,
-        costs=Costs(0, 0, 0, loop_flops=1.5e13, loop_bytes=6e10, loop_seconds=0.04),
+        timeline=Timeline(
+            products=0.01 + 0.015 * layers,
+            memory=0.005 * layers,
+            kernels=1e-3 * layers,
+            transfers=(
+                Moved("all-gather", "head", ("fsdp",), False, 1, 1e9, 0.05, 0.04),
+                Moved("all-gather", "mlp", ("fsdp",), False, 20 * layers, 2e9 * layers, 0.1 * layers, 0.0),
+                Moved("copy", "mlp", (), False, layers, 1e6 * layers, 2e-3 * layers, 1e-3 * layers - 3e-3),
+            ),
+            spans=(Span("core", f"{layers} layers", 0.0, 1.0),),
+        ),
         collectives=(
             Collective("all-gather", ("fsdp",), False, 3 + 20 * layers, 1e9 + 2e9 * layers),
             Collective("all-to-all", ("fsdp",), False, 1, 3e7),
@@ -65,11 +83,18 @@ def test_every_figure_is_extrapolated_in_a_line(program: Program) -> None:
     assert memory.padding == pytest.approx(1.1e9 + 2.4e8 * 60 - memory.weights - 1.8e9 - 100)
     assert memory.temporaries == pytest.approx(6.5e10) and memory.code == pytest.approx(6e7)
     assert memory.available == 95 * 2**30
-    assert one.compiler_seconds == pytest.approx(1.21)
-    assert one.loop_seconds == pytest.approx(0.04) and one.kernel_seconds == pytest.approx(0.06)
-    assert one.seconds == pytest.approx(1.31)
-    assert one.calibrated_seconds == pytest.approx(1.31 * calibration.factor())
-    assert one.flops == pytest.approx(1e12 + 3.6e14 + 1.5e13)
+    found = one.timeline
+    assert (found.products, found.memory, found.kernels) == pytest.approx((0.91, 0.3, 0.06))
+    assert found.transfers == (
+        Moved("copy", "mlp", (), False, 60, 6e7, pytest.approx(0.12), pytest.approx(0.057)),
+        Moved("all-gather", "head", ("fsdp",), False, 1, 1e9, pytest.approx(0.05), pytest.approx(0.04)),
+        Moved("all-gather", "mlp", ("fsdp",), False, 1200, 1.2e11, pytest.approx(6), 0.0),
+    )
+    assert found.exposed_in(True) == pytest.approx(0.04)
+    assert found.exposed_in(False) == pytest.approx(0.057)
+    assert one.seconds == pytest.approx(0.91 + 0.3 + 0.06 + 0.04 + 0.057)
+    assert found.spans == compiled(12).timeline.spans
+    assert one.flops == pytest.approx(1e12 + 3.6e14)
     assert [(c.kind, c.count, c.bytes) for c in one.collectives] == [
         ("all-gather", 1203, pytest.approx(1.21e11)),
         ("all-to-all", 1, pytest.approx(3e7)),
@@ -94,8 +119,7 @@ def test_a_refused_step_has_memory_and_no_time(program: Program) -> None:
     refused = [
         replace(
             compiled(layers),
-            seconds=0.0,
-            costs=Costs(0, 0, 0, 0, 0, 0),
+            timeline=Timeline(),
             kernels=(),
             out_of_memory=OutOfMemory(
                 2e11 + 1e9 * layers, 1.02e11, (Temporary("scores", "f32[9]", 1, 9e10),)
@@ -123,6 +147,22 @@ def test_what_only_a_part_of_the_compiles_shows_is_taken_as_it_is(program: Progr
     assert Temporary("late", "f32[3]", 12, 1e9) in one.largest
 
 
-def test_the_calibration_says_what_it_rests_on() -> None:
-    assert calibration.factor() == pytest.approx(1.21 / 0.614)
-    assert "arXiv 2605.25645: 1.21 s a sample" in calibration.sentence()
+def test_what_only_the_longer_compile_waits_for_is_extrapolated_too(program: Program) -> None:
+    """And what the shorter one waits for alone is not counted below nothing."""
+    short, long = compiled(6), compiled(12)
+    late = Moved("all-reduce", "late", ("fsdp",), False, 2, 8.0, 0.2, 0.1)
+    early = replace(late, name="early")
+    short = replace(short, timeline=replace(short.timeline, transfers=(early,)))
+    long = replace(long, timeline=replace(long.timeline, transfers=(late,)))
+    one = extrapolate(program, depths(program), [short, long])
+    found = {moved.name: moved for moved in one.timeline.transfers}
+    assert found["late"].exposed == pytest.approx(9 * 0.1) and found["late"].count == 18
+    assert found["early"].exposed == found["early"].seconds == 0.0
+
+
+def test_the_interval_is_that_of_the_generation_and_the_method(program: Program) -> None:
+    one = extrapolate(program, depths(program), [compiled(6), compiled(12)])
+    assert one.interval == interval("v5p", lora=True)
+    low, high = one.interval.of(one.seconds)
+    assert 0 < low <= one.seconds <= high
+    assert one.interval.of(3.0) == pytest.approx((3 * one.interval.low, 3 * one.interval.high))

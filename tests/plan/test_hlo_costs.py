@@ -1,4 +1,4 @@
-"""FLOPs, bytes and seconds of HLO modules."""
+"""FLOPs and bytes of HLO modules."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-from recipec.compiler.plan.hlo.costs import costs, product_flops, seconds_taken_off
-from recipec.compiler.plan.results import Costs
+from recipec.compiler.plan.hlo.costs import costs, product_flops
 from tests.plan.hlo_text import module
 from tests.plan.overlapped import OVERLAPPED, OVERLAPPED_ENTRY
 
-PEAK, BANDWIDTH = 1e12, 1e9
 
-
-def once(entry: str, *computations: str) -> Costs:
-    """Costs of a program without loops."""
-    found = costs(module(entry, *computations), PEAK, BANDWIDTH)
-    assert (found.loop_flops, found.loop_bytes, found.loop_seconds) == (0, 0, 0)
-    return found
+def once(entry: str, *computations: str) -> tuple[float, float]:
+    """FLOPs and bytes of a program."""
+    return costs(module(entry, *computations))
 
 
 @pytest.mark.parametrize(
@@ -93,14 +88,14 @@ def test_flops_of_products_are_those_that_a_convolution_of_ones_counts(
 
 
 def test_a_dot_has_the_flops_of_its_contraction() -> None:
-    found = once(
+    flops, moved = once(
         """%a = bf16[3,16,10] parameter(0)
         %b = bf16[3,10,20] parameter(1)
         ROOT %d = f32[3,16,20] dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, \
 rhs_batch_dims={0}, rhs_contracting_dims={1}"""
     )
-    assert found.flops == 2 * np.einsum("bij,bjk->", np.ones((3, 16, 10)), np.ones((3, 10, 20)))
-    assert found.bytes == 3 * (16 * 10 * 2 + 10 * 20 * 2 + 16 * 20 * 4)
+    assert flops == 2 * np.einsum("bij,bjk->", np.ones((3, 16, 10)), np.ones((3, 10, 20)))
+    assert moved == 3 * (16 * 10 * 2 + 10 * 20 * 2 + 16 * 20 * 4)
 
 
 PRODUCT = """products
@@ -115,46 +110,24 @@ PRODUCT_FLOPS = 2 * 64 * 128 * 256
 PRODUCT_BYTES = 2 * (64 * 128 + 128 * 256 + 64 * 256)
 
 
-def test_a_fusion_takes_the_longer_of_its_products_and_its_bytes() -> None:
+def test_a_fusion_has_the_flops_of_its_products_and_moves_its_operands_and_results() -> None:
     entry = """%a = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
         %b = bf16[128,256]{1,0:T(8,128)(2,1)} parameter(1)
         %f = bf16[64,256]{1,0:T(8,128)(2,1)} fusion(%a, %b), kind=kOutput, calls=%products
         ROOT %n = bf16[64,256]{1,0:T(8,128)(2,1)} negate(%f)"""
-    found = once(entry, VIEW, PRODUCT)
-    assert found.flops == PRODUCT_FLOPS
-    assert found.bytes == PRODUCT_BYTES + 2 * 64 * 256 * 2
-    assert found.seconds == pytest.approx((PRODUCT_BYTES + 2 * 64 * 256 * 2) / BANDWIDTH)
-    slow = costs(module(entry, VIEW, PRODUCT), 1e9, BANDWIDTH)
-    assert slow.seconds == pytest.approx(PRODUCT_FLOPS / 1e9 + 2 * 64 * 256 * 2 / BANDWIDTH)
-
-
-@pytest.mark.parametrize(
-    "left, right, precision, passes",
-    [
-        ("f32", "f32", "", 1),
-        ("f32", "f32", ", operand_precision={highest,highest}", 6),
-        ("f32", "f32", ", operand_precision={high,high}", 3),
-        ("f32", "bf16", ", operand_precision={highest,highest}", 3),
-        ("bf16", "bf16", ", operand_precision={highest,highest}", 1),
-    ],
-)
-def test_float32_takes_several_passes(left: str, right: str, precision: str, passes: int) -> None:
-    entry = f"""%a = {left}[512,512] parameter(0)
-        %b = {right}[512,512] parameter(1)
-        ROOT %c = f32[512,512] convolution(%a, %b), dim_labels=bf_io->bf{precision}"""
-    found = costs(module(entry), 1e9, BANDWIDTH)
-    assert found.flops == 2 * 512**3
-    assert found.seconds == pytest.approx(passes * 2 * 512**3 / 1e9)
+    flops, moved = once(entry, VIEW, PRODUCT)
+    assert flops == PRODUCT_FLOPS
+    assert moved == PRODUCT_BYTES + 2 * 64 * 256 * 2
 
 
 def test_memory_is_padded_and_vmem_costs_nothing() -> None:
-    found = once(
+    _, moved = once(
         """%a = f32[5,130]{1,0:T(8,128)} parameter(0)
         %b = f32[5,130]{1,0:T(8,128)S(1)} negate(%a)
         %start = (f32[5,130]{1,0:T(8,128)}, f32[5,130]{1,0:T(8,128)S(1)}, u32[]{:S(2)}) copy-start(%b)
         ROOT %done = f32[5,130]{1,0:T(8,128)} copy-done(%start)"""
     )
-    assert found.bytes == 2 * 8 * 256 * 4
+    assert moved == 2 * 8 * 256 * 4
 
 
 def test_what_is_in_a_loop_counts_once_a_turn() -> None:
@@ -182,12 +155,10 @@ def test_what_is_in_a_loop_counts_once_a_turn() -> None:
 backend_config={{"known_trip_count":{{"n":"3"}}}}
         ROOT %y = {state} call(%x), to_apply=%body"""
     # A body runs 12 times, 3 x 12 times, and once.
-    found = costs(module(entry, VIEW, PRODUCT, body, condition, inner), PEAK, BANDWIDTH)
-    assert found.flops == 49 * PRODUCT_FLOPS
-    assert found.loop_flops == 46 * PRODUCT_FLOPS
+    flops, moved = once(entry, VIEW, PRODUCT, body, condition, inner)
+    assert flops == 49 * PRODUCT_FLOPS
     scalars = 12  # the addition's
-    assert found.loop_bytes == pytest.approx(46 * (PRODUCT_BYTES + scalars), rel=1e-3)
-    assert found.loop_seconds / found.seconds == pytest.approx(46 / 49, rel=1e-3)
+    assert moved == pytest.approx(49 * (PRODUCT_BYTES + scalars), rel=1e-3)
 
 
 def test_a_conditional_takes_its_longest_branch() -> None:
@@ -197,7 +168,7 @@ def test_a_conditional_takes_its_longest_branch() -> None:
         %which = s32[]{:T(128)} parameter(1)
         ROOT %c = bf16[64,256]{1,0:T(8,128)(2,1)} conditional(%which, %a, %a, %a), \
 branch_computations={%short, %products, %short}"""
-    assert once(entry, VIEW, PRODUCT, short).flops == PRODUCT_FLOPS
+    assert once(entry, VIEW, PRODUCT, short)[0] == PRODUCT_FLOPS
 
 
 WHOLE, ROW = 1024 * 256 * 4, 8 * 256 * 4
@@ -214,16 +185,16 @@ def test_slices_count_what_they_touch() -> None:
     fused = """%whole = f32[1024,256]{1,0:T(8,128)} parameter(0)
         %at = s32[]{:T(128)S(6)} parameter(1)
         ROOT %f = f32[8,256]{1,0:T(8,128)} fusion(%whole, %at), kind=kLoop, calls=%sliced"""
-    assert once(fused, sliced).bytes == 2 * ROW
+    assert once(fused, sliced)[1] == 2 * ROW
     alone = """%whole = f32[1024,256]{1,0:T(8,128)} parameter(0)
         %at = s32[]{:T(128)S(6)} parameter(1)
         ROOT %s = f32[8,256]{1,0:T(8,128)} dynamic-slice(%whole, %at, %at), dynamic_slice_sizes={8,256}"""
-    assert once(alone).bytes == 2 * ROW
+    assert once(alone)[1] == 2 * ROW
     # One whole use, and the slice no longer spares anything.
     both = sliced.replace(
         "ROOT %n = f32[8,256]{1,0:T(8,128)} negate(%row)", "%n = f32[] reduce(%whole, %zero)"
     )
-    assert once(fused, both).bytes == WHOLE + ROW
+    assert once(fused, both)[1] == WHOLE + ROW
 
 
 def test_updates_count_what_they_touch() -> None:
@@ -240,34 +211,34 @@ def test_updates_count_what_they_touch() -> None:
         """
     fused = """ROOT %f = (f32[1024,256]{1,0:T(8,128)}, f32[8,256]{1,0:T(8,128)}) fusion(%whole, %new, %at), \
 kind=kLoop, calls=%updated"""
-    assert once(given + fused, updated).bytes == 3 * ROW
+    assert once(given + fused, updated)[1] == 3 * ROW
     alone = "ROOT %u = f32[1024,256]{1,0:T(8,128)} dynamic-update-slice(%whole, %new, %at, %at)"
-    assert once(given + alone).bytes == 2 * ROW
+    assert once(given + alone)[1] == 2 * ROW
 
 
 def test_asynchronous_slice_counts_once() -> None:
-    found = once(
+    _, moved = once(
         """%whole = f32[1024,256]{1,0:T(8,128)} parameter(0)
         %s = ((f32[1024,256]{1,0:T(8,128)}), f32[8,256]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) slice-start(\
 %whole), slice={[0:8], [0:256]}
         %d = f32[8,256]{1,0:T(8,128)S(1)} slice-done(%s)
         ROOT %c = f32[8,256]{1,0:T(8,128)S(1)} custom-call(%d), custom_call_target="ConcatBitcast\""""
     )
-    assert found.bytes == ROW
+    assert moved == ROW
 
 
 def test_placeholders_cost_nothing() -> None:
-    found = once(
+    flops, moved = once(
         """%q = f32[1024,256]{1,0:T(8,128)} parameter(0)
         %memory = f32[1024,256]{1,0:T(8,128)} custom-call(), custom_call_target="AllocateBuffer"
         %kernel = f32[1024,256]{1,0:T(8,128)} custom-call(%q), custom_call_target="tpu_custom_call"
         ROOT %t = (f32[1024,256]{1,0:T(8,128)}) tuple(%kernel)"""
     )
-    assert (found.flops, found.bytes, found.seconds) == (0, 0, 0)
+    assert (flops, moved) == (0, 0)
 
 
 def test_collectives_count_as_their_reading_and_writing() -> None:
-    found = once(
+    _, moved = once(
         """%a = f32[64,256]{1,0:T(8,128)} parameter(0)
         %g = f32[256,256]{1,0:T(8,128)} all-gather(%a), replica_groups={{0,1,2,3}}, dimensions={0}
         %s = (f32[64,256]{1,0:T(8,128)}, f32[64,256]{1,0:T(8,128)}, u32[]{:S(2)}, u32[]{:S(2)}) \
@@ -276,19 +247,10 @@ collective-permute-start(%a), source_target_pairs={{0,1},{1,0}}
         ROOT %t = (f32[256,256]{1,0:T(8,128)}) tuple(%g)"""
     )
     part = 64 * 256 * 4
-    assert found.bytes == (part + 4 * part) + 2 * part
+    assert moved == (part + 4 * part) + 2 * part
 
 
 def test_a_collective_in_parts_counts_once() -> None:
     part = 64 * 256 * 4
     gathering, negating = part + 4 * part, 2 * part
-    assert once(OVERLAPPED_ENTRY, *OVERLAPPED).bytes == gathering + negating
-
-
-def test_operations_that_the_compiler_charges_by_mistake_are_taken_off() -> None:
-    entry = """%a = f32[8,256]{1,0:T(8,128)S(1)} parameter(0)
-        %b = f32[8,256]{1,0:T(8,128)S(1)} custom-call(%a), custom_call_target="ConcatBitcast"
-        %c = f32[8,256]{1,0:T(8,128)S(1)} custom-call(%b), custom_call_target="AllocateBuffer"
-        ROOT %d = s32[]{:S(2)} custom-call(), custom_call_target="PrepareAsyncCallStart\""""
-    assert seconds_taken_off(module(entry)) == 2
-    assert seconds_taken_off(module("ROOT %a = f32[] parameter(0)")) == 0
+    assert once(OVERLAPPED_ENTRY, *OVERLAPPED)[1] == gathering + negating

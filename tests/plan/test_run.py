@@ -175,9 +175,9 @@ def test_the_papers_run_comes_to_its_steps_hours_and_rate(
 
     counted = statistics(program, model, tmp_path, Kept())
     assert counted == Statistics(samples=9_952, dropped=48, rows=9_952, answers=1, tokens=922 * 9_952)
-    found = planned_length(program, replace(ESTIMATE, seconds=1.21, calibrated_seconds=2.42), counted)
+    found = planned_length(program, replace(ESTIMATE, seconds=1.21), counted)
     assert (found.steps, found.micro_batches, found.tokens_per_row) == (1_244, 8, 922)
-    assert found.hours == pytest.approx(3.34, abs=0.006) and found.calibrated_hours == 2 * found.hours
+    assert found.hours == pytest.approx(3.34, abs=0.006) and found.interval == ESTIMATE.interval
     assert found.usd == pytest.approx(56.11, abs=0.1) and found.usd_per_hour == pytest.approx(16.80)
     assert found.tokens_per_second == pytest.approx(763, abs=2)
     assert found.usd_per_million_tokens == pytest.approx(found.usd / (922 * 9_952) * 1e6)
@@ -332,7 +332,7 @@ def test_a_runs_price_is_the_recipes_or_the_catalogues(recipe_file: Path) -> Non
 
 
 def test_a_step_that_was_refused_has_no_hours(recipe_file: Path) -> None:
-    refused = replace(ESTIMATE, seconds=0.0, calibrated_seconds=0.0)
+    refused = replace(ESTIMATE, seconds=0.0)
     found = planned_length(lowered(recipe_file, "train.epochs=null", "train.steps=100"), refused)
     assert (found.steps, found.hours, found.usd, found.tokens_per_second) == (100, None, None, 0)
     assert found.usd_per_million_tokens is None

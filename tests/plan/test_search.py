@@ -19,7 +19,17 @@ from recipec.compiler.plan.bound import Bound
 from recipec.compiler.plan.bound import bound as computed
 from recipec.compiler.plan.depth import Depth
 from recipec.compiler.plan.job import Failed, Job
-from recipec.compiler.plan.results import Collective, Compiled, Estimate, Memory, OutOfMemory, Search
+from recipec.compiler.plan.results import (
+    Collective,
+    Compiled,
+    Estimate,
+    Interval,
+    Memory,
+    Moved,
+    OutOfMemory,
+    Search,
+    Timeline,
+)
 from recipec.compiler.plan.search import Objectives, SearchInterrupted, SearchOptions, Tools, search, variants
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load
@@ -153,17 +163,16 @@ class Machine:
 
 
 def an_estimate(program: Program, seconds: float, used: float) -> Estimate:
+    waiting = Moved("all-gather", "", ("fsdp",), False, 2, 60e9, seconds, 0.25 * seconds)
     return Estimate(
         layers=60,
         compiled_layers=(2, 4),
         memory=Memory(used, 0, 0, 0, 0, 0, 0, program.accelerator.hbm_bytes_per_device),
         flops=0,
         bytes=0,
-        compiler_seconds=seconds,
-        loop_seconds=0,
-        kernel_seconds=0,
+        timeline=Timeline(products=0.75 * seconds, transfers=(waiting,)),
         seconds=seconds,
-        calibrated_seconds=seconds,
+        interval=Interval(0.9, 1.2, ""),
         peak_flops=459e12,
         bandwidth=0,
         model_flops=0,
@@ -387,7 +396,7 @@ def test_a_points_rate_and_cost_are_of_real_tokens() -> None:
     assert point.seconds_per_token == pytest.approx(seconds / 3600)
     assert point.usd_per_million_tokens == pytest.approx(16.80 / 3600 * seconds / 3600 * 1e6)
     assert point.bound_seconds_per_token == pytest.approx(seconds / 1.2 / 3600)
-    assert point.link_seconds == pytest.approx(60e9 * 3 / 4 / 600e9)
+    assert point.exposed_seconds == pytest.approx(seconds / 4)
 
 
 def test_progress_goes_from_nothing_to_all() -> None:

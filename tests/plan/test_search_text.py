@@ -34,7 +34,7 @@ def a_point(*sets: str, token: float = 1e-4, gib: float = 70.0, usd: float | Non
         memory=Memory(gib * GIB, 0, 0, 0, 0, 0, 0, 95.0 * GIB),
         usd_per_million_tokens=usd,
         mfu=0.62,
-        link_seconds=0.178,
+        exposed_seconds=0.178,
     )
 
 
@@ -56,16 +56,15 @@ def test_a_search_is_printed_with_its_front_and_the_lines_to_take() -> None:
 EXPECTED = """\
 Configurations that no other beats in time, memory and cost: estimates of the compiler, extrapolated
 from a part of the layers; nothing was measured on a TPU
-  mesh   micro  remat    attn.   ms/token   step   GiB   HBM   MFU  US$/M  links
+  mesh   micro  remat    attn.   ms/token   step   GiB   HBM   MFU  US$/M  waits
   2 x 2      2  none     splash    0.1083  1.291  58.1  61 %  62 %  0.467  0.178
   4 x 1      1  decoder  splash    0.1432  1.707  24.8  26 %  62 %  0.467  0.178
 mesh: fsdp x tp. ms/token: milliseconds a real token, over all devices. step: seconds of a
 micro-batch. GiB, HBM: of each device, and the share of its memory. US$/M: of a million real tokens.
-links: seconds of a step that its collectives keep the chips' links busy at the least. The compiler
-does not reckon with them: `step` is longer by what is not hidden behind computing.
+waits: seconds of a step that the device waits for collectives and copies, a part of `step`.
 
 The recipe as it stands is not one of them. The fastest takes 0.971 times its time a token.
-  mesh   micro  remat  attn.   ms/token   step   GiB   HBM   MFU  US$/M  links
+  mesh   micro  remat  attn.   ms/token   step   GiB   HBM   MFU  US$/M  waits
   4 x 1      1  none   splash    0.1115  1.329  72.5  76 %  62 %  0.467  0.178
 
 The fastest, as lines of the recipe:
@@ -92,14 +91,13 @@ def test_a_search_that_raised_the_batch_is_printed_without_a_price() -> None:
 RAISED = """\
 Configurations that no other beats in time, memory and cost: estimates of the compiler, extrapolated
 from a part of the layers; nothing was measured on a TPU
-  mesh   micro  rows  remat  attn.   ms/token   step   GiB   HBM   MFU  dev-s/M  links
+  mesh   micro  rows  remat  attn.   ms/token   step   GiB   HBM   MFU  dev-s/M  waits
   4 x 1      2     8  none   splash    0.1050  1.251  93.0  98 %  62 %      420  0.178
   4 x 1      1     4  none   splash    0.1100  1.311  70.0  74 %  62 %      440  0.178
 mesh: fsdp x tp. ms/token: milliseconds a real token, over all devices. step: seconds of a
 micro-batch. GiB, HBM: of each device, and the share of its memory. dev-s/M: seconds of all devices
-together for a million real tokens; there is no price. links: seconds of a step that its collectives
-keep the chips' links busy at the least. The compiler does not reckon with them: `step` is longer by
-what is not hidden behind computing.
+together for a million real tokens; there is no price. waits: seconds of a step that the device
+waits for collectives and copies, a part of `step`.
 
 The recipe as it stands is number 2 of them. The fastest takes 0.955 times its time a token.
 

@@ -236,13 +236,18 @@ def plan_file(place: Path) -> Path:
 def test_what_was_measured_stands_beside_the_plan(place: Path) -> None:
     writing.write(place / "run", list(writing.lines(50)), writing.facts(50, platform="tpu"), None)
     words = report("run", "--plan", str(plan_file(place))).words
-    assert "estimate calibrated estimate measured measured to estimate" in words
+    assert "estimate its interval measured measured to estimate" in words
     from tests.plan import plans
 
     plan = plans.flagship()
     step = plan.estimate.seconds * plan.run.micro_batches
     assert f"Optimizer step {step:.2f} s" in words
-    (measured,) = re.findall(r"Optimizer step [\d.]+ s [\d.]+ s ([\d.]+) ms ([\d.]+) x", words)
+    low, high = plan.estimate.interval.of(step)
+    assert f"Optimizer step {step:.2f} s {low:.2f} s to {high:.2f} s " in words
+    speed = plan.run.tokens_per_second
+    ends = f"{speed / plan.estimate.interval.high:,.0f} to {speed / plan.estimate.interval.low:,.0f}"
+    assert f"Tokens a second {speed:,.0f} {ends} " in words
+    (measured,) = re.findall(r"Optimizer step [\d.]+ s [\d.]+ s to [\d.]+ s ([\d.]+) ms ([\d.]+) x", words)
     assert float(measured[0]) / 1000 / step == pytest.approx(float(measured[1]), rel=0.01)
     assert "Measured on 4 devices of the kind TPU v5; planned for v5p:2x2x1." in words
     assert "The plan is of the recipe gemma4-31b-v5p8, the run of example." in words
@@ -258,7 +263,7 @@ def test_a_run_on_a_cpu_is_called_one(place: Path) -> None:
 def test_a_plan_in_the_cache_is_found_without_compiling(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from recipec.compiler.plan import depth, identity, pool, store
     from recipec.compiler.plan.planner import job
-    from recipec.compiler.plan.results import COMPILED, Compiled
+    from recipec.compiler.plan.results import COMPILED, Compiled, Timeline
     from recipec.compiler.report.run import read_runs
 
     writing.run(place / "run")
@@ -267,7 +272,8 @@ def test_a_plan_in_the_cache_is_found_without_compiling(place: Path, monkeypatch
     assert run.program is not None
     for one in depth.depths(run.program):
         layers = len(one.layers)
-        made = Compiled(layers, 2e9 + layers * 5e8, 1e6, 2e6, 1e5, 3e9, 1e9, 1e6, 1e12, 1e10, 0.1 * layers)
+        step = Timeline(products=0.1 * layers)
+        made = Compiled(layers, 2e9 + layers * 5e8, 1e6, 2e6, 1e5, 3e9, 1e9, 1e6, 1e12, 1e10, step)
         name = identity.name(*job(run.program, (), one, -1.0))
         store.put(name, COMPILED.dump_json(made).decode())
     monkeypatch.setattr(pool._Pool, "run", lambda self, waiting, done: [] if not waiting else 1 / 0)

@@ -15,31 +15,29 @@ class Executed:
     Attributes:
         computation: the name of the one that it stands in.
         times: how often the program runs it.
-        once: the same with each loop's body counted once.
     """
 
     instruction: Instruction
     computation: str
     times: int
-    once: int
 
 
 def executed(module: Module) -> Iterator[Executed]:
     """All of them: those of loops, calls and asynchronous operations, but not those within fusions. Of a
     conditional's branches the longest one is taken to run."""
-    yield from _executed(module, module.entry, 1, 1)
+    yield from _executed(module, module.entry, 1)
 
 
-def _executed(module: Module, computation: str, times: int, once: int) -> Iterator[Executed]:
+def _executed(module: Module, computation: str, times: int) -> Iterator[Executed]:
     for instruction in module.computations.get(computation, ()):
-        yield Executed(instruction, computation, times, once)
+        yield Executed(instruction, computation, times)
         calls = instruction.calls
         if instruction.opcode == "while":
             for name in calls:
-                yield from _executed(module, name, times * module.trip_counts.get(name, 1), once)
+                yield from _executed(module, name, times * module.trip_counts.get(name, 1))
         elif instruction.opcode in ("call", "call-start", "async-start"):
             for name in calls:
-                yield from _executed(module, name, times, once)
+                yield from _executed(module, name, times)
         elif instruction.opcode == "conditional" and calls:
             longest = max(calls, key=lambda name: len(module.computations.get(name, ())))
-            yield from _executed(module, longest, times, once)
+            yield from _executed(module, longest, times)
