@@ -26,6 +26,7 @@ SEARCHED = (
     "train.global_batch_size",
     "remat.policy",
     "model.attention",
+    "xla.profile",
 )
 """What a search varies."""
 UNMEASURED = "The interval is of runs without TorchAX: no measurement of one by it is published."
