@@ -1,7 +1,7 @@
 """What collectives take over the links of a slice, against the loads of its links.
 
 An exchange takes at least what has to come into any part of the slice, over the links into that part; a
-schedule that keeps them all busy is taken to exist. Parts are all tried, which the product's formulas are not.
+schedule that keeps them all busy is taken to exist. All parts are tried here, where the product has formulas.
 """
 
 from __future__ import annotations
