@@ -92,7 +92,7 @@ class _Run:
                 self._wait(step.transfer, self._begin(step.transfer))
             elif isinstance(step, Loop):
                 self._loop(step)
-            else:
+            elif step.mark in self.ends:
                 self._wait(*self.ends.pop(step.mark))
 
     def _compute(self, step: Work) -> None:
@@ -144,15 +144,15 @@ class _Run:
         """A loop's body is run once more than once: the second turn finds what the first left under way, and
         stands for all that follow."""
         for turn in range(min(2, loop.times)):
-            before = self.now, self.work, dict(self.moved)
+            before = replace(self, moved=dict(self.moved), busy=dict(self.busy), ends=dict(self.ends))
             self.steps(loop.body)
             if turn == 1 and loop.times > 2:
                 self._again(before, loop.times - 2)
 
-    def _again(self, before: tuple[float, Work, dict[tuple[object, ...], Moved]], times: int) -> None:
+    def _again(self, before: _Run, times: int) -> None:
         """Counts what has happened since `before` so many times more."""
-        start, work, moved = before
-        seconds = (self.now - start) * times
+        work, moved = before.work, before.moved
+        seconds = (self.now - before.now) * times
         self.work = Work(
             *(
                 now + times * (now - then)
@@ -174,8 +174,11 @@ class _Run:
             )
         self.spans.append(Span("loop", f"{times:,} more turns", self.now, seconds))
         self.now += seconds
-        self.busy = {place: end + seconds for place, end in self.busy.items()}
-        self.ends = {mark: (number, end + seconds) for mark, (number, end) in self.ends.items()}
+        # What was under way before ends when it would have.
+        for place, end in self.busy.items() - before.busy.items():
+            self.busy[place] = end + seconds
+        for mark, (number, end) in self.ends.items() - before.ends.items():
+            self.ends[mark] = number, end + seconds
 
 
 def _named(transfer: Transfer) -> str:

@@ -6,7 +6,8 @@ closed to a ring, and collectives over several dimensions use the links of all o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from recipec.compiler.lowering.hardware import Accelerator, generations
@@ -32,6 +33,11 @@ class Torus:
     places: tuple[tuple[int, ...], ...]
     link: float
     dcn: float
+
+    @property
+    def on_chip(self) -> int:
+        """Devices of a chip."""
+        return 1 + max(place[-1] for place in self.places)
 
     @classmethod
     def of(cls, accelerator: Accelerator, places: Sequence[Sequence[int]]) -> Torus:
@@ -60,7 +66,7 @@ class Torus:
         with others between its devices shares them with those.
 
         Args:
-            kind: "all-gather" and so on.
+            kind: "all-gather" and so on, but for permutations.
             size: bytes of the array that a device ends with.
             group: the devices that exchange data, by their numbers in the mesh.
         """
@@ -70,8 +76,7 @@ class Torus:
             return 0.0, ()
         spans = {d: sorted({chip[d] for chip in chips}) for d in range(len(self.sizes))}
         spans = {d: at for d, at in spans.items() if len(at) > 1}
-        on_chip = len(places) / len(chips)
-        shared = (1 + max(place[-1] for place in self.places)) / on_chip
+        shared = self.on_chip * len(chips) / len(places)
         inwards, hops, stride = 0.0, 0.0, 1.0
         for dimension, at in spans.items():
             ring = self._ring(dimension, at)
@@ -83,22 +88,51 @@ class Torus:
             "all-reduce": 2 * share * size,
             "reduce-scatter": share * size * len(places),
             "all-to-all": max(
-                inwards * size * len(at) / (8 if self._ring(d, at) else 4) for d, at in spans.items()
+                inwards * size * len(places) / len(chips) * len(at) / (8 if self._ring(d, at) else 4)
+                for d, at in spans.items()
             ),
-            "collective-permute": size * inwards,
         }.get(kind.removeprefix("ragged-"), share * size)
         rounds = 2 if kind == "all-reduce" else 1
         taken = shared * stride * moved / (inwards * self.link) + rounds * hops * HOP_SECONDS
         return taken, tuple(spans)
+
+    def permutation(self, size: float, pairs: Sequence[Sequence[int]]) -> tuple[float, tuple[int, ...]]:
+        """The same of a permutation, by the link that most bytes pass. Each goes the shorter way, along one
+        dimension after the other.
+
+        Args:
+            size: bytes that a device sends.
+            pairs: of a source and a target.
+        """
+        passed: Counter[tuple[tuple[int, ...], int, int]] = Counter()
+        hops = 0
+        for source, target in pairs:
+            at, end = list(self.places[source][:-1]), self.places[target][:-1]
+            links = [link for dimension in range(len(end)) for link in self._way(at, end, dimension)]
+            passed.update(links)
+            hops = max(hops, len(links))
+        along = tuple(sorted({dimension for _, dimension, _ in passed}))
+        return max(passed.values(), default=0) * size / self.link + hops * HOP_SECONDS, along
+
+    def _way(
+        self, at: list[int], end: Sequence[int], dimension: int
+    ) -> Iterator[tuple[tuple[int, ...], int, int]]:
+        """Moves along a dimension; the links that are passed, each by its chip, dimension and direction."""
+        count, closed = self.sizes[dimension], self.closed[dimension]
+        ahead = (end[dimension] - at[dimension]) % count
+        step = 1 if (ahead <= count / 2 if closed else at[dimension] < end[dimension]) else -1
+        while at[dimension] != end[dimension]:
+            yield tuple(at), dimension, step
+            at[dimension] = (at[dimension] + step) % count
 
     def _ring(self, dimension: int, at: Sequence[int]) -> bool:
         return self.closed[dimension] and len(at) == self.sizes[dimension] > 2
 
 
 def between_slices(torus: Torus, size: float) -> float:
-    """Seconds of a transfer to another slice.
+    """Seconds of a transfer to another slice, that every device of a chip takes part in.
 
     Args:
         size: bytes that a device ends with.
     """
-    return size / torus.dcn
+    return torus.on_chip * size / torus.dcn

@@ -175,6 +175,22 @@ def test_versions_sources_depth_and_effort_are_part_of_a_name(
     assert len(names) == 5
 
 
+def test_libtpus_flags_of_the_environment_are_part_of_a_name(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is changed gives another name, one that is dropped the name without it."""
+    one, flags = job("compiled"), "--xla_tpu_scoped_vmem_limit_kib=98304"
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    names = [identity.name(program, one)]
+    for value in (flags, f"{flags} --xla_enable_async_all_gather=true", flags.replace("98304", "65536")):
+        monkeypatch.setenv("LIBTPU_INIT_ARGS", value)
+        names.append(identity.name(program, one))
+        assert pool.environment()["LIBTPU_INIT_ARGS"] == value
+    assert len(set(names)) == 4
+    monkeypatch.delenv("LIBTPU_INIT_ARGS")
+    assert identity.name(program, one) == names[0]
+
+
 def test_nothing_is_kept_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

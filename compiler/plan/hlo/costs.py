@@ -190,7 +190,7 @@ class Traffic:
             return 0.0
         operands = [self._instruction(computation, name) for name in instruction.operands]
         read = [_in_hbm(operand.arrays) if operand else 0.0 for operand in operands]
-        results = _results(instruction, len(operands))
+        results = results_of(instruction, len(operands))
         if part:
             # What a collective already holds passes from one part to the next.
             old, new = kept(instruction)
@@ -266,7 +266,7 @@ class Traffic:
         return self._users[computation].get(name, [])
 
 
-def _results(instruction: Instruction, operands: int) -> Sequence[Array]:
+def results_of(instruction: Instruction, operands: int) -> Sequence[Array]:
     """The arrays that an operation writes. One that is only started lists its operands before them (a copy
     after them), and last the scalars by which its end is found."""
     arrays = instruction.arrays

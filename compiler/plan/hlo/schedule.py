@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pydantic import TypeAdapter
 
 from recipec.compiler.plan.hlo.collectives import MEGASCALE, Exchange, exchanges
-from recipec.compiler.plan.hlo.costs import KERNEL, Products, Traffic
+from recipec.compiler.plan.hlo.costs import KERNEL, Products, Traffic, results_of
 from recipec.compiler.plan.hlo.names import Names
 from recipec.compiler.plan.hlo.overlap import Overlap, channel
 from recipec.compiler.plan.hlo.parse import Array, Instruction, Module
@@ -70,7 +70,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Wait:
-    """The core waits for what was started under this number."""
+    """The core waits for what was started under this number, if anything was."""
 
     mark: int
 
@@ -149,6 +149,7 @@ class _Reader:
     torus: Torus
     slices: int
     transfers: dict[Transfer, int] = field(default_factory=dict)
+    channels: dict[str, int] = field(default_factory=dict)
     marks: int = 0
     uncounted: int = 0
     costed: float = 0.0
@@ -195,6 +196,8 @@ class _Reader:
         elif opcode == "call":
             for name in calls:
                 yield from self._steps(name, times)
+        elif opcode == "recv-done":
+            yield Wait(self._received(instruction))
         elif opcode.endswith("-done") or part == "done":
             key = channel_of(self.module, instruction) if part else self._source(instruction, computation)
             marks = open_marks.get(key)
@@ -204,7 +207,9 @@ class _Reader:
             return
         elif opcode.endswith("-start") or part == "start" or opcode in ("recv", "send"):
             transfer = self._transfer(instruction, computation)
-            if transfer is not None:
+            if transfer is not None and opcode == "recv":
+                yield Start(self._number(transfer), self._received(instruction))
+            elif transfer is not None:
                 self.marks += 1
                 key = channel_of(self.module, instruction) if part else instruction.name
                 open_marks.setdefault(key, []).append(self.marks)
@@ -214,6 +219,14 @@ class _Reader:
             if exchange is not None:
                 yield Exposed(self._number(exchange))
             yield from self._work(instruction, computation, times, exchange is not None)
+
+    def _received(self, instruction: Instruction) -> int:
+        """The mark of what comes over a channel: a loop receives it in one turn, and waits in the next."""
+        key = channel(instruction)
+        if key not in self.channels:
+            self.marks += 1
+            self.channels[key] = self.marks
+        return self.channels[key]
 
     def _number(self, transfer: Transfer) -> int:
         return self.transfers.setdefault(transfer, len(self.transfers))
@@ -241,6 +254,9 @@ class _Reader:
         if found.over_dcn:
             seconds = between_slices(self.torus, found.bytes)
             along: tuple[str, ...] = ("dcn",)
+        elif found.kind == "collective-permute":
+            seconds, dimensions = self.torus.permutation(found.bytes, found.groups)
+            along = tuple(map(str, dimensions))
         else:
             each = [self.torus.seconds(found.kind, found.bytes, group) for group in found.groups]
             seconds, dimensions = max(each, default=(0.0, ()))
@@ -254,20 +270,13 @@ class _Reader:
             return None
         if exchange := self._exchange(instruction, computation):
             return exchange
-        arrays = instruction.arrays[:1] if instruction.opcode == "copy-start" else instruction.arrays
         operands = [a for n in instruction.operands for a in self._arrays(computation, n)]
-        spaces = {array.memory_space for array in (*arrays, *operands)}
-        size = float(arrays[0].bytes) if arrays else 0.0
-        if instruction.opcode != "copy-start":
-            size = self._copied(instruction) or size
+        moved = results_of(instruction, len(instruction.operands))
+        spaces = {array.memory_space for array in (*moved, *operands)}
+        size = float(sum(array.bytes for array in moved))
         kind, rate = ("host", self.rates.host) if HOST in spaces else ("copy", self.rates.hbm)
         name = self.names.of(instruction).partition(" / ")[0]
         return Transfer(kind, name, (), False, size, size / rate, ("host" if kind == "host" else "hbm",))
-
-    def _copied(self, instruction: Instruction) -> float:
-        """Bytes of the results of what an asynchronous computation runs."""
-        bodies = [self.module.computations.get(name, ()) for name in instruction.calls]
-        return float(sum(array.bytes for body in bodies for i in body if i.root for array in i.arrays))
 
     def _work(
         self, instruction: Instruction, computation: str, times: int, exchanged: bool

@@ -1,0 +1,338 @@
+"""The reduction of scheduled modules: work, transfers, waits and loops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from recipec.compiler.plan.hlo.parse import Array
+from recipec.compiler.plan.hlo.schedule import (
+    Exposed,
+    Loop,
+    Rates,
+    Schedule,
+    Start,
+    Transfer,
+    Wait,
+    Work,
+    schedule,
+    total,
+)
+from recipec.compiler.plan.timeline import Reached, timeline
+from recipec.compiler.plan.torus import Torus
+from tests.plan.hlo_text import module
+from tests.plan.overlapped import OVERLAPPED, OVERLAPPED_ENTRY
+
+CLOCK, FLOPS, HBM, HOST = 1e6, 1e9, 1e9, 1e8
+ROW = Torus((8,), (False,), tuple((n, 0) for n in range(8)), 1e9, 1e7)
+AXES = {"fsdp": 2, "tp": 4}
+PART, ALL = "f32[64,256]{1,0:T(8,128)}", "f32[256,256]{1,0:T(8,128)}"
+PART_BYTES, ALL_BYTES = 64 * 256 * 4, 256 * 256 * 4
+WEIGHT = "base[\\'layers\\'][3][\\'mlp\\'][\\'up_proj\\'][\\'kernel\\'].value"
+NAME = "layers.{}.mlp.up_proj.kernel"
+PARAMETER = f'%w = {PART} parameter(0), metadata={{op_name="{WEIGHT}"}}'
+OVER_TP = "replica_groups=[2,4]<=[8], dimensions={0}"
+
+
+def cycles(count: int) -> str:
+    return f'backend_config={{"window_config":{{}},"estimated_cycles":"{count}","other":[]}}'
+
+
+def unknown(name: str, operands: list[Array], results: list[Array]) -> float | None:
+    return None
+
+
+def read(
+    entry: str, *computations: str, axes: Mapping[str, int] = AXES, slices: int = 1, kernel: object = unknown
+) -> Schedule:
+    rates = Rates(CLOCK, FLOPS, HBM, HOST, kernel)  # type: ignore[arg-type]
+    return schedule(module(entry, *computations), rates, axes, ROW, slices)
+
+
+def gathered(name: str = NAME, size: float = ALL_BYTES) -> Transfer:
+    """Over the four devices of a tp row, of which the first has one neighbor."""
+    seconds = ROW.seconds("all-gather", size, range(4))[0]
+    return Transfer("all-gather", name, ("tp",), False, size, seconds, ("0",))
+
+
+BEGUN = f"""%s = ({PART}, {ALL}) all-gather-start(%w), channel_id=4, {OVER_TP}
+    %x = {PART} negate(%w), {cycles(500)}
+    %d = {ALL} all-gather-done(%s)"""
+
+
+def test_a_gather_is_begun_and_awaited_around_what_hides_it() -> None:
+    found = read(f"{PARAMETER}\n{BEGUN}")
+    assert found.steps == (Start(0, 1), Work(memory=500 / CLOCK), Wait(1))
+    assert found.transfers == (gathered(),) and found.uncounted_loops == 0 and found.costed == 1.0
+
+
+def test_a_gather_that_nothing_hides_is_exposed() -> None:
+    """Reading and writing HBM is within what it takes on the links; libtpu's cycles for it are not."""
+    plain = f"""{PARAMETER}
+        %x = {PART} negate(%w), {cycles(500)}
+        %g = {ALL} all-gather(%w), channel_id=4, {OVER_TP}"""
+    found = read(plain)
+    assert found.steps == (Work(memory=500 / CLOCK), Exposed(0)) and found.transfers == (gathered(),)
+    costed = read(f"{plain}, {cycles(70)}")
+    assert costed.steps == (Work(memory=500 / CLOCK), Exposed(0), Work(memory=70 / CLOCK))
+
+    hidden, waited = (timeline(one, Reached()) for one in (read(f"{PARAMETER}\n{BEGUN}"), found))
+    assert hidden.seconds < waited.seconds
+    assert waited.exposed == gathered().seconds
+    assert hidden.exposed == pytest.approx(max(0.0, gathered().seconds - 500 / CLOCK))
+    assert [one.name for one in waited.transfers] == [NAME]
+
+
+def test_a_collective_in_parts_of_fusions_goes_on_beside_them() -> None:
+    found = read(OVERLAPPED_ENTRY, *OVERLAPPED, axes={"fsdp": 4, "tp": 2})
+    start, work, wait = found.steps
+    assert (start, wait) == (Start(0, 1), Wait(1)) and isinstance(work, Work)
+    assert work == Work(memory=2 * PART_BYTES / HBM)
+    (moved,) = found.transfers
+    # Every second device of the row of eight: the others' group has the same links.
+    seconds = ROW.seconds("all-gather", ALL_BYTES, (0, 2, 4, 6))[0]
+    assert (moved.kind, moved.axes, moved.bytes, moved.seconds) == (
+        "all-gather",
+        ("fsdp",),
+        ALL_BYTES,
+        seconds,
+    )
+
+
+def test_a_wrapped_collective_is_awaited_by_what_ends_it() -> None:
+    wrapped = f"""wrapped
+        %p = {PART} parameter(0)
+        ROOT %r = f32[16,256]{{1,0:T(8,128)}} reduce-scatter(%p), channel_id=6, {OVER_TP}, to_apply=%sum"""
+    context = f"(({PART}), f32[16,256]{{1,0:T(8,128)}}, u32[])"
+    entry = f"""%p = {PART} parameter(0)
+        %s = {context} async-start(%p), calls=%wrapped
+        %x = {PART} negate(%p), {cycles(9)}
+        %u = {context} async-update(%s), calls=%wrapped
+        ROOT %d = f32[16,256]{{1,0:T(8,128)}} async-done(%u), calls=%wrapped"""
+    found = read(entry, wrapped)
+    assert found.steps == (Start(0, 1), Work(memory=9 / CLOCK), Wait(1))
+    assert found.transfers[0].kind == "reduce-scatter" and found.transfers[0].bytes == 16 * 256 * 4
+
+
+PRODUCT = f"""%w = {PART} parameter(0)
+    %v = {ALL} parameter(1)
+    %c = {PART} convolution(%w, %v), dim_labels=bf_io->bf"""
+PRODUCT_FLOPS = 2 * 64 * 256 * 256
+
+
+def test_cycles_are_those_that_libtpu_wrote() -> None:
+    found = read(f"{PRODUCT}, {cycles(1234)}\n%n = {PART} negate(%c)")
+    assert total(found.steps) == Work(1234 / CLOCK, 2 * PART_BYTES / HBM)
+    core = 1234 / CLOCK + 2 * PART_BYTES / HBM
+    assert found.costed == pytest.approx(1234 / CLOCK / core)
+
+
+def test_without_cycles_an_operation_takes_the_longer_of_its_flops_and_its_bytes() -> None:
+    assert PRODUCT_FLOPS / FLOPS > (2 * PART_BYTES + ALL_BYTES) / HBM
+    assert total(read(PRODUCT).steps) == Work(products=pytest.approx(PRODUCT_FLOPS / FLOPS))
+    few = f"""%w = f32[8,256]{{1,0:T(8,128)}} parameter(0)
+        %v = {ALL} parameter(1)
+        %c = f32[8,256]{{1,0:T(8,128)}} convolution(%w, %v), dim_labels=bf_io->bf"""
+    flops, moved = 2 * 8 * 256 * 256 / FLOPS, (2 * 8 * 256 * 4 + ALL_BYTES) / HBM
+    assert total(read(few).steps) == Work(products=pytest.approx(max(flops, moved)))
+
+
+@pytest.mark.parametrize(
+    "left, right, precision, passes",
+    [
+        ("f32", "f32", "", 1),
+        ("f32", "f32", ", operand_precision={highest,highest}", 6),
+        ("f32", "f32", ", operand_precision={high,high}", 3),
+        ("f32", "bf16", ", operand_precision={highest,highest}", 3),
+        ("bf16", "bf16", ", operand_precision={highest,highest}", 1),
+    ],
+)
+def test_float32_takes_several_passes(left: str, right: str, precision: str, passes: int) -> None:
+    found = read(
+        f"""%a = {left}[512,512] parameter(0)
+        %b = {right}[512,512] parameter(1)
+        ROOT %c = f32[512,512] convolution(%a, %b), dim_labels=bf_io->bf{precision}"""
+    )
+    assert total(found.steps).products == pytest.approx(passes * 2 * 512**3 / FLOPS)
+
+
+CARRIED = f"(s32[], {PART})"
+TURN = f"""%p = {CARRIED} parameter(0)
+    %w = {PART} get-tuple-element(%p), index=1
+    {BEGUN}
+    %m = {PART} multiply(%x, %x), {cycles(100)}
+    ROOT %t = {CARRIED} tuple(%p, %m)"""
+
+
+def loop(name: str, given: str, body: str, turns: str) -> str:
+    count = f', backend_config={{"known_trip_count":{{"n":"{turns}"}}}}' if turns else ""
+    return f"%{name} = {CARRIED} while(%{given}), condition=%c, body=%{body}{count}"
+
+
+def test_a_loops_turns_multiply_its_work_and_its_waits() -> None:
+    found = read(f"%p = {CARRIED} parameter(0)\n{loop('l', 'p', 'body', '12')}", f"body\n{TURN}")
+    turn = (Start(0, 1), Work(memory=500 / CLOCK), Wait(1), Work(memory=100 / CLOCK))
+    assert found.steps == (Loop(12, turn),)
+    assert total(found.steps).memory == pytest.approx(12 * 600 / CLOCK)
+    run = timeline(found, Reached())
+    wait = max(0.0, found.transfers[0].seconds - 500 / CLOCK)
+    assert run.memory == pytest.approx(12 * 600 / CLOCK) and run.exposed == pytest.approx(12 * wait)
+
+
+def test_loops_within_loops_multiply_and_an_uncounted_one_counts_once() -> None:
+    outer = f"outer\n%p = {CARRIED} parameter(0)\n{loop('i', 'p', 'body', '5')}\nROOT %t = {CARRIED} copy(%i)"
+    entry = f"%p = {CARRIED} parameter(0)\n{loop('l', 'p', 'outer', '3')}\n{loop('u', 'l', 'alone', '')}"
+    found = read(entry, outer, f"body\n{TURN}", f"alone\n{TURN}")
+    nested, once = (step for step in found.steps if isinstance(step, Loop))
+    assert (nested.times, once.times, found.uncounted_loops) == (3, 1, 1)
+    (inner,) = (step for step in nested.body if isinstance(step, Loop))
+    assert inner.times == 5
+    copied = 3 * 2 * PART_BYTES / HBM
+    assert total(found.steps).memory == pytest.approx((15 + 1) * 600 / CLOCK + copied, rel=1e-3)
+    assert timeline(found, Reached()).transfers[0].count == pytest.approx(16)
+
+
+def test_the_share_that_cycles_cost_counts_loops_turns() -> None:
+    body = f"""body
+        %p = {CARRIED} parameter(0)
+        %w = {PART} get-tuple-element(%p), index=1
+        %m = {PART} negate(%w), {cycles(100)}
+        ROOT %t = {CARRIED} tuple(%p, %m)"""
+    entry = f"""%p = {CARRIED} parameter(0)
+        {loop("l", "p", "body", "9")}
+        %w = {PART} get-tuple-element(%l), index=1
+        %n = {PART} negate(%w)"""
+    found = read(entry, body)
+    costed, other = 9 * 100 / CLOCK, 2 * PART_BYTES / HBM
+    assert found.costed == pytest.approx(costed / (costed + other))
+
+
+def test_of_a_conditional_the_longest_branch_runs_and_calls_run_whole() -> None:
+    long = f"""long
+        %a = {PART} parameter(0)
+        %b = {PART} negate(%a), {cycles(5)}
+        ROOT %c = {PART} negate(%b), {cycles(6)}"""
+    short = f"short\nROOT %a = {PART} parameter(0)"
+    entry = f"""%a = {PART} parameter(0)
+        %i = s32[] parameter(1)
+        %c = {PART} conditional(%i, %a, %a), branch_computations={{%short, %long}}
+        ROOT %d = {PART} call(%c), to_apply=%long"""
+    assert read(entry, long, short).steps == (Work(memory=22 / CLOCK),)
+
+
+IN_VMEM = "f32[64,256]{1,0:T(8,128)S(1)}"
+ON_HOST = "f32[64,256]{1,0:T(8,128)S(5)}"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "kind", "rate", "along"),
+    [
+        (PART, IN_VMEM, "copy", HBM, "hbm"),
+        (IN_VMEM, PART, "copy", HBM, "hbm"),
+        (ON_HOST, PART, "host", HOST, "host"),
+        (PART, ON_HOST, "host", HOST, "host"),
+    ],
+)
+def test_copies_have_lanes_of_their_own(source: str, target: str, kind: str, rate: float, along: str) -> None:
+    found = read(
+        f"""%w = {source} parameter(0), metadata={{op_name="{WEIGHT}"}}
+        %s = ({target}, {source}, u32[]{{:S(2)}}) copy-start(%w)
+        %x = {PART} negate(%w), {cycles(3)}
+        ROOT %d = {target} copy-done(%s)"""
+    )
+    assert found.steps == (Start(0, 1), Work(memory=3 / CLOCK), Wait(1))
+    assert found.transfers == (Transfer(kind, NAME, (), False, PART_BYTES, PART_BYTES / rate, (along,)),)
+
+
+def test_of_a_slice_that_is_fetched_the_slice_is_moved() -> None:
+    found = read(
+        f"""%w = {ALL} parameter(0)
+        %s = (({ALL}), {IN_VMEM}, s32[]{{:S(2)}}) slice-start(%w), slice={{[0:64], [0:256]}}
+        ROOT %d = {IN_VMEM} slice-done(%s)"""
+    )
+    assert [(one.kind, one.bytes) for one in found.transfers] == [("copy", PART_BYTES)]
+
+
+def test_two_transfers_of_a_kind_are_awaited_by_their_own_ends() -> None:
+    found = read(
+        f"""%w = {PART} parameter(0)
+        %a = ({IN_VMEM}, {PART}, u32[]{{:S(2)}}) copy-start(%w)
+        %b = ({ON_HOST}, {PART}, u32[]{{:S(2)}}) copy-start(%w)
+        %c = {ON_HOST} copy-done(%b)
+        %d = {IN_VMEM} copy-done(%a)"""
+    )
+    assert found.steps == (Start(0, 1), Start(1, 2), Wait(2), Wait(1))
+    assert [one.kind for one in found.transfers] == ["copy", "host"]
+
+
+KERNEL = 'custom_call_target="tpu_custom_call"'
+
+
+@pytest.mark.parametrize(
+    ("known", "seconds"), [(None, 2 * PART_BYTES / HBM), (0.0, 2 * PART_BYTES / HBM), (4.0, 4.0)]
+)
+def test_a_kernel_takes_what_is_known_of_it_and_at_least_its_traffic(
+    known: float | None, seconds: float
+) -> None:
+    asked: list[object] = []
+
+    def kernel(name: str, operands: list[Array], results: list[Array]) -> float | None:
+        asked.append((name, [a.dimensions for a in operands], [a.dimensions for a in results]))
+        return known
+
+    found = read(f"%w = {PART} parameter(0)\n%splash.3 = {PART} custom-call(%w), {KERNEL}", kernel=kernel)
+    assert found.steps == (Work(kernels=pytest.approx(seconds)),)
+    assert asked == [("splash.3", [(64, 256)], [(64, 256)])]
+
+
+def over_dcn(opcode: str) -> str:
+    return f"""{opcode}, channel_id=60, is_host_transfer=true, frontend_attributes={{\
+_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_transfer_type="ALL_REDUCE"}}"""
+
+
+def test_what_comes_from_other_slices_is_awaited_a_turn_later() -> None:
+    received = f"({PART}, u32[], token[])"
+    carried = f"(s32[], {received})"
+    body = f"""body
+        %p = {carried} parameter(0)
+        %before = {received} get-tuple-element(%p), index=1
+        %d = ({PART}, token[]) recv-done(%before), channel_id=60, is_host_transfer=true
+        %g = {PART} get-tuple-element(%d), index=0
+        %n = {PART} negate(%g), {cycles(7)}
+        %t = token[] after-all()
+        %s = {received} {over_dcn("send(%n, %t)")}
+        %r = {received} {over_dcn("recv(%t)")}
+        ROOT %o = {carried} tuple(%p, %r)"""
+    entry = f"""%p = {carried} parameter(0)
+        ROOT %w = {carried} while(%p), condition=%c, body=%body, \
+backend_config={{"known_trip_count":{{"n":"12"}}}}"""
+    found = read(entry, body, axes={"dcn": 2, "fsdp": 8}, slices=2)
+    assert found.steps == (Loop(12, (Wait(1), Work(memory=7 / CLOCK), Start(0, 1))),)
+    (moved,) = found.transfers
+    assert (moved.kind, moved.axes, moved.over_dcn, moved.along) == ("all-reduce", ("dcn",), True, ("dcn",))
+    assert moved.seconds == pytest.approx(PART_BYTES / ROW.dcn)
+    assert timeline(found, Reached()).exposed == pytest.approx(11 * moved.seconds)
+
+
+def test_permutations_are_exposed_with_the_way_that_they_go() -> None:
+    pairs = "source_target_pairs={{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}"
+    found = read(f"%w = {PART} parameter(0)\n%g = {PART} collective-permute(%w), channel_id=2, {pairs}")
+    assert found.steps == (Exposed(0),)
+    (moved,) = found.transfers
+    # The last of each row goes back over the links in the other direction.
+    assert moved.seconds == pytest.approx(PART_BYTES / ROW.link, rel=0.1) and moved.axes == ("tp",)
+
+
+def test_a_fused_sum_and_scatter_is_exposed_beside_its_cycles() -> None:
+    fused = f"""fused
+        %p = {ALL} parameter(0)
+        %r = {ALL} all-reduce(%p), channel_id=6, {OVER_TP}, to_apply=%sum
+        %i = u32[] partition-id()
+        ROOT %s = {PART} dynamic-slice(%r, %i, %i), dynamic_slice_sizes={{64,256}}"""
+    found = read(
+        f"%p = {ALL} parameter(0)\nROOT %f = {PART} fusion(%p), kind=kCustom, calls=%fused, {cycles(40)}",
+        fused,
+    )
+    assert found.steps == (Exposed(0), Work(memory=40 / CLOCK))
+    assert (found.transfers[0].kind, found.transfers[0].bytes) == ("reduce-scatter", PART_BYTES)

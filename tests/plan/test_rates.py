@@ -1,0 +1,56 @@
+"""What the file of reached rates has to hold, whatever its figures are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from recipec.compiler.lowering.hardware import from_name, generations
+from recipec.compiler.plan import rates
+from recipec.compiler.plan.kernels import DATA, KernelSeconds, attention
+
+MACHINES = {"v4": "v4-8", "v5e": "v5e-8", "v5p": "v5p-8", "v6e": "v6e-8", "tpu7x": "tpu7x-8"}
+
+
+def test_every_generation_is_tried_here() -> None:
+    assert set(MACHINES) == set(generations())
+
+
+@pytest.mark.parametrize("generation", MACHINES)
+def test_shares_that_devices_reach_are_shares(generation: str) -> None:
+    """Of links and of libtpu's cycles a little more than all may be reached."""
+    assert all(0 < share <= 2 for share in asdict(rates.reached(generation)).values())
+
+
+@pytest.mark.parametrize("lora", [True, False])
+@pytest.mark.parametrize("generation", MACHINES)
+def test_an_interval_has_two_ends_and_says_what_it_rests_on(generation: str, lora: bool) -> None:
+    found = rates.interval(generation, lora)
+    low, high = found.of(2.0)
+    assert 0 < low <= high and (low, high) == (2 * found.low, 2 * found.high)
+    assert found.basis
+    assert rates.interval(generation, True) == rates.interval("v5p", True)
+
+
+def test_the_file_names_nothing_that_is_not_read() -> None:
+    found = json.loads(DATA.read_text(encoding="utf-8"))
+    known = {"all", *generations()}
+    assert set(found) == {"attention", "backward", "reached", "intervals"}
+    assert "all" in found["reached"] and set(found["reached"]) <= known
+    assert {"all", "lora"} <= set(found["intervals"]) <= {*known, "lora"}
+    assert set(found["attention"]) <= known
+
+
+@pytest.mark.parametrize("generation", MACHINES)
+def test_published_rates_are_those_of_one_device(generation: str) -> None:
+    accelerator = from_name(MACHINES[generation])
+    found = rates.published(accelerator, KernelSeconds(accelerator))
+    data, devices = generations()[generation], accelerator.devices_per_chip
+    assert found.flops == data["bf16_tflops"] * 1e12 / devices
+    assert found.hbm == data["hbm_gb_per_s"] * 1e9 / devices
+    assert found.host == rates.HOST_BYTES / devices
+    assert found.clock == data["compiler"]["cycles_ghz"] * 1e9
+    law = attention(generation)
+    assert min(*law.row, law.block, law.pair) > 0
