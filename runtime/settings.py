@@ -7,7 +7,7 @@ importing them needs neither jax nor numpy. A default is the language's own, whe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -51,12 +51,14 @@ class MeshSettings:
         axes: size of each mesh axis in order; data is split over "dcn" and "fsdp", weights over "fsdp", heads
             and features over "tp".
         hosts: machines, of which each runs one process of the script.
+        flags: of libtpu, "--name=value".
     """
 
     platform: str
     devices: int
     axes: Mapping[str, int]
     hosts: int = 1
+    flags: Sequence[str] = ()
 
     @property
     def data_parallel(self) -> int:

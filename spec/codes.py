@@ -336,6 +336,18 @@ MESH: dict[str, Code] = {
         "The mesh axis ep splits the experts of a layer over devices, and the model has none.",
         "Give its devices to fsdp, which splits the batch and the weights.",
     ),
+    "E0223": Code(
+        "flags of another generation",
+        "A profile of `xla` has flags that were published for one generation of TPUs, and the recipe's "
+        "machine is of another.",
+        "Name the machine's own profile, or none.",
+    ),
+    "E0224": Code(
+        "unknown flag of libtpu",
+        "A flag that libtpu does not have ends the run with an error when it starts. The list is that of the "
+        "pinned version.",
+        "Correct the name, without dashes, or remove it.",
+    ),
     "E0221": Code(
         "hosts that the accelerator is not",
         "A slice is a fixed number of machines: as Cloud TPU VMs, or on GKE as machines of 4 chips. "

@@ -17,6 +17,7 @@ from recipec.compiler.checks import (
     sharding,
     tensors,
     train,
+    xla,
 )
 from recipec.compiler.checks.serve import flags as serve_flags
 from recipec.compiler.checks.serve import plan as serve_plan
@@ -31,6 +32,7 @@ CHECKS = (
     tensors.check,
     mesh.check,
     sharding.check,
+    xla.check,
     lora.check,
     formats.check,
     data.check,

@@ -45,15 +45,6 @@ DataDir = Annotated[
         "--data-dir", metavar="DIR", help="Where the data lies; the recipe's folder.", show_default=False
     ),
 ]
-Effort = Annotated[
-    float,
-    typer.Option(
-        "--effort",
-        min=-1.0,
-        max=1.0,
-        help="Of the compiler: -1 is quickest, 0 what training uses, which takes three times as long.",
-    ),
-]
 Step = Annotated[
     Backend, typer.Option("--backend", help="Whose step is compiled: train.py's, or train_torchax.py's.")
 ]
@@ -80,7 +71,6 @@ def plan(
         typer.Option("--html", metavar="FILE", help="Write one page with pictures.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for CI.")] = False,
-    effort: Effort = -1.0,
     model: Model = None,
     data_dir: DataDir = None,
     sets: Sets = None,
@@ -99,9 +89,7 @@ def plan(
         raise typer.Exit(FAILED)
     _refuse_backend(loaded, lowered.program, backend, format)
     _refuse_early(lowered.program, serve, html)
-    asked = session.PlanOptions(
-        tuple(sets or ()), exact, search, most, free_batch, effort, model, data_dir, backend
-    )
+    asked = session.PlanOptions(tuple(sets or ()), exact, search, most, free_batch, model, data_dir, backend)
     try:
         with progress_line(f"planning {lowered.program.name}") as progress:
             planned = session.run(loaded, lowered.program, asked, progress)

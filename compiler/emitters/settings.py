@@ -55,7 +55,7 @@ def constants(settings: RunSettings, program: Program) -> dict[str, Value]:
     """The constants of a training script, by their names."""
     made: dict[str, Value] = {
         "MODEL": constructor(settings.model),
-        "MESH": constructor(settings.mesh, quiet=("hosts",)),
+        "MESH": constructor(settings.mesh, quiet=("hosts", "flags")),
     }
     if settings.rules:
         made["SHARDING_RULES"] = settings.rules

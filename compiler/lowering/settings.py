@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.sources import is_inline
 from recipec.runtime.settings import (
     CheckpointSettings,
@@ -38,6 +39,7 @@ def run_settings(program: Program) -> RunSettings:
             devices=accelerator.devices,
             axes=dict(recipe.mesh.axes),
             hosts=accelerator.hosts,
+            flags=flags(recipe) if accelerator.platform == "tpu" else (),
         ),
         lora=program.lora,
         data=data_settings(recipe, program.source.parent),

@@ -15,10 +15,10 @@ from recipec.compiler.plan.results import (
     Estimate,
     Kernel,
     Memory,
-    Moved,
     Temporary,
     Timeline,
 )
+from recipec.compiler.plan.timeline import combined
 
 SHARED_CODE = 300 * 2**20
 """Bytes of code that no whole compile was seen to have: Gemma 3 4B's 10 and 16 layers have 107 and 171 MiB,
@@ -43,7 +43,8 @@ def extrapolate(program: Program, depths: Sequence[Depth], compiled: Sequence[Co
         return max(0.0, weighted(depths, [figure(one) for one in compiled]))
 
     refused = any(one.out_of_memory for one in compiled)
-    timeline = Timeline() if refused else _timeline(depths, compiled, total)
+    timelines = [one.timeline for one in compiled]
+    timeline = Timeline() if refused else combined(timelines, lambda figures: weighted(depths, figures))
     seconds = timeline.seconds
     needed = model_flops(program, rows(program) * program.recipe.data.max_length) / accelerator.devices
     peak = accelerator.peak_flops_per_device
@@ -102,29 +103,6 @@ def _memory(
         temporaries=max(total(lambda one: one.temporaries), *(one.temporaries for one in compiled)),
         code=code,
         available=program.accelerator.hbm_bytes_per_device,
-    )
-
-
-def _timeline(
-    depths: Sequence[Depth],
-    compiled: Sequence[Compiled],
-    total: Callable[[Callable[[Compiled], float]], float],
-) -> Timeline:
-    found = [{(m.kind, m.name, m.axes, m.over_dcn): m for m in one.timeline.transfers} for one in compiled]
-    moved = []
-    for key in dict.fromkeys(key for one in found for key in one):
-        each = [one.get(key) or Moved(*key, 0, 0.0, 0.0, 0.0) for one in found]
-        sums = [
-            max(0.0, weighted(depths, figures))
-            for figures in zip(*((m.count, m.bytes, m.seconds, m.exposed) for m in each), strict=True)
-        ]
-        moved.append(Moved(*key, *sums))
-    return Timeline(
-        products=total(lambda one: one.timeline.products),
-        memory=total(lambda one: one.timeline.memory),
-        kernels=total(lambda one: one.timeline.kernels),
-        transfers=tuple(sorted(moved, key=lambda m: (-m.exposed, -m.seconds))),
-        spans=compiled[-1].timeline.spans,
     )
 
 

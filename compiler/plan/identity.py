@@ -11,6 +11,7 @@ from typing import Any
 
 from recipec.compiler.artifacts.artifact import digest, runtime_digest
 from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan import store
 from recipec.compiler.plan.job import Job
@@ -46,13 +47,16 @@ def name(program: Program, job: Job) -> str:
     found = versions(job.backend)
     # Tunix's model is made from the architecture; transformers' from config.json, of which that is a part.
     config = program.config if job.backend is Backend.TORCHAX else None
-    flags = os.environ.get(FLAGS, "")
-    return store.key(step(program), config, job.layers, job.effort, job.backend, found, sources(), flags)
+    outer = os.environ.get(FLAGS, "")
+    return store.key(step(program), config, job.layers, job.backend, found, sources(), outer)
 
 
 def step(program: Program) -> dict[str, Any]:
     """Everything of a program that its compiled step depends on."""
     recipe: dict[str, Any] = program.recipe.model_dump(mode="json", exclude=set(OUTSIDE))
+    recipe["xla"] = flags(program.recipe)
+    if not recipe["xla"]:
+        del recipe["xla"]
     recipe["data"] = {key: recipe["data"][key] for key in OF_DATA}
     for section, keys in IRRELEVANT.items():
         recipe[section] = {key: value for key, value in recipe[section].items() if key not in keys}

@@ -18,14 +18,12 @@ class Job:
         recipe: absolute path of the recipe's file.
         sets: as --set takes them.
         layers: indices of the model's layers that are kept, in ascending order.
-        effort: of XLA's optimisation and memory fitting, from -1 (quickest) to 1; 0 is jax's default.
         backend: train.py's step, or train_torchax.py's.
     """
 
     recipe: Path
     sets: tuple[str, ...]
     layers: tuple[int, ...]
-    effort: float = -1.0
     backend: Backend = Backend.TUNIX
 
 

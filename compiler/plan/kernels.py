@@ -140,6 +140,10 @@ class KernelSeconds:
         )
         return Kernel(name, 1, flops, moved, max(seconds, moved / self._hbm))
 
+    def seconds(self, name: str, operands: Sequence[Array], results: Sequence[Array]) -> float:
+        """Of one kernel."""
+        return self.of(name, operands, results).seconds
+
 
 def kernels(module: Module, seconds: KernelSeconds) -> tuple[Kernel, ...]:
     """All of them, loops counted, by name."""

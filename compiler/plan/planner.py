@@ -26,6 +26,7 @@ SEARCHED = (
     "train.global_batch_size",
     "remat.policy",
     "model.attention",
+    "xla.profile",
 )
 """What a search varies."""
 UNMEASURED = "The interval is of runs without TorchAX: no measurement of one by it is published."
@@ -35,7 +36,6 @@ def plan(
     program: Program,
     sets: Sequence[str] = (),
     exact: bool = False,
-    effort: float = -1.0,
     data: Statistics | Unavailable | None = None,
     progress: Progress | None = None,
     backend: Backend = Backend.TUNIX,
@@ -45,7 +45,6 @@ def plan(
     Args:
         sets: what --set changed in its recipe.
         exact: compile all layers instead of extrapolating.
-        effort: of XLA's optimisation, from -1 to 1.
         data: what is known of the recipe's data.
         backend: whose step is compiled.
 
@@ -60,7 +59,7 @@ def plan(
     fresh: list[int] = []
 
     def compile_all() -> list[Compiled | Failed]:
-        jobs = [job(program, sets, depth, effort, backend) for depth in chosen]
+        jobs = [job(program, sets, depth, backend) for depth in chosen]
         return compile_jobs(
             jobs, progress, on_done=lambda index, _, cached: None if cached else fresh.append(index)
         )
@@ -124,23 +123,22 @@ def compiled_or_raise(results: Sequence[Compiled | Failed]) -> list[Compiled]:
 def estimate_of(
     program: Program,
     sets: Sequence[str],
-    effort: float = -1.0,
     progress: Progress | None = None,
     backend: Backend = Backend.TUNIX,
 ) -> Estimate | None:
     """The estimate of a program, extrapolated; None when it cannot be compiled."""
     chosen = depths(program)
-    results = compile_jobs([job(program, sets, depth, effort, backend) for depth in chosen], progress)
+    results = compile_jobs([job(program, sets, depth, backend) for depth in chosen], progress)
     if any(isinstance(result, Failed) for result in results):
         return None
     return extrapolate(program, chosen, compiled_or_raise(results))
 
 
 def job(
-    program: Program, sets: Sequence[str], depth: Depth, effort: float, backend: Backend = Backend.TUNIX
+    program: Program, sets: Sequence[str], depth: Depth, backend: Backend = Backend.TUNIX
 ) -> tuple[Program, Job]:
     """What is compiled for one depth of a program."""
-    return program, Job(Path(program.source).resolve(), tuple(sets), depth.layers, effort, backend)
+    return program, Job(Path(program.source).resolve(), tuple(sets), depth.layers, backend)
 
 
 def settings(program: Program) -> dict[str, str]:

@@ -7,11 +7,13 @@ schedules; docs/planning.md has the table.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from recipec.compiler.lowering.hardware import Accelerator, generations
+from recipec.compiler.plan.hlo.parse import Array
 from recipec.compiler.plan.hlo.schedule import Rates
-from recipec.compiler.plan.kernels import DATA, KernelSeconds
+from recipec.compiler.plan.kernels import DATA
 from recipec.compiler.plan.results import Interval
 from recipec.compiler.plan.timeline import Reached
 
@@ -19,16 +21,19 @@ HOST_BYTES = 16e9
 """Bytes a second between a chip and its host, in one direction: 16 lanes of the third PCI Express."""
 
 
-def published(accelerator: Accelerator, kernels: KernelSeconds) -> Rates:
+Kernel = Callable[[str, Sequence[Array], Sequence[Array]], float]
+"""Seconds of a custom kernel, from its name, operands and results."""
+
+
+def published(accelerator: Accelerator, kernel: Kernel) -> Rates:
     """Of one device."""
     data = generations()[accelerator.generation]
-
     return Rates(
         clock=data["compiler"]["cycles_ghz"] * 1e9,
         flops=accelerator.peak_flops_per_device,
         hbm=accelerator.bandwidth_per_device,
         host=HOST_BYTES / accelerator.devices_per_chip,
-        kernel=lambda name, operands, results: kernels.of(name, operands, results).seconds,
+        kernel=kernel,
     )
 
 

@@ -3,9 +3,9 @@
 Every configuration has a lower bound that costs nothing (`bound.py`). Those with the lowest are compiled
 first; what a compiled one is already better than, at its bound, is not compiled at all.
 
-What is tried is mesh x micro batch x rematerialisation x attention, within what the recipe allows. The
-optimisation stays the recipe's: rows per optimizer step, model, adapters and data are never touched. With
-`free_batch` the rows may be raised as far as it takes for every device to have some.
+What is tried is mesh x micro batch x rematerialisation x attention x profile of flags, within what the recipe
+allows. The optimisation stays the recipe's: rows per optimizer step, model, adapters and data are never
+touched. With `free_batch` the rows may be raised as far as it takes for every device to have some.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Protocol, get_args
 
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.lowering.hardware import arranged
+from recipec.compiler.lowering.libtpu import profiles
 from recipec.compiler.lowering.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import tp_sizes
@@ -90,7 +91,6 @@ class SearchOptions:
         tokens_per_row: real tokens of a row on average; data.max_length when None.
         most: configurations that are compiled.
         free_batch: whether the rows of an optimizer step may be raised.
-        effort: of XLA's optimisation, from -1 to 1.
         backend: whose step is compiled.
         fixed: keys that stay as the recipe has them, of those that a search varies.
     """
@@ -99,7 +99,6 @@ class SearchOptions:
     tokens_per_row: float | None = None
     most: int = MOST
     free_batch: bool = False
-    effort: float = -1.0
     backend: Backend = Backend.TUNIX
     fixed: Sequence[str] = ()
 
@@ -188,10 +187,7 @@ class _Run:
         for candidate in now:
             program, sets = candidate.program, [*self.options.sets, *candidate.variant.sets]
             chosen = self.tools.depths(program)
-            jobs = [
-                planner.job(program, sets, depth, self.options.effort, self.options.backend)
-                for depth in chosen
-            ]
+            jobs = [planner.job(program, sets, depth, self.options.backend) for depth in chosen]
             places.append(range(len(work), len(work) + len(jobs)))
             work += jobs
         done: dict[int, Compiled | Failed] = {}
@@ -342,7 +338,7 @@ class Candidate:
     def needs_more(self, other: Candidate) -> bool:
         """Whether this is another configuration with more rows on each device."""
         a, b = self.variant, other.variant
-        same = (a.axes, a.remat, a.attention) == (b.axes, b.remat, b.attention)
+        same = (a.axes, a.remat, a.attention, a.profile) == (b.axes, b.remat, b.attention, b.profile)
         return same and a.micro_batch > b.micro_batch and self.memory >= other.memory
 
 
@@ -382,7 +378,7 @@ class Variant:
     Attributes:
         axes: size of each mesh axis.
         micro_batch, global_batch: rows of one data-parallel device, and of an optimizer step.
-        remat, attention: as the recipe language names them.
+        remat, attention, profile: as the recipe language names them.
         sets: what it changes in the recipe, as --set takes it; () for the recipe as it stands.
     """
 
@@ -391,6 +387,7 @@ class Variant:
     global_batch: int
     remat: str
     attention: str
+    profile: str
     sets: tuple[str, ...] = field(compare=False)
 
 
@@ -405,7 +402,9 @@ def variants(program: Program, free_batch: bool = False) -> list[Variant]:
         for micro, batch in _batches(train.global_batch_size, data_parallel(axes), free_batch):
             for attention in _attentions(program):
                 for policy in _policies(program):
-                    found.append(_variant(program, axes, micro, batch, policy, attention))
+                    for profile in _profiles(program):
+                        chosen = policy, attention, profile
+                        found.append(_variant(program, axes, micro, batch, chosen))
     return list(dict.fromkeys(found))
 
 
@@ -414,20 +413,22 @@ def _variant(
     axes: dict[str, int],
     micro: int,
     batch: int,
-    policy: str | None = None,
-    attention: str | None = None,
+    chosen: tuple[str, str, str] | None = None,
 ) -> Variant:
+    """A variant; `chosen` are its remat policy, attention and profile, the recipe's own where it is None."""
     recipe = program.recipe
-    policy, attention = policy or recipe.remat.policy, attention or recipe.model.attention
+    own = recipe.remat.policy, recipe.model.attention, recipe.xla.profile
+    policy, attention, profile = chosen or own
     wanted = {
         "mesh.axes": (axes, dict(recipe.mesh.axes)),
         "train.global_batch_size": (batch, recipe.train.global_batch_size),
         "train.micro_batch_size": (micro, recipe.train.micro_batch_size),
         "remat.policy": (policy, recipe.remat.policy),
         "model.attention": (attention, recipe.model.attention),
+        "xla.profile": (profile, recipe.xla.profile),
     }
     sets = tuple(f"{path}={flow(value)}" for path, (value, present) in wanted.items() if value != present)
-    return Variant(tuple(axes.items()), micro, batch, policy, attention, sets)
+    return Variant(tuple(axes.items()), micro, batch, policy, attention, profile, sets)
 
 
 def _meshes(program: Program) -> Iterator[dict[str, int]]:
@@ -462,6 +463,13 @@ def _batches(batch: int, shards: int, free: bool) -> Iterator[tuple[int, int]]:
 def _policies(program: Program) -> list[str]:
     every: tuple[str, ...] = get_args(Remat.model_fields["policy"].annotation)
     return [name for name in every if program.accelerator.platform == "tpu" or name not in SAVED_ON_HOST]
+
+
+def _profiles(program: Program) -> list[str]:
+    """The recipe's own, that of the generation where there is one, and none."""
+    generation = program.accelerator.generation
+    found = [program.recipe.xla.profile, *([generation] if generation in profiles() else []), "none"]
+    return list(dict.fromkeys(found))
 
 
 def _attentions(program: Program) -> list[str]:

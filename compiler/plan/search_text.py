@@ -118,10 +118,10 @@ def _table(program: Program, found: Search, indices: Sequence[int]) -> list[str]
     every = [base | _values(found.points[i].sets) for i in found.front]
     raised = any(values["train.global_batch_size"] != base["train.global_batch_size"] for values in every)
     price = _price(program, found.points[indices[0]])[0]
-    head = ["mesh", "micro", *(["rows"] if raised else []), "remat", "attn.", "ms/token", "step"]
+    head = ["mesh", "micro", *(["rows"] if raised else []), "remat", "attn.", "flags", "ms/token", "step"]
     head += ["GiB", "HBM", "MFU", price, "waits"]
     rows = [_row(program, found.points[i], base, raised) for i in indices]
-    return aligned([head, *rows], "<>" + (">" if raised else "") + "<<>>>>>>>")
+    return aligned([head, *rows], "<>" + (">" if raised else "") + "<<<>>>>>>>")
 
 
 def _row(program: Program, point: Point, base: Mapping[str, str], raised: bool) -> list[str]:
@@ -134,6 +134,7 @@ def _row(program: Program, point: Point, base: Mapping[str, str], raised: bool) 
         *([values["train.global_batch_size"]] if raised else []),
         values["remat.policy"],
         values["model.attention"],
+        values["xla.profile"],
         f"{1000 * point.seconds_per_token:.4f}",
         f"{point.step_seconds:.3f}",
         f"{memory.used / 2**30:.1f}",

@@ -30,7 +30,6 @@ class PlanOptions:
         sets: as --set takes them.
         exact, search: compile all layers; search for better configurations.
         most, free_batch: of the search: configurations to compile; whether the global batch may grow.
-        effort: of XLA's optimisation, from -1 to 1.
         model, data_dir: where the tokenizer and the data lie, None for the recipe's own places.
         backend: whose step is compiled.
     """
@@ -40,7 +39,6 @@ class PlanOptions:
     search: bool = False
     most: int = 24
     free_batch: bool = False
-    effort: float = -1.0
     model: Path | None = None
     data_dir: Path | None = None
     backend: Backend = Backend.TUNIX
@@ -81,15 +79,13 @@ def run(loaded: Loaded, program: Program, asked: PlanOptions, progress: Progress
     from recipec.compiler.plan.search import SearchOptions, search
 
     counted = statistics(program, asked.model, asked.data_dir)
-    made = plan(program, asked.sets, asked.exact, asked.effort, counted, progress, asked.backend)
+    made = plan(program, asked.sets, asked.exact, counted, progress, asked.backend)
     found = [*diagnosed(program, (asked.backend,)), *_fit(program, asked, made.estimate, progress)]
     found += budget.check(program, made)
     tried = None
     if asked.search:
         per_row = counted.tokens_per_row if isinstance(counted, Statistics) else None
-        options = SearchOptions(
-            asked.sets, per_row, asked.most, asked.free_batch, asked.effort, asked.backend
-        )
+        options = SearchOptions(asked.sets, per_row, asked.most, asked.free_batch, asked.backend)
         tried = search(program, options, progress)
     serving = None if program.recipe.serve is None else plan_serving(program)
     promised = None if serving is None else promise(serving)
@@ -100,7 +96,7 @@ def run(loaded: Loaded, program: Program, asked: PlanOptions, progress: Progress
 def plan_run(program: Program, asked: PlanOptions, progress: Progress | None = None) -> RunLength:
     """How long a recipe's run takes, by its plan."""
     counted = statistics(program, asked.model, asked.data_dir)
-    return plan(program, asked.sets, asked.exact, asked.effort, counted, progress, asked.backend).run
+    return plan(program, asked.sets, asked.exact, counted, progress, asked.backend).run
 
 
 def _fit(
@@ -118,7 +114,7 @@ def _fit(
         changed = lower(load(program.source, every), planning=True).program
         if changed is None:
             return None
-        return estimate_of(changed, every, asked.effort, progress, asked.backend)
+        return estimate_of(changed, every, progress, asked.backend)
 
     way_out = fit.find(program, fits, given=asked.sets, estimate=estimate, backend=asked.backend)
     return [fit.diagnostic(program, estimate, way_out)]

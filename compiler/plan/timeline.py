@@ -6,7 +6,7 @@ it occupies is free, and the core waits where the result is needed: that wait is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from recipec.compiler.plan.hlo.schedule import Exposed, Loop, Schedule, Start, Step, Transfer, Work
@@ -43,6 +43,31 @@ def timeline(schedule: Schedule, reached: Reached) -> Timeline:
         kernels=run.work.kernels,
         transfers=tuple(sorted(run.moved.values(), key=lambda part: (-part.exposed, -part.seconds))),
         spans=tuple(_drawn(run.spans)),
+    )
+
+
+def combined(timelines: Sequence[Timeline], of: Callable[[Sequence[float]], float]) -> Timeline:
+    """A timeline whose figures are made from those of others; its spans are the last one's.
+
+    Args:
+        of: the figure, from theirs in order; below 0 counts as 0.
+    """
+
+    def figure(figures: Sequence[float]) -> float:
+        return max(0.0, of(figures))
+
+    found = [{(m.kind, m.name, m.axes, m.over_dcn): m for m in one.transfers} for one in timelines]
+    moved = []
+    for key in dict.fromkeys(key for one in found for key in one):
+        each = [one.get(key) or Moved(*key, 0, 0.0, 0.0, 0.0) for one in found]
+        figures = zip(*((m.count, m.bytes, m.seconds, m.exposed) for m in each), strict=True)
+        moved.append(Moved(*key, *map(figure, figures)))
+    return Timeline(
+        products=figure([one.products for one in timelines]),
+        memory=figure([one.memory for one in timelines]),
+        kernels=figure([one.kernels for one in timelines]),
+        transfers=tuple(sorted(moved, key=lambda m: (-m.exposed, -m.seconds))),
+        spans=timelines[-1].spans,
     )
 
 

@@ -45,7 +45,7 @@ def compile_step(job: Job) -> Compiled | Failed:
     program = lower(load(job.recipe, job.sets), planning=True).program
     if program is None:
         return Failed("the recipe does not pass its checks", help="recipe check says what is wrong")
-    _configure(job, program)
+    _configure(program)
     from recipec.compiler.plan import topology
 
     try:
@@ -61,11 +61,13 @@ def compile_step(job: Job) -> Compiled | Failed:
         return Failed(error.message, help=error.help or "")
 
 
-def _configure(job: Job, program: Program) -> None:
+def _configure(program: Program) -> None:
     import jax
 
-    jax.config.update("jax_exec_time_optimization_effort", job.effort)
-    jax.config.update("jax_memory_fitting_effort", job.effort)
+    from recipec.compiler.lowering.libtpu import flags
+    from recipec.runtime.model.mesh import compile_with
+
+    compile_with(flags(program.recipe))  # libtpu is loaded with the topology
     if program.recipe.model.dtype == "float32":
         jax.config.update("jax_default_matmul_precision", "highest")  # as runtime.training.train does
 
@@ -139,7 +141,7 @@ def _read(found: Compiled, program: Program, compiled: Any, torus: Torus) -> Com
     accelerator, axes = program.accelerator, program.recipe.mesh.axes
     memory, module = compiled.memory_analysis(), parse(compiled.as_text())
     times = KernelSeconds(accelerator, 1 / axes.get("ep", 1))
-    scheduled = schedule(module, rates.published(accelerator, times), axes, torus, accelerator.slices)
+    scheduled = schedule(module, rates.published(accelerator, times.seconds), axes, torus, accelerator.slices)
     flops, moved = costs(module)
     return replace(
         found,

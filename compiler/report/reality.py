@@ -80,7 +80,7 @@ def kept_plan(run: Run) -> Plan | None:
     from recipec.compiler.plan.pool import cached
 
     for exact, chosen in ((False, depths(program)), (True, (whole(program),))):
-        jobs = [job(program, (), depth, -1.0, backend) for depth in chosen]
+        jobs = [job(program, (), depth, backend) for depth in chosen]
         if all(cached(name(*one)) is not None for one in jobs):
             return plan(program, exact=exact, data=_statistics(run, program), backend=backend)
     return None

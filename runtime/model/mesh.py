@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from jax.sharding import Mesh
 
 from ..errors import UserError
 from ..settings import MeshSettings
+
+LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
+"""The variable that libtpu reads its flags from."""
 
 
 def start(settings: MeshSettings, processes: int = 1) -> Mesh:
@@ -40,6 +44,8 @@ def start(settings: MeshSettings, processes: int = 1) -> Mesh:
                 "start as many processes as divide them",
             )
         _virtual_devices(settings.devices // processes)
+    else:
+        compile_with(settings.flags)
     try:
         devices = jax.devices(settings.platform)
     except RuntimeError as error:
@@ -60,6 +66,18 @@ def start(settings: MeshSettings, processes: int = 1) -> Mesh:
             "set mesh.accelerator and mesh.axes to what is here and build the recipe again",
         )
     return arrange(settings.axes, devices)
+
+
+def compile_with(flags: Sequence[str]) -> None:
+    """Gives libtpu its flags, which it reads when it is loaded. One of the environment wins."""
+    own = os.environ.get(LIBTPU_FLAGS, "").split()
+    names = {flag.partition("=")[0] for flag in own}
+    for flag in flags:
+        if flag.partition("=")[0] in names:
+            print(f"{LIBTPU_FLAGS} replaces the recipe's {flag}", file=sys.stderr)
+    kept = [flag for flag in flags if flag.partition("=")[0] not in names]
+    if kept:
+        os.environ[LIBTPU_FLAGS] = " ".join([*kept, *own])
 
 
 def arrange(axes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:

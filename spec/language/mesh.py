@@ -1,4 +1,5 @@
-"""The `mesh`, `sharding` and `remat` sections: devices, and how the model lies on them."""
+"""The `mesh`, `sharding`, `remat` and `xla` sections: devices, how the model lies on them, and how it is
+compiled."""
 
 from __future__ import annotations
 
@@ -196,3 +197,51 @@ class Remat(Section):
             "offload_dots": "As save_dots, with those results in the host's memory.",
         },
     )
+
+
+SCOPED_VMEM = "xla_tpu_scoped_vmem_limit_kib"
+"""The flag that `xla.scoped_vmem_kib` stands for."""
+FlagName = Annotated[str, field("Name of a flag of libtpu, without dashes.", pattern=r"^[a-z][a-z0-9_]*$")]
+FlagValue = Annotated[bool | int | float | str, field("Its value.")]
+
+
+class Xla(Section):
+    """Flags that the step is compiled with."""
+
+    profile: Literal["none", "v5e", "v5p", "v6e", "tpu7x"] = field(
+        "Flags of published runs on a generation, which let gathers of weights go on beside products; they "
+        "cost memory, since gathered weights are kept longer.",
+        "none",
+        choices={
+            "none": "The compiler's defaults.",
+            "v5e": "Collectives beside products, on TPU v5e.",
+            "v5p": "The same on TPU v5p.",
+            "v6e": "The same on TPU v6e, with a larger limit of VMEM.",
+            "tpu7x": "The same on TPU7x, with SparseCores.",
+        },
+    )
+    scoped_vmem_kib: int | None = field(
+        f"VMEM that a single operation may use; null leaves it to the profile. The flag {SCOPED_VMEM}.",
+        None,
+        unit="KiB",
+        ge=1024,
+        le=262144,
+        example=65536,
+    )
+    flags: dict[FlagName, FlagValue] = field(
+        "Flags of libtpu that are added, or that replace those of the profile.",
+        {},
+        example={"xla_tpu_enable_async_collective_fusion": True},
+    )
+
+    @classmethod
+    def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        flags = given.get("flags")
+        if given.get("scoped_vmem_kib") is not None and isinstance(flags, dict) and SCOPED_VMEM in flags:
+            yield Problem(
+                "E0107",
+                ("flags", SCOPED_VMEM),
+                f"`scoped_vmem_kib` and `flags.{SCOPED_VMEM}` both set the limit of VMEM",
+                "remove one of the two",
+                at_key=True,
+            )

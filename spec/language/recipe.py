@@ -11,7 +11,7 @@ from recipec.spec.language.base import Section, fault, field, section
 from recipec.spec.language.data import Data
 from recipec.spec.language.launch import Budget, Cost, Launch
 from recipec.spec.language.lora import Lora
-from recipec.spec.language.mesh import Mesh, Remat, Sharding
+from recipec.spec.language.mesh import Mesh, Remat, Sharding, Xla
 from recipec.spec.language.model import Model
 from recipec.spec.language.serve import Benchmark, Evaluate, Serve
 from recipec.spec.language.train import Cache, Checkpoint, Merge, Train
@@ -66,6 +66,7 @@ class Recipe(Section):
         "How parameters are split, beyond the family's defaults.", Sharding, {"on_indivisible": "replicate"}
     )
     remat: Remat = section("What the backward pass computes again.", Remat, {"policy": "block"})
+    xla: Xla = section("Flags that the step is compiled with.", Xla, {"profile": "v5p"})
     data: Data = field(
         "Samples, and how they become rows of tokens.", example={"train": ["data/train.jsonl"]}
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.results import Collective
+from recipec.compiler.plan.results import Collective, Moved, Timeline
 from recipec.compiler.plan.serve.job import ServeAnswer, ServeDepth, ServeJob, ServeProgram
 from recipec.compiler.plan.serve.plan import plan_serve
 from recipec.spec.load import load
@@ -51,6 +51,7 @@ backend_config={"window_config":{"estimated_cycles":"40"}}
 """
 """A cut-out of Gemma 4 31B's decode step on v6e-8, as libtpu 0.0.48 wrote it."""
 
+CLOCK = 1.75e9
 LOCAL, GLOBAL = "RPAd-p_16-bq_1_1-bkv_16384_16384-sw_1024", "RPAd-p_16-bq_1_1-bkv_8192_8192"
 
 
@@ -72,7 +73,10 @@ def program_of(kind: str, tokens: int, layers: int, pages: int) -> ServeProgram:
         temporaries=tens * (10.5e6 if kind == "decode" else 34e6),
         code=tens * 24e6,
         outputs=0.7e6,
-        cycles=60_000 + tens * (1_131_000 if kind == "decode" else 4_800_000),
+        timeline=Timeline(
+            memory=(60_000 + tens * (1_131_000 if kind == "decode" else 4_800_000)) / CLOCK,
+            transfers=(Moved("all-reduce", "", ("model",), False, 13 * tens, 1e6, 2e-4 * tens, 2e-4 * tens),),
+        ),
         collectives=(
             Collective("all-gather", ("model",), False, round(3 * tens), 4e5 * tens),
             Collective(
@@ -100,7 +104,7 @@ def answered(made: ServeJob, say: Any = None) -> ServeAnswer:
             )
             for layers in made.layers
         ),
-        head=ServeProgram("head", 64, arguments=0.35e9, cycles=468_000),
+        head=ServeProgram("head", 64, arguments=0.35e9, timeline=Timeline(memory=468_000 / CLOCK)),
         peak_rss=3.5e9,
         seconds=100.0,
     )

@@ -406,7 +406,7 @@ def test_progress_goes_from_nothing_to_all() -> None:
     )
     shares = [share for share, _ in said]
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 1
-    assert said[0][1] == "checking 1 of 72 configurations"
+    assert said[0][1] == "checking 1 of 144 configurations"
     assert said[-1][1] == "4 of at most 8 configurations, compiling"
 
 

@@ -22,7 +22,8 @@ def test_figures_are_extrapolated_linearly(example: Program) -> None:
     weights, page, programs = extrapolated(answered(job(example, (6, 12))), 60)
     assert weights == pytest.approx(0.3523e9 + 7.324e9)
     assert page == 10 * 114688
-    assert programs[0].cycles == pytest.approx(60_000 + 11_310_000)
+    assert programs[0].timeline.memory == pytest.approx((60_000 + 11_310_000) / 1.75e9)
+    assert programs[0].timeline.exposed == pytest.approx(2e-3)
     assert dict(programs[0].kernels) == {LOCAL: 50.0, GLOBAL: 10.0}
     assert {c.kind: c.count for c in programs[0].collectives} == {"all-gather": 30, "all-reduce": 131}
 

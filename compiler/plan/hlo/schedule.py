@@ -8,7 +8,7 @@ that libtpu wrote beside it, and where it wrote none the longer one of its FLOPs
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter
@@ -119,15 +119,14 @@ class Rates:
         clock: of libtpu's cycles, Hz.
         flops: FLOP/s in bfloat16.
         hbm, host: bytes/s.
-        kernel: seconds of a custom kernel from its name, operands and results, None for one that is not
-            known.
+        kernel: seconds of a custom kernel from its name, operands and results.
     """
 
     clock: float
     flops: float
     hbm: float
     host: float
-    kernel: Callable[[str, list[Array], list[Array]], float | None]
+    kernel: Callable[[str, Sequence[Array], Sequence[Array]], float]
 
 
 def schedule(
@@ -285,9 +284,7 @@ class _Reader:
         """What an operation takes on the core."""
         if KERNEL in instruction.attributes:
             operands = [a for n in instruction.operands for a in self._arrays(computation, n)]
-            known = self.rates.kernel(instruction.name, operands, list(instruction.arrays))
-            seconds = self.traffic.bytes(instruction, computation) / self.rates.hbm
-            yield Work(kernels=seconds if known is None else max(known, seconds))
+            yield Work(kernels=self.rates.kernel(instruction.name, operands, instruction.arrays))
             return
         cycles = CYCLES.search(instruction.attributes)
         flops = self.products.flops(instruction, computation)

@@ -21,9 +21,10 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan import store
 from recipec.compiler.plan.results import Collective
 from recipec.compiler.plan.serve import environment
-from recipec.compiler.plan.serve.hlo import read
+from recipec.compiler.plan.serve.hlo import FIGURES, read
 from recipec.compiler.plan.serve.job import ANSWER, JOB, ServeAnswer, ServeJob, ServeProgram
 from recipec.compiler.plan.serve.program import depths, job
+from recipec.compiler.plan.timeline import combined
 
 WORKER = Path(__file__).with_name("worker.py")
 SOURCES = tuple(WORKER.with_name(f"{name}.py") for name in ("worker", "model", "hlo"))
@@ -79,7 +80,7 @@ def answer(made: ServeJob, say: Say) -> ServeAnswer:
             return ANSWER.validate_json(kept)
     python = environment.make(say)
     with tempfile.TemporaryDirectory(prefix="recipe-serve-") as folder:
-        done = parse(run_worker(python, made, Path(folder), say), Path(folder))
+        done = parse(run_worker(python, made, Path(folder), say), Path(folder), made)
     store.put(name, ANSWER.dump_json(done).decode())
     return done
 
@@ -149,7 +150,7 @@ def worker_environment(made: ServeJob) -> dict[str, str]:
     }
 
 
-def parse(output: str, folder: Path) -> ServeAnswer:
+def parse(output: str, folder: Path, made: ServeJob) -> ServeAnswer:
     """A worker's answer, with what the texts of its programs say.
 
     Raises:
@@ -159,9 +160,8 @@ def parse(output: str, folder: Path) -> ServeAnswer:
         plain = json.loads(output.strip().rpartition("\n")[2])
         for program in (plain["head"], *(p for depth in plain["depths"] for p in depth["programs"])):
             if name := program.pop("text", None):
-                figures = read((folder / name).read_text(encoding="utf-8"))
-                program["cycles"], collectives, program["kernels"] = figures
-                program["collectives"] = [vars(collective) for collective in collectives]
+                text = (folder / name).read_text(encoding="utf-8")
+                program |= FIGURES.dump_python(read(text, made.topology, made.tensor_parallel))
         return ANSWER.validate_python(plain)
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise ArtifactError(
@@ -195,7 +195,7 @@ def _between(low: ServeProgram, high: ServeProgram, line: Callable[[float, float
         temporaries=line(low.temporaries, high.temporaries),
         code=line(low.code, high.code),
         outputs=line(low.outputs, high.outputs),
-        cycles=line(low.cycles, high.cycles),
+        timeline=combined((low.timeline, high.timeline), lambda pair: line(*pair)),
         collectives=tuple(
             replace(
                 kinds[kind],

@@ -160,7 +160,7 @@ def steps_of(
         attention_width=sum(widths),
         windowed_width=sum(w for w, window in zip(widths, windows, strict=True) if window),
         window=max(window or 0 for window in windows),
-        machine=machine(made.generation, made.tensor_parallel),
+        machine=machine(made.generation),
     )
 
 

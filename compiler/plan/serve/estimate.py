@@ -17,45 +17,28 @@ from recipec.compiler.plan.serve.job import ServeProgram
 from recipec.compiler.plan.serve.results import ServingPoint
 from recipec.runtime.model.families.base import FULL, SLIDING
 
-HOP_SECONDS = 1e-6
-"""What each hop between neighbours adds to a collective."""
-
 KERNEL_EFFICIENCY = 0.5
 """Of the peak, that the attention kernel's matrix products are taken to reach."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A device and its neighbours.
+    """A device.
 
     Attributes:
-        clock: Hz.
         bandwidth: of its memory, bytes/s.
-        link: bytes/s that a ring through it carries, both ways round together.
         peak: FLOP/s in bfloat16.
-        devices: of a replica.
     """
 
-    clock: float
     bandwidth: float
-    link: float
     peak: float
-    devices: int
 
 
-def machine(generation: str, devices: int) -> Machine:
-    """A device of a generation, in a replica of so many."""
+def machine(generation: str) -> Machine:
+    """A device of a generation."""
     data = hardware.generations()[generation]
     per_chip = data["devices_per_chip"]
-    # The published figure counts all links in both directions; a ring uses two of a chip's four or six.
-    links = 2 * len(data["topologies"][0].split("x"))
-    return Machine(
-        clock=data["compiler"]["cycles_ghz"] * 1e9,
-        bandwidth=data["hbm_gb_per_s"] * 1e9 / per_chip,
-        link=data["ici_gb_per_s"] * 1e9 / links,
-        peak=data["bf16_tflops"] * 1e12 / per_chip,
-        devices=devices,
-    )
+    return Machine(data["hbm_gb_per_s"] * 1e9 / per_chip, data["bf16_tflops"] * 1e12 / per_chip)
 
 
 @dataclass(frozen=True)
@@ -108,10 +91,9 @@ class Steps:
 
     def _fixed(self, program: ServeProgram) -> float:
         """What does not hang on the context. Weights are read once in any case."""
-        operations = max(
-            program.cycles / self.machine.clock, self.weights / self.machine.bandwidth
-        ) + collective_seconds(program, self.machine)
-        return operations + self.head.cycles / self.machine.clock
+        timeline = program.timeline
+        work = max(timeline.products + timeline.memory, self.weights / self.machine.bandwidth)
+        return work + timeline.exposed + self.head.timeline.seconds
 
     def _attention_seconds(self, tokens: float, context: float) -> float:
         """Scores and their product with the values, of the causal half; windows cut what is further back."""
@@ -138,25 +120,6 @@ def cache_reads(program: ServeProgram, token_bytes: dict[str, float], context: f
         size = token_bytes.get(kind, max(token_bytes.values()))
         total += count * size * (context - skipped)
     return total
-
-
-def collective_seconds(program: ServeProgram, machine: Machine) -> float:
-    """All collectives of a step, each over a ring of the replica's devices, none hidden behind work."""
-    seconds, devices = 0.0, machine.devices
-    if devices == 1:
-        return seconds
-    share = (devices - 1) / devices
-    for collective in program.collectives:
-        rounds = 2 if collective.kind == "all-reduce" else 1
-        # What each device sends, of the array that it ends up with.
-        sent = collective.bytes * share * rounds
-        if collective.kind == "reduce-scatter":
-            sent = collective.bytes * (devices - 1)
-        elif collective.kind == "collective-permute":
-            sent = collective.bytes * 2  # over one of the ring's two links
-        hops = 1 if collective.kind == "collective-permute" else devices / 2 * rounds
-        seconds += sent / machine.link + collective.count * hops * HOP_SECONDS
-    return seconds
 
 
 ROUNDS = 60

@@ -1,23 +1,27 @@
-"""What the text of a compiled serving step says: the compiler's cycles, collectives and attention kernels.
-
-Its layers are not in a loop, so that every line of the entry computation runs once.
-"""
+"""What the text of a compiled serving step says: its timeline, collectives and attention kernels."""
 
 from __future__ import annotations
 
-import math
+import itertools
 import re
 from collections import Counter
 from dataclasses import dataclass
 
-from recipec.compiler.plan.results import Collective
+from pydantic import TypeAdapter
 
-_LINE = re.compile(r"^\s+(?:ROOT )?%(?P<name>\S+) = (?P<type>.*?) (?P<opcode>[a-z][\w-]*)\(")
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_ARRAY = re.compile(r"\b([a-z]+\d+\w*|pred)\[([\d,]*)\]")
+from recipec.compiler.lowering.hardware import from_topology
+from recipec.compiler.plan import rates
+from recipec.compiler.plan.hlo.collectives import collectives
+from recipec.compiler.plan.hlo.parse import parse
+from recipec.compiler.plan.hlo.schedule import schedule
+from recipec.compiler.plan.hlo.walk import executed
+from recipec.compiler.plan.kernels import NUMBERS, TARGET
+from recipec.compiler.plan.results import Collective, Timeline
+from recipec.compiler.plan.timeline import timeline
+from recipec.compiler.plan.torus import Torus
+
 _KERNEL = re.compile(r"RPA(?P<case>[dpm])-p_\d+-bq_\d+_\d+-bkv_(?P<block>\d+)_\d+(?:-sw_(?P<window>\d+))?")
 
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 AXIS = "model"
 """The only axis of a replica's mesh that has more than one device."""
 
@@ -46,51 +50,46 @@ def attention_kernel(name: str) -> AttentionKernel | None:
     return AttentionKernel(match["case"] == "d", int(match["block"]), window)
 
 
-def read(text: str) -> tuple[float, tuple[Collective, ...], tuple[tuple[str, float], ...]]:
-    """Cycles, collectives by kind, and how often each kernel runs.
+@dataclass(frozen=True)
+class Figures:
+    """Of one program, on one device.
+
+    Attributes:
+        timeline: kernels aside, whose time hangs on the cache.
+        kernels: how often each attention kernel runs.
+    """
+
+    timeline: Timeline
+    collectives: tuple[Collective, ...]
+    kernels: tuple[tuple[str, float], ...]
+
+
+FIGURES: TypeAdapter[Figures] = TypeAdapter(Figures)
+
+
+def read(text: str, topology: str, devices: int) -> Figures:
+    """Reads a program.
 
     Args:
         text: as `jax.stages.Compiled.as_text()` gives it for a TPU.
+        topology: that it was compiled for: "v6e:2x4".
+        devices: of the replica, the topology's first.
 
     Raises:
-        ValueError: the text has no entry computation.
+        ValueError: the text is no HLO module.
     """
-    cycles = 0.0
-    counts: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
+    module, accelerator, axes = parse(text), from_topology(topology), {AXIS: devices}
+    sizes = [int(size) for size in topology.partition(":")[2].split("x")]
+    chips = (tuple(reversed(place)) for place in itertools.product(*map(range, reversed(sizes))))
+    places = [(*chip, core) for chip in chips for core in range(accelerator.devices_per_chip)]
+    torus = Torus.of(accelerator, places[:devices])
+    published = rates.published(accelerator, lambda name, operands, results: 0.0)
     kernels: Counter[str] = Counter()
-    _, start, entry = text.partition("\nENTRY ")
-    if not start:
-        raise ValueError("the text has no entry computation")
-    for line in entry.partition("\n}")[0].splitlines()[1:]:
-        match = _LINE.match(line)
-        if match is None:
-            continue
-        if found := _CYCLES.search(line):
-            cycles += float(found[1])
-        opcode = match["opcode"].removesuffix("-start")
-        if opcode in KINDS:
-            counts[opcode] += 1
-            sizes[opcode] += _result_bytes(match["type"], opcode != match["opcode"])
-        elif 'custom_call_target="tpu_custom_call"' in line:
-            kernels[re.sub(r"\.\d+$", "", match["name"])] += 1
-    collectives = tuple(
-        Collective(kind, (AXIS,), False, counts[kind], float(sizes[kind])) for kind in sorted(counts)
+    for e in executed(module):
+        if e.instruction.opcode == "custom-call" and TARGET in e.instruction.attributes:
+            kernels[NUMBERS.sub("", e.instruction.name)] += e.times
+    return Figures(
+        timeline(schedule(module, published, axes, torus), rates.reached(accelerator.generation)),
+        collectives(module, axes),
+        tuple((name, float(kernels[name])) for name in sorted(kernels)),
     )
-    return cycles, collectives, tuple((name, float(kernels[name])) for name in sorted(kernels))
-
-
-def _result_bytes(shape: str, asynchronous: bool) -> int:
-    """Bytes of a collective's result; the start of an asynchronous one holds its operand before it."""
-    arrays = [math.prod(map(int, filter(None, d.split(",")))) * _item(t) for t, d in _ARRAY.findall(shape)]
-    if asynchronous and len(arrays) > 1:
-        return arrays[1]
-    return sum(arrays)
-
-
-def _item(dtype: str) -> int:
-    """Bytes of a number: "bf16", "f8e4m3fn", "s32", "pred"."""
-    if dtype == "pred":
-        return 1
-    bits = re.search(r"\d+", dtype)
-    return max(1, int(bits[0]) // 8) if bits else 1

@@ -5,12 +5,12 @@ The worker (worker.py) runs where this project is not installed: it reads and wr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from recipec.compiler.plan.results import Collective
+from recipec.compiler.plan.results import Collective, Timeline
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,7 @@ class ServeProgram:
         arguments: weights and key/value cache, and little else.
         temporaries, code: as in Compiled.
         outputs: what is written beside the cache, which is updated in place.
-        cycles: of all operations that the compiler gives an estimate for; kernels, copies and collectives
-            have none.
+        timeline: of the step, without its attention kernels.
         collectives: by kind, all over the devices of the replica.
         kernels: how often each attention kernel runs; its name tells its block sizes.
         refusal: what the compiler said when the program does not fit; then figures are 0.
@@ -92,7 +91,7 @@ class ServeProgram:
     temporaries: float = 0.0
     code: float = 0.0
     outputs: float = 0.0
-    cycles: float = 0.0
+    timeline: Timeline = field(default_factory=Timeline)
     collectives: tuple[Collective, ...] = ()
     kernels: tuple[tuple[str, float], ...] = ()
     refusal: str | None = None

@@ -1,0 +1,33 @@
+"""The section `xla` against the accelerator, and against the flags that the pinned libtpu takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from recipec.compiler.lowering import libtpu
+from recipec.compiler.lowering.facts import Facts
+from recipec.spec.diagnostics import Diagnostic
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    asked, accelerator = facts.recipe.xla, facts.accelerator
+    if accelerator is not None and asked.profile not in ("none", accelerator.generation):
+        own = accelerator.generation if accelerator.generation in libtpu.profiles() else "none"
+        yield Diagnostic(
+            "E0223",
+            f"the profile {asked.profile} has flags of another generation than {accelerator.name}",
+            "xla.profile",
+            f"profile: {own}",
+        )
+    for name in asked.flags:
+        if not libtpu.known(name):
+            near = libtpu.near(name)
+            yield Diagnostic(
+                "E0224",
+                f"libtpu {libtpu.version()} has no flag `{name}`",
+                f"xla.flags.{name}",
+                f"did you mean `{near}`?"
+                if near
+                else "remove it: libtpu ends with an error at a flag it lacks",
+                at_key=True,
+            )

@@ -1,0 +1,66 @@
+"""The flags of libtpu that a recipe's step is compiled with.
+
+data/libtpu.json has those that the pinned libtpu takes, as `python -m scripts.libtpu_flags` found them, and
+the profiles: flags of published runs on each generation (MaxText's benchmarks, Google's TPU recipes) that it
+takes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipec.spec.language.mesh import SCOPED_VMEM
+
+if TYPE_CHECKING:
+    from recipec.spec.language import Recipe
+
+DATA = Path(__file__).parents[1] / "data" / "libtpu.json"
+
+
+def flags(recipe: Recipe) -> tuple[str, ...]:
+    """As LIBTPU_INIT_ARGS takes them: ("--xla_tpu_scoped_vmem_limit_kib=65536",)."""
+    asked = recipe.xla
+    found: dict[str, Any] = dict(_data()["profiles"][asked.profile])
+    if asked.scoped_vmem_kib is not None:
+        found[SCOPED_VMEM] = asked.scoped_vmem_kib
+    return tuple(f"--{name}={_written(value)}" for name, value in {**found, **asked.flags}.items())
+
+
+def profiles() -> Mapping[str, Mapping[str, Any]]:
+    """The flags of each profile."""
+    found: dict[str, dict[str, Any]] = _data()["profiles"]
+    return found
+
+
+def known(name: str) -> bool:
+    """Whether the pinned libtpu takes a flag."""
+    return name in _names()
+
+
+def near(name: str) -> str | None:
+    """A flag that is spelled nearly so."""
+    return next(iter(get_close_matches(name, _names(), 1)), None)
+
+
+def version() -> str:
+    """Of libtpu, whose flags they are."""
+    return str(_data()["libtpu"])
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@functools.cache
+def _names() -> frozenset[str]:
+    return frozenset(_data()["names"])
+
+
+@functools.cache
+def _data() -> Any:
+    return json.loads(DATA.read_text(encoding="utf-8"))

@@ -1,0 +1,75 @@
+"""The flags that the installed libtpu takes: compiler/data/libtpu.json.
+
+    python -m scripts.libtpu_flags          writes the names
+    python -m scripts.libtpu_flags --check  says whether they are still those
+
+Words of the library that could be names of flags are given to it, as many at once as a variable holds, each
+with a value that no number and no switch can have: it answers with those that it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import re
+import subprocess
+import sys
+import textwrap
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from recipec.compiler.lowering.libtpu import DATA
+from recipec.compiler.plan.pool import environment
+
+WORD = re.compile(rb"(?<![A-Za-z0-9_.])(?:xla|megascale|tpu)_[a-z0-9_]{3,90}(?![A-Za-z0-9_.])")
+UNKNOWN = re.compile(r"Unknown command line flag '([^']+)'")
+AT_ONCE = 1000
+ASK = """
+from jax.experimental import topologies
+topologies.get_topology_desc(platform="tpu", topology_name="v5p:2x2x1")
+"""
+
+
+def words() -> list[str]:
+    """Words of the library that could be flags."""
+    found = find_spec("libtpu")
+    assert found is not None and found.origin is not None, "libtpu is not installed"
+    with (Path(found.origin).parent / "libtpu.so").open("rb") as file:
+        text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return sorted({match[0].decode() for match in WORD.finditer(text)})
+
+
+def unknown(names: list[str]) -> set[str]:
+    """Those of the names that libtpu has no flag for."""
+    found: set[str] = set()
+    for start in range(0, len(names), AT_ONCE):
+        flags = " ".join(f"--{name}=no?" for name in names[start : start + AT_ONCE])
+        ran = subprocess.run(
+            [sys.executable, "-c", ASK],
+            env={**environment(), "LIBTPU_INIT_ARGS": flags},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        found |= set(UNKNOWN.findall(ran.stdout + ran.stderr))
+    return found
+
+
+def main() -> int:
+    data = json.loads(DATA.read_text(encoding="utf-8"))
+    every = words()
+    refused = unknown(every)
+    names = [name for name in every if name not in refused]
+    if "--check" in sys.argv:
+        changed = sorted({*names} ^ {*data["names"]})
+        print(f"libtpu {version('libtpu')}: {len(names)} flags; changed: {', '.join(changed) or 'none'}")
+        return 1 if changed or not refused else 0
+    rest = json.dumps({**data, "libtpu": version("libtpu"), "names": []}, indent=1)
+    listed = textwrap.fill(json.dumps(names), 118, break_on_hyphens=False, subsequent_indent="  ")
+    DATA.write_text(rest.replace('"names": []', f'"names": {listed}') + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,251 @@
+"""The time model of `recipe plan` held against published, measured steps.
+
+    python -m scripts.step_times reduce OUT...  schedules of what published_runs.py and reference_run.py compiled
+    python -m scripts.step_times attention      the law of attention kernels, from their published timings
+    python -m scripts.step_times fit            what devices reach, and how far estimates are off
+    python -m scripts.step_times write          the tables of docs/planning.md
+
+`reduce` writes scripts/published/ROW.json: the reduction of a scheduled module, and what was measured.
+`attention` and `fit` write compiler/data/rates.json. A generation has three numbers: the shares of the
+published rates that products, other operations and links reach, drawn to 1 where rows are few.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from recipec import ROOT
+from recipec.compiler.lowering.hardware import Accelerator, from_text
+from recipec.compiler.plan import rates
+from recipec.compiler.plan.hlo.parse import parse
+from recipec.compiler.plan.hlo.schedule import Schedule, schedule
+from recipec.compiler.plan.kernels import DATA, KernelSeconds, Splash
+from recipec.compiler.plan.timeline import Reached, combined, timeline
+from recipec.compiler.plan.torus import Torus
+
+FOLDER = Path(__file__).parent / "published"
+TIMINGS = FOLDER / "attention.csv"
+PAGE = ROOT / "docs" / "planning.md"
+NAMES = ("products", "memory", "links")
+"""What is fitted."""
+PULL = 0.05
+"""How much a share's distance from 1 counts beside a row's error."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A published step.
+
+    Attributes:
+        row: its name: chip, chips, model.
+        run: its model and method, in words.
+        generation: of its devices.
+        seconds: measured.
+        lora: whether adapters are trained; otherwise all weights are.
+        source: where it was published.
+        compiled: the versions that compiled it, and what differs from the published run.
+        schedules: that its time is made of, each with its weight: one, or two depths of a line.
+    """
+
+    row: str
+    run: str
+    generation: str
+    seconds: float
+    lora: bool
+    source: str
+    compiled: str
+    schedules: tuple[tuple[float, Schedule], ...]
+
+    def predicted(self, reached: Reached) -> float:
+        """Seconds of the step by the model."""
+        weights = [weight for weight, _ in self.schedules]
+        timelines = [timeline(one, reached) for _, one in self.schedules]
+        return combined(
+            timelines, lambda figures: sum(w * f for w, f in zip(weights, figures, strict=True))
+        ).seconds
+
+
+ROW: TypeAdapter[Row] = TypeAdapter(Row)
+
+
+def reduced(out: Path) -> Row:
+    """The row of a folder with scheduled modules and facts.json."""
+    facts = json.loads((out / "facts.json").read_text(encoding="utf-8"))
+    accelerator = from_text(facts["settings"]["compile_topology"])
+    places = list(_places(facts["coordinates"]))
+    torus = Torus.of(accelerator, places)
+    axes = {name: size for name, size in facts["mesh"].items() if size > 1}
+    files = sorted(out.glob("scheduled*.txt"), key=lambda path: _depth(path) or 0)
+    dropped = f", without {len(facts['dropped'])} of its flags" if facts["dropped"] else ""
+    versions = facts["versions"]
+    return Row(
+        facts["row"],
+        facts["run"],
+        accelerator.generation,
+        facts["step_s"],
+        facts.get("lora", False),
+        facts["source"],
+        f"jax {versions['jax']}, libtpu {versions['libtpu']}{dropped}",
+        tuple(
+            (weight, _schedule(path, accelerator, torus, axes))
+            for weight, path in zip(_weights(files, facts), files, strict=True)
+        ),
+    )
+
+
+def _schedule(path: Path, accelerator: Accelerator, torus: Torus, axes: dict[str, int]) -> Schedule:
+    module = parse(path.read_text(encoding="utf-8"))
+    published = rates.published(accelerator, KernelSeconds(accelerator).seconds)
+    return schedule(module, published, axes, torus)
+
+
+def _depth(path: Path) -> int | None:
+    """Layers of a module that is one of several: scheduled-6.txt."""
+    _, _, layers = path.stem.partition("-")
+    return int(layers) if layers else None
+
+
+def _weights(files: Sequence[Path], facts: dict[str, Any]) -> list[float]:
+    """Of two depths, those of the line through them at the model's."""
+    if len(files) == 1:
+        return [1.0]
+    low, high = (float(_depth(path) or 0) for path in files)
+    share = (facts["layers"] - low) / (high - low)
+    return [1 - share, share]
+
+
+def _places(coordinates: Iterable[Sequence[int]]) -> Iterable[tuple[int, ...]]:
+    """Coordinates of each device's chip, and its number on the chip."""
+    seen: dict[tuple[int, ...], int] = {}
+    for place in map(tuple, coordinates):
+        seen[place] = seen.get(place, -1) + 1
+        yield (*place, seen[place])
+
+
+def rows() -> list[Row]:
+    """Those that compile, in the order of their names."""
+    return [ROW.validate_json(path.read_bytes()) for path in sorted(FOLDER.glob("*.json"))]
+
+
+def fitted(of: Sequence[Row]) -> Reached:
+    """What devices reach, by these rows."""
+    from scipy.optimize import least_squares
+
+    def residuals(logs: Any) -> list[float]:
+        found = Reached(**{name: math.exp(-log) for name, log in zip(NAMES, logs, strict=True)})
+        errors = [math.log(row.predicted(found) / row.seconds) for row in of]
+        return [*errors, *(PULL * log for log in logs)]
+
+    best = least_squares(residuals, [0.1] * len(NAMES), bounds=(0.0, 1.5))
+    return Reached(**{name: round(math.exp(-log), 4) for name, log in zip(NAMES, best.x, strict=True)})
+
+
+def left_out(every: Sequence[Row]) -> list[tuple[Row, float]]:
+    """Each row with what the others of its generation predict; those of all, where it is the only one."""
+    out = []
+    for row in every:
+        others = [one for one in every if one is not row]
+        own = [one for one in others if one.generation == row.generation]
+        out.append((row, row.predicted(fitted(own or others))))
+    return out
+
+
+def interval(errors: Sequence[float], what: str) -> dict[str, Any]:
+    """What four of five steps are taken to lie within, by measured over predicted times: Student's t of their
+    logarithms, whose mean is taken to be 0."""
+    from scipy.stats import t
+
+    logs = [math.log(error) for error in errors]
+    spread = math.sqrt(sum(log * log for log in logs) / len(logs))
+    far = spread * float(t.ppf(0.9, len(logs)))
+    took = f"{min(errors):.2f} to {max(errors):.2f}" if len(errors) > 1 else f"{errors[0]:.2f}"
+    basis = f"{what} took {took} times what this model says without it."
+    return {"low": round(math.exp(-far), 3), "high": round(math.exp(far), 3), "basis": basis}
+
+
+def fit() -> None:
+    """Writes what devices reach, and the intervals."""
+    every, data = rows(), json.loads(DATA.read_text(encoding="utf-8"))
+    ratios = [(row, row.seconds / seconds) for row, seconds in left_out(every)]
+    generations = sorted({row.generation for row in every})
+    of = {name: [row for row in every if row.generation == name] for name in generations}
+    data["reached"] = {"all": vars(fitted(every))} | {name: vars(fitted(found)) for name, found in of.items()}
+    data["intervals"] = {
+        "all": interval([ratio for _, ratio in ratios], f"Of {len(ratios)} published steps, each"),
+        "lora": interval(
+            [ratio for row, ratio in ratios if row.lora],
+            "The one published step of LoRA that can be compiled",
+        ),
+    } | {
+        name: interval(
+            [ratio for row, ratio in ratios if row.generation == name],
+            f"Of {len(found)} published steps on {name}, each" if len(found) > 1 else f"The one on {name}",
+        )
+        for name, found in of.items()
+    }
+    DATA.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def attention() -> None:
+    """Writes the law of attention kernels, with the root mean square of its relative errors."""
+    raise SystemExit("not yet")
+
+
+def timings() -> list[tuple[str, Splash, float]]:
+    """Generation, kernel and seconds of the published timings."""
+    out = []
+    with TIMINGS.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            length, q, kv = (int(row[name]) for name in ("length", "block_q", "block_kv"))
+            visited = sum(-(-min((block + 1) * q, length) // kv) for block in range(-(-length // q)))
+            one = Splash(row["pass"], int(row["rows"]), length, int(row["head_size"]), visited, q * kv)
+            out.append((row["generation"], one, float(row["ms"]) / 1e3))
+    return out
+
+
+def table() -> str:
+    """The rows as Markdown, each predicted without it."""
+    lines = [
+        "| run | compiled by | measured, s | predicted without it, s | error |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    errors = []
+    for row, seconds in left_out(rows()):
+        errors.append(seconds / row.seconds - 1)
+        name = f"{row.row.partition('-')[0]}: {row.run} ({row.row})"
+        lines.append(
+            f"| {name} | {row.compiled} | {row.seconds:.3f} | {seconds:.3f} | {100 * errors[-1]:+.1f} % |"
+        )
+    worst, middle = max(map(abs, errors)), median(map(abs, errors))
+    lines += ["", f"Median error {100 * middle:.1f} %, worst {100 * worst:.1f} %."]
+    return "\n".join(lines)
+
+
+def main(given: Sequence[str]) -> int:
+    command, *rest = given or ["write"]
+    if command == "reduce":
+        for out in map(Path, rest):
+            row = reduced(out)
+            (FOLDER / f"{row.row}.json").write_bytes(ROW.dump_json(row) + b"\n")
+            print(f"{row.row}: {row.seconds} s measured, {row.predicted(Reached()):.3f} s at full speed")
+    elif command == "fit":
+        fit()
+    elif command == "attention":
+        attention()
+    else:
+        print(table())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
