@@ -72,15 +72,18 @@ def test_the_start_has_the_plan_that_is_on_record() -> None:
     """The flagship's, as `recipe plan` prints it; docs/recipes.md is made of the same record."""
     plan = json.loads(text("recipes/estimates.json"))["recipes"]["gemma4-31b-v5p8"]
     parts = {key: value for key, value in plan["memory"].items() if key != "available"}
-    seconds, calibrated, tokens = plan["seconds"], plan["calibrated_seconds"], plan["tokens"]
+    seconds, tokens = plan["seconds"], plan["tokens"]
+    low, high = (factor * seconds for factor in plan["interval"])
     for page, rows in {
         "docs/start.md": {
             r"in all ([\d.]+) [\d.]+ %": round(sum(parts.values()) / 2**30, 2),
             r"base weights ([\d.]+) ": round(parts["weights"] / 2**30, 2),
             r"= the step ([\d.,]+) ms": round(1000 * seconds, 1),
             r"= the step [\d.,]+ ms at most ([\d,]+) tokens/s": round(tokens / seconds),
-            r"the step, calibrated ([\d.,]+) ms": round(1000 * calibrated, 1),
-            r"calibrated [\d.,]+ ms at most ([\d,]+) tokens/s": round(tokens / calibrated),
+            r"within ([\d.,]+) ms to [\d.,]+ ms": round(1000 * low, 1),
+            r"within [\d.,]+ ms to ([\d.,]+) ms": round(1000 * high, 1),
+            r"within [\d.,]+ ms to [\d.,]+ ms ([\d,]+) to": round(tokens / high),
+            r"within [\d.,]+ ms to [\d.,]+ ms [\d,]+ to ([\d,]+) tokens/s": round(tokens / low),
         },
         "docs/planning.md": {
             r"`recipes/gemma4-31b-v5p8.yaml` \| [^|]+ \| [\d.]+ \| ([\d.]+) \|": round(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -35,6 +35,9 @@ PARAMETER = f'%w = {PART} parameter(0), metadata={{op_name="{WEIGHT}"}}'
 OVER_TP = "replica_groups=[2,4]<=[8], dimensions={0}"
 
 
+Kernel = Callable[[str, list[Array], list[Array]], float | None]
+
+
 def cycles(count: int) -> str:
     return f'backend_config={{"window_config":{{}},"estimated_cycles":"{count}","other":[]}}'
 
@@ -44,9 +47,9 @@ def unknown(name: str, operands: list[Array], results: list[Array]) -> float | N
 
 
 def read(
-    entry: str, *computations: str, axes: Mapping[str, int] = AXES, slices: int = 1, kernel: object = unknown
+    entry: str, *computations: str, axes: Mapping[str, int] = AXES, slices: int = 1, kernel: Kernel = unknown
 ) -> Schedule:
-    rates = Rates(CLOCK, FLOPS, HBM, HOST, kernel)  # type: ignore[arg-type]
+    rates = Rates(CLOCK, FLOPS, HBM, HOST, kernel)
     return schedule(module(entry, *computations), rates, axes, ROW, slices)
 
 
@@ -266,7 +269,7 @@ def test_two_transfers_of_a_kind_are_awaited_by_their_own_ends() -> None:
     assert [one.kind for one in found.transfers] == ["copy", "host"]
 
 
-KERNEL = 'custom_call_target="tpu_custom_call"'
+CUSTOM = 'custom_call_target="tpu_custom_call"'
 
 
 @pytest.mark.parametrize(
@@ -281,7 +284,7 @@ def test_a_kernel_takes_what_is_known_of_it_and_at_least_its_traffic(
         asked.append((name, [a.dimensions for a in operands], [a.dimensions for a in results]))
         return known
 
-    found = read(f"%w = {PART} parameter(0)\n%splash.3 = {PART} custom-call(%w), {KERNEL}", kernel=kernel)
+    found = read(f"%w = {PART} parameter(0)\n%splash.3 = {PART} custom-call(%w), {CUSTOM}", kernel=kernel)
     assert found.steps == (Work(kernels=pytest.approx(seconds)),)
     assert asked == [("splash.3", [(64, 256)], [(64, 256)])]
 
