@@ -7,8 +7,9 @@
     python -m scripts.step_times write          the tables of docs/planning.md
 
 `reduce` writes scripts/published/ROW.json: the reduction of a scheduled module, and what was measured.
-`attention` and `fit` write compiler/data/rates.json. A generation has three numbers: the shares of the
-published rates that products, other operations and links reach, drawn to 1 where rows are few.
+`attention` writes compiler/data/kernels.json, `fit` compiler/data/rates.json. A generation has three numbers:
+what products and other operations reach of libtpu's cycles, and collectives of the links' speed, drawn to 1
+where rows are few.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def fitted(of: Sequence[Row]) -> Reached:
         errors = [math.log(row.predicted(found) / row.seconds) for row in of]
         return [*errors, *(PULL * log for log in logs)]
 
-    best = least_squares(residuals, [0.1] * len(NAMES), bounds=(0.0, 1.5))
+    best = least_squares(residuals, [0.1] * len(NAMES), bounds=(-0.7, 1.5))
     return Reached(**{name: round(math.exp(-log), 4) for name, log in zip(NAMES, best.x, strict=True)})
 
 

@@ -18,8 +18,8 @@ from recipec.compiler.plan.results import Interval
 from recipec.compiler.plan.timeline import Reached
 
 DATA = Path(__file__).parents[1] / "data" / "rates.json"
-HOST_BYTES = 16e9
-"""Bytes a second between a chip and its host, in one direction: 16 lanes of the third PCI Express."""
+HOST_BYTES = 32e9
+"""Bytes a second between a chip and its host, in one direction: taken as 16 lanes of PCI Express 4.0."""
 
 
 Kernel = Callable[[str, Sequence[Array], Sequence[Array]], float]

@@ -37,10 +37,9 @@ def test_an_interval_has_two_ends_and_says_what_it_rests_on(generation: str, lor
 def test_the_file_names_nothing_that_is_not_read() -> None:
     found = json.loads(DATA.read_text(encoding="utf-8"))
     known = {"all", *generations()}
-    assert set(found) == {"attention", "backward", "reached", "intervals"}
+    assert set(found) == {"reached", "intervals"}
     assert "all" in found["reached"] and set(found["reached"]) <= known
     assert {"all", "lora"} <= set(found["intervals"]) <= {*known, "lora"}
-    assert set(found["attention"]) <= known
 
 
 @pytest.mark.parametrize("generation", MACHINES)
