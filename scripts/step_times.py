@@ -1,6 +1,6 @@
 """The time model of `recipe plan` held against published, measured steps.
 
-    python -m scripts.step_times reduce OUT...  schedules of what published_runs.py and reference_run.py compiled
+    python -m scripts.step_times reduce OUT...  schedules of what published_runs.py and published.py compiled
     python -m scripts.step_times attention      the law of attention kernels, from their published timings
     python -m scripts.step_times fit            what devices reach, and how far estimates are off
     python -m scripts.step_times write          the tables of docs/planning.md
