@@ -87,6 +87,16 @@ def test_a_gather_that_nothing_hides_is_exposed() -> None:
     assert [one.name for one in waited.transfers] == [NAME]
 
 
+def test_what_no_weight_belongs_to_is_named_by_the_part_of_its_layer() -> None:
+    how = 'channel_id=3, replica_groups=[2,4]<=[8], to_apply=%sum, metadata={op_name="jit(f)/jvp(layer_7)/'
+    found = read(
+        f"""%x = {PART} parameter(0)
+        %r = {PART} all-reduce(%x), {how}feed_forward/abi,io->abo/dot_general"}}
+        %s = {PART} all-reduce(%x), {how}attention/dot_general"}}"""
+    )
+    assert [one.name for one in found.transfers] == ["layers.{} / feed_forward", "layers.{} / attention"]
+
+
 def test_a_collective_in_parts_of_fusions_goes_on_beside_them() -> None:
     found = read(OVERLAPPED_ENTRY, *OVERLAPPED, axes={"fsdp": 4, "tp": 2})
     start, work, wait = found.steps
