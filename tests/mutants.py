@@ -144,7 +144,7 @@ MUTANTS = (
            "zip(*((m.count, m.bytes, m.seconds, m.exposed) for m in each), strict=True)",
            "zip(*((m.count, m.bytes, m.seconds, 0.0) for m in each), strict=True)"),
     Mutant("plan-flags-in-name", "test_pool -k flags",
-           'flags = os.environ.get(FLAGS, "")', 'flags = ""'),
+           'outer = os.environ.get(FLAGS, "")', 'outer = ""'),
     Mutant("plan-backward-kernels", "test_kernels -k backward",
            'part = PRODUCTS[splash.phase] / PRODUCTS["bwd"]', "part = 1.0"),
     Mutant("torus-rings", "test_torus",

@@ -39,9 +39,8 @@ def published(accelerator: Accelerator, kernel: Kernel) -> Rates:
 
 
 def reached(generation: str) -> Reached:
-    """Shares of the published rates. A generation of which no run is known has those of all together."""
-    found = _data()["reached"]
-    return Reached(**(found.get(generation) or found["all"]))
+    """Shares of full speed; all of it, of a generation of which no run is known."""
+    return Reached(**_data()["reached"].get(generation, {}))
 
 
 def interval(generation: str, lora: bool) -> Interval:

@@ -48,7 +48,7 @@ def section() -> str:
         warm, _ = _timed(FLAGSHIP, (), environment)
         rows = [_exact_row(name, *case, environment) for name, case in EXACT.items()]
         paper = _plan(PAPER, (), environment)
-    return f"""`recipe plan` of the flagship (6 and 12 of 60 layers, low effort), the whole process: {cold:.0f} s cold, of which
+    return f"""`recipe plan` of the flagship (6 and 12 of 60 layers), the whole process: {cold:.0f} s cold, of which
 the compiles took {first["estimate"]["compile_seconds"]:.0f} s one after the other, and {warm:.2f} s from the cache. Targets: 180 s,
 {"met" if cold <= 180 else "missed"}; 2 s, {"met" if warm <= 2 else "missed"}.
 

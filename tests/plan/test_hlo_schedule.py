@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -25,15 +25,15 @@ PARAMETER = f'%w = {PART} parameter(0), metadata={{op_name="{WEIGHT}"}}'
 OVER_TP = "replica_groups=[2,4]<=[8], dimensions={0}"
 
 
-Kernel = Callable[[str, list[Array], list[Array]], float | None]
+Kernel = Callable[[str, Sequence[Array], Sequence[Array]], float]
 
 
 def cycles(count: int) -> str:
     return f'backend_config={{"window_config":{{}},"estimated_cycles":"{count}","other":[]}}'
 
 
-def unknown(name: str, operands: list[Array], results: list[Array]) -> float | None:
-    return None
+def unknown(name: str, operands: Sequence[Array], results: Sequence[Array]) -> float:
+    return 0.0
 
 
 def read(
@@ -75,6 +75,16 @@ def test_a_gather_that_nothing_hides_is_exposed() -> None:
     assert waited.exposed == gathered().seconds
     assert hidden.exposed == pytest.approx(max(0.0, gathered().seconds - 500 / CLOCK))
     assert [one.name for one in waited.transfers] == [NAME]
+
+
+def test_what_no_weight_belongs_to_is_named_by_the_part_of_its_layer() -> None:
+    how = 'channel_id=3, replica_groups=[2,4]<=[8], to_apply=%sum, metadata={op_name="jit(f)/jvp(layer_7)/'
+    found = read(
+        f"""%x = {PART} parameter(0)
+        %r = {PART} all-reduce(%x), {how}feed_forward/abi,io->abo/dot_general"}}
+        %s = {PART} all-reduce(%x), {how}attention/dot_general"}}"""
+    )
+    assert [one.name for one in found.transfers] == ["layers.{} / feed_forward", "layers.{} / attention"]
 
 
 def test_a_collective_in_parts_of_fusions_goes_on_beside_them() -> None:
@@ -262,15 +272,21 @@ def test_two_transfers_of_a_kind_are_awaited_by_their_own_ends() -> None:
 CUSTOM = 'custom_call_target="tpu_custom_call"'
 
 
-def test_a_kernel_takes_what_its_law_says() -> None:
+def test_a_kernel_takes_what_its_law_says_once_a_turn() -> None:
     asked: list[object] = []
 
-    def kernel(name: str, operands: list[Array], results: list[Array]) -> float:
+    def kernel(name: str, operands: Sequence[Array], results: Sequence[Array]) -> float:
         asked.append((name, [a.dimensions for a in operands], [a.dimensions for a in results]))
         return 4.0
 
-    found = read(f"%w = {PART} parameter(0)\n%splash.3 = {PART} custom-call(%w), {CUSTOM}", kernel=kernel)
-    assert found.steps == (Work(kernels=4.0),)
+    body = f"""body
+        %p = {CARRIED} parameter(0)
+        %w = {PART} get-tuple-element(%p), index=1
+        %splash.3 = {PART} custom-call(%w), {CUSTOM}
+        ROOT %t = {CARRIED} tuple(%p, %splash.3)"""
+    found = read(f"%p = {CARRIED} parameter(0)\n{loop('l', 'p', 'body', '3')}", body, kernel=kernel)
+    assert found.steps == (Loop(3, (Work(kernels=4.0),)),)
+    assert total(found.steps) == Work(kernels=12.0)
     assert asked == [("splash.3", [(64, 256)], [(64, 256)])]
 
 

@@ -162,17 +162,16 @@ def test_a_kept_result_is_used_again_only_for_what_compiles_alike(
     assert (identity.step(base) != identity.step(changed)) is other
 
 
-def test_versions_sources_depth_and_effort_are_part_of_a_name(
+def test_versions_sources_and_depth_are_part_of_a_name(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = job("compiled")
     names = {identity.name(program, one), identity.name(program, job("compiled", 12))}
-    names.add(identity.name(program, Job(one.recipe, one.sets, one.layers, 0.0)))
     monkeypatch.setattr(identity, "versions", lambda backend: {"libtpu": "another"})
     names.add(identity.name(program, one))
     monkeypatch.setattr(identity, "sources", lambda: "others")
     names.add(identity.name(program, one))
-    assert len(names) == 5
+    assert len(names) == 4
 
 
 def test_libtpus_flags_of_the_environment_are_part_of_a_name(

@@ -274,7 +274,7 @@ def test_a_plan_in_the_cache_is_found_without_compiling(place: Path, monkeypatch
         layers = len(one.layers)
         step = Timeline(products=0.1 * layers)
         made = Compiled(layers, 2e9 + layers * 5e8, 1e6, 2e6, 1e5, 3e9, 1e9, 1e6, 1e12, 1e10, step)
-        name = identity.name(*job(run.program, (), one, -1.0))
+        name = identity.name(*job(run.program, (), one))
         store.put(name, COMPILED.dump_json(made).decode())
     monkeypatch.setattr(pool._Pool, "run", lambda self, waiting, done: [] if not waiting else 1 / 0)
     words = report("run").words

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from recipec.compiler.plan.hlo.collectives import MEGASCALE, Exchange, exchanges
 from recipec.compiler.plan.hlo.costs import KERNEL, Products, Traffic, results_of
-from recipec.compiler.plan.hlo.names import Names
+from recipec.compiler.plan.hlo.names import LAYER, Names
 from recipec.compiler.plan.hlo.overlap import Overlap, channel
 from recipec.compiler.plan.hlo.parse import Array, Instruction, Module
 from recipec.compiler.plan.schedule import Exposed, Loop, Schedule, Start, Step, Transfer, Wait, Work
@@ -165,7 +165,7 @@ class _Reader:
         return None
 
     def _collective(self, found: Exchange, instruction: Instruction) -> Transfer:
-        name = self.names.of(instruction).partition(" / ")[0]
+        name = self._name(instruction)
         if found.over_dcn:
             seconds = between_slices(self.torus, found.bytes)
             along: tuple[str, ...] = ("dcn",)
@@ -177,6 +177,11 @@ class _Reader:
             seconds, dimensions = max(each, default=(0.0, ()))
             along = tuple(map(str, dimensions))
         return Transfer(found.kind, name, found.axes, found.over_dcn, found.bytes, seconds, along)
+
+    def _name(self, instruction: Instruction) -> str:
+        """The weight that a transfer belongs to, else the part of a layer, else the operation."""
+        where, _, what = self.names.of(instruction).partition(" / ")
+        return f"{where} / {what.partition(' / ')[0]}" if where == LAYER else where
 
     def _transfer(self, instruction: Instruction, computation: str) -> Transfer | None:
         if instruction.opcode == "send" or (
@@ -192,7 +197,7 @@ class _Reader:
         spaces = {array.memory_space for array in (*moved, *operands)}
         size = float(sum(array.bytes for array in moved))
         kind, rate = ("host", self.rates.host) if HOST in spaces else ("copy", self.rates.hbm)
-        name = self.names.of(instruction).partition(" / ")[0]
+        name = self._name(instruction)
         return Transfer(kind, name, (), False, size, size / rate, ("host" if kind == "host" else "hbm",))
 
     def _work(
