@@ -1,0 +1,48 @@
+"""The flags of libtpu that the project knows, against libtpu itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipec.compiler.lowering.libtpu import profiles
+from recipec.compiler.plan.pool import environment
+
+pytestmark = pytest.mark.e2e
+
+TOPOLOGIES = {"v5e": "v5e:2x4", "v5p": "v5p:2x2x1", "v6e": "v6e:2x4", "tpu7x": "tpu7x:2x2x1"}
+GATHERED = """
+import sys
+import jax, numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+devices = topologies.get_topology_desc(platform="tpu", topology_name=sys.argv[1]).devices
+sharding = NamedSharding(Mesh(np.array(devices), ("fsdp",)), PartitionSpec("fsdp"))
+weight = jax.ShapeDtypeStruct((1024, 1024), "bfloat16", sharding=sharding)
+print(len(jax.jit(lambda x, w: x @ w).lower(weight, weight).compile().as_text()))
+"""
+
+
+def test_the_list_of_flags_is_that_of_the_installed_libtpu(root: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "scripts.libtpu_flags", "--check"], cwd=root, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("generation", TOPOLOGIES)
+def test_libtpu_takes_a_generations_profile(generation: str) -> None:
+    flags = " ".join(f"--{name}={str(value).lower() if isinstance(value, bool) else value}"
+                     for name, value in profiles()[generation].items())  # fmt: skip
+    command = [sys.executable, "-c", GATHERED, TOPOLOGIES[generation]]
+
+    def compile(flags: str) -> subprocess.CompletedProcess[str]:
+        made = {**environment(), "LIBTPU_INIT_ARGS": flags}
+        return subprocess.run(command, env=made, capture_output=True, text=True)
+
+    assert compile(flags).returncode == 0
+    refused = compile(f"{flags} --xla_tpu_no_such_flag=true")
+    assert refused.returncode != 0 and "xla_tpu_no_such_flag" in refused.stdout + refused.stderr
