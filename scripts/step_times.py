@@ -1,6 +1,11 @@
 """The time model of `recipe plan` held against published, measured steps.
 
+<<<<<<< HEAD
     python -m scripts.step_times reduce OUT...  schedules of what published_runs.py and published.py compiled
+=======
+    python -m scripts.step_times reduce OUT...  schedules of what was compiled: scripts/published_runs.py,
+                                                tests/bench/published.py
+>>>>>>> 192f85c0a87a16b1218da163344741e51d1b5c5a
     python -m scripts.step_times attention      the law of attention kernels, from their published timings
     python -m scripts.step_times fit            what devices reach, and how far estimates are off
     python -m scripts.step_times write          the tables of docs/planning.md
@@ -28,8 +33,9 @@ from recipec import ROOT
 from recipec.compiler.lowering.hardware import Accelerator, from_text
 from recipec.compiler.plan import rates
 from recipec.compiler.plan.hlo.parse import parse
-from recipec.compiler.plan.hlo.schedule import Schedule, schedule
-from recipec.compiler.plan.kernels import DATA, KernelSeconds, Splash
+from recipec.compiler.plan.hlo.schedule import schedule
+from recipec.compiler.plan.kernels import KernelSeconds, Splash
+from recipec.compiler.plan.schedule import Schedule
 from recipec.compiler.plan.timeline import Reached, combined, timeline
 from recipec.compiler.plan.torus import Torus
 
@@ -175,7 +181,7 @@ def interval(errors: Sequence[float], what: str) -> dict[str, Any]:
 
 def fit() -> None:
     """Writes what devices reach, and the intervals."""
-    every, data = rows(), json.loads(DATA.read_text(encoding="utf-8"))
+    every, data = rows(), json.loads(rates.DATA.read_text(encoding="utf-8"))
     ratios = [(row, row.seconds / seconds) for row, seconds in left_out(every)]
     generations = sorted({row.generation for row in every})
     of = {name: [row for row in every if row.generation == name] for name in generations}
@@ -193,7 +199,7 @@ def fit() -> None:
         )
         for name, found in of.items()
     }
-    DATA.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    rates.DATA.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def attention() -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan import rates
 from recipec.compiler.plan.bound import model_flops, rows
 from recipec.compiler.plan.depth import Depth, weighted
-from recipec.compiler.plan.rates import interval
 from recipec.compiler.plan.results import (
     Collective,
     Compiled,
@@ -19,6 +19,7 @@ from recipec.compiler.plan.results import (
     Timeline,
 )
 from recipec.compiler.plan.timeline import combined
+from recipec.compiler.plan.timeline import timeline as timeline_of
 
 SHARED_CODE = 300 * 2**20
 """Bytes of code that no whole compile was seen to have: Gemma 3 4B's 10 and 16 layers have 107 and 171 MiB,
@@ -43,7 +44,8 @@ def extrapolate(program: Program, depths: Sequence[Depth], compiled: Sequence[Co
         return max(0.0, weighted(depths, [figure(one) for one in compiled]))
 
     refused = any(one.out_of_memory for one in compiled)
-    timelines = [one.timeline for one in compiled]
+    reached = rates.reached(accelerator.generation)
+    timelines = [timeline_of(one.schedule, reached) for one in compiled]
     timeline = Timeline() if refused else combined(timelines, lambda figures: weighted(depths, figures))
     seconds = timeline.seconds
     needed = model_flops(program, rows(program) * program.recipe.data.max_length) / accelerator.devices
@@ -56,7 +58,7 @@ def extrapolate(program: Program, depths: Sequence[Depth], compiled: Sequence[Co
         bytes=total(lambda one: one.bytes),
         timeline=timeline,
         seconds=seconds,
-        interval=interval(accelerator.generation, program.lora is not None),
+        interval=rates.interval(accelerator.generation, program.lora is not None),
         peak_flops=peak,
         bandwidth=accelerator.bandwidth_per_device,
         model_flops=needed,

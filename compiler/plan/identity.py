@@ -35,7 +35,7 @@ LATER = {"train": {"router_aux_loss_coef": 0.0}}
 """Keys that are younger than the plans that are kept: they count where they say something else than this."""
 OF_A_COMPILE = (
     *("abstract", "abstract_torchax", "depth", "job"),
-    *("kernels", "rates", "results", "timeline", "topology", "torus", "worker"),
+    *("kernels", "results", "schedule", "topology", "torus", "worker"),
 )
 """Modules of this folder that a compile runs, beside all of hlo/; the rest works on its result."""
 OF_DATA = ("max_length",)
@@ -97,7 +97,7 @@ def sources() -> str:
     """A digest of the code that builds the step and reads what comes out."""
     root = Path(__file__).resolve().parent.parent
     files = [*(root / "plan" / f"{name}.py" for name in OF_A_COMPILE), *root.glob("plan/hlo/*.py")]
-    files += [root / "data" / "rates.json", root / "data" / "hardware.json"]
+    files += [root / "data" / "kernels.json", root / "data" / "hardware.json"]
     files += [*root.glob("emitters/*.py"), root / "lowering" / "fewer_layers.py"]
     own = [f"{path.relative_to(root)} {digest(path.read_bytes())}" for path in sorted(files)]
     return digest("\n".join([runtime_digest(), *own]).encode())

@@ -22,7 +22,7 @@ from recipec.compiler.plan.hlo.parse import Array, Module
 from recipec.compiler.plan.hlo.walk import executed
 from recipec.compiler.plan.results import Kernel
 
-DATA = Path(__file__).parents[1] / "data" / "rates.json"
+DATA = Path(__file__).parents[1] / "data" / "kernels.json"
 TARGET = 'custom_call_target="tpu_custom_call"'
 NUMBERS = re.compile(r"(?:\.(?:\d+|clone))+$")
 SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)(?:_|$)")

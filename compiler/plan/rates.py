@@ -1,6 +1,6 @@
 """What a generation's devices do in a second: as published, and as runs that were published have reached.
 
-The second is in data/rates.json, which `python -m scripts.published_runs fit` writes from the runs'
+The second is in data/rates.json, which `python -m scripts.step_times fit` writes from the runs'
 schedules; docs/planning.md has the table.
 """
 
@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from recipec.compiler.lowering.hardware import Accelerator, generations
 from recipec.compiler.plan.hlo.parse import Array
 from recipec.compiler.plan.hlo.schedule import Rates
-from recipec.compiler.plan.kernels import DATA
 from recipec.compiler.plan.results import Interval
 from recipec.compiler.plan.timeline import Reached
 
+DATA = Path(__file__).parents[1] / "data" / "rates.json"
 HOST_BYTES = 16e9
 """Bytes a second between a chip and its host, in one direction: 16 lanes of the third PCI Express."""
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter
 
+from recipec.compiler.plan.schedule import Schedule
+
 
 @dataclass(frozen=True)
 class Collective:
@@ -165,7 +167,7 @@ class Compiled:
         temporaries, code: bytes.
         flops, bytes: of matrix products; read and written by every operation. Loops are counted in full,
             kernels as nothing.
-        timeline: of the step.
+        schedule: of the step, from which its time follows; empty where the compiler refused it.
         trace_seconds, compile_seconds: what it took on this machine.
         out_of_memory: set when the compiler refused; then figures from `arguments` on are 0.
     """
@@ -180,7 +182,7 @@ class Compiled:
     code: float = 0.0
     flops: float = 0.0
     bytes: float = 0.0
-    timeline: Timeline = Timeline()
+    schedule: Schedule = field(default_factory=Schedule)
     collectives: tuple[Collective, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     largest: tuple[Temporary, ...] = ()

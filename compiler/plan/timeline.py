@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from recipec.compiler.plan.hlo.schedule import Exposed, Loop, Schedule, Start, Step, Transfer, Work
 from recipec.compiler.plan.results import Moved, Span, Timeline
+from recipec.compiler.plan.schedule import Exposed, Loop, Schedule, Start, Step, Transfer, Work
 
 SPANS = 400
 """Stretches that a timeline keeps to be drawn; the shortest are joined to what is before them."""
@@ -102,11 +102,7 @@ class _Run:
             if seconds:
                 self.spans.append(Span(lane, "", self.now, seconds))
                 self.now += seconds
-        self.work = Work(
-            self.work.products + done.products,
-            self.work.memory + done.memory,
-            self.work.kernels + done.kernels,
-        )
+        self.work += done
 
     def _begin(self, number: int) -> float:
         """When a transfer that is started now ends."""
@@ -153,16 +149,7 @@ class _Run:
         """Counts what has happened since `before` so many times more."""
         work, moved = before.work, before.moved
         seconds = (self.now - before.now) * times
-        self.work = Work(
-            *(
-                now + times * (now - then)
-                for now, then in (
-                    (self.work.products, work.products),
-                    (self.work.memory, work.memory),
-                    (self.work.kernels, work.kernels),
-                )
-            )
-        )
+        self.work += (self.work + work * -1) * times
         for key, part in self.moved.items():
             old = moved.get(key, replace(part, count=0, bytes=0.0, seconds=0.0, exposed=0.0))
             self.moved[key] = replace(

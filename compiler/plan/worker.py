@@ -136,12 +136,11 @@ def _read(found: Compiled, program: Program, compiled: Any, torus: Torus) -> Com
     from recipec.compiler.plan.hlo.parse import parse
     from recipec.compiler.plan.hlo.schedule import schedule
     from recipec.compiler.plan.kernels import KernelSeconds, kernels
-    from recipec.compiler.plan.timeline import timeline
 
     accelerator, axes = program.accelerator, program.recipe.mesh.axes
     memory, module = compiled.memory_analysis(), parse(compiled.as_text())
     times = KernelSeconds(accelerator, 1 / axes.get("ep", 1))
-    scheduled = schedule(module, rates.published(accelerator, times.seconds), axes, torus, accelerator.slices)
+    published = rates.published(accelerator, times.seconds)
     flops, moved = costs(module)
     return replace(
         found,
@@ -152,7 +151,7 @@ def _read(found: Compiled, program: Program, compiled: Any, torus: Torus) -> Com
         + max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
         flops=flops,
         bytes=moved,
-        timeline=timeline(scheduled, rates.reached(accelerator.generation)),
+        schedule=schedule(module, published, axes, torus, accelerator.slices),
         collectives=collectives(module, axes, accelerator.slices),
         kernels=kernels(module, times),
         largest=largest(module)[1],

@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 from recipec.compiler.plan.job import FAILED, JOB, Failed
-from recipec.compiler.plan.results import COMPILED, Compiled, OutOfMemory, Temporary, Timeline
+from recipec.compiler.plan.results import COMPILED, Compiled, OutOfMemory, Temporary
+from recipec.compiler.plan.schedule import Schedule, Work
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def main() -> None:
             code=1.0,
             flops=figure,
             bytes=figure,
-            timeline=Timeline(products=figure),
+            schedule=Schedule((Work(products=figure),)),
             compile_seconds=1.0,
         )
     )

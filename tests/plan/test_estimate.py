@@ -9,20 +9,19 @@ import pytest
 
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan import rates
 from recipec.compiler.plan.depth import Depth, depths
 from recipec.compiler.plan.estimate import extrapolate
 from recipec.compiler.plan.rates import interval
-from recipec.compiler.plan.results import (
-    Collective,
-    Compiled,
-    Kernel,
-    Moved,
-    OutOfMemory,
-    Span,
-    Temporary,
-    Timeline,
-)
+from recipec.compiler.plan.results import Collective, Compiled, Kernel, Moved, OutOfMemory, Temporary
+from recipec.compiler.plan.schedule import Exposed, Schedule, Start, Transfer, Wait, Work
+from recipec.compiler.plan.timeline import Reached, timeline
 from recipec.spec.load import load
+
+
+@pytest.fixture(autouse=True)
+def full_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "reached", lambda generation: Reached())
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +44,19 @@ def compiled(layers: int) -> Compiled:
         code=1e6 * layers,
         flops=1e12 + 6e12 * layers,
         bytes=1e10 * layers,
-        timeline=Timeline(
-            products=0.01 + 0.015 * layers,
-            memory=0.005 * layers,
-            kernels=1e-3 * layers,
-            transfers=(
-                Moved("all-gather", "head", ("fsdp",), False, 1, 1e9, 0.05, 0.04),
-                Moved("all-gather", "mlp", ("fsdp",), False, 20 * layers, 2e9 * layers, 0.1 * layers, 0.0),
-                Moved("copy", "mlp", (), False, layers, 1e6 * layers, 2e-3 * layers, 1e-3 * layers - 3e-3),
+        schedule=Schedule(
+            steps=(
+                Exposed(0),
+                Start(1, 1),
+                Work(0.01 + 0.015 * layers, 0.005 * layers, 1e-3 * layers),
+                Wait(1),
+                Exposed(2),
             ),
-            spans=(Span("core", f"{layers} layers", 0.0, 1.0),),
+            transfers=(
+                Transfer("all-gather", "head", ("fsdp",), False, 1e9, 0.04, ("0",)),
+                Transfer("all-gather", "mlp", ("fsdp",), False, 2e9 * layers, 0.01 * layers, ("0",)),
+                Transfer("copy", "mlp", (), False, 1e6 * layers, 1e-3 * layers, ("hbm",)),
+            ),
         ),
         collectives=(
             Collective("all-gather", ("fsdp",), False, 3 + 20 * layers, 1e9 + 2e9 * layers),
@@ -86,14 +88,14 @@ def test_every_figure_is_extrapolated_in_a_line(program: Program) -> None:
     found = one.timeline
     assert (found.products, found.memory, found.kernels) == pytest.approx((0.91, 0.3, 0.06))
     assert found.transfers == (
-        Moved("copy", "mlp", (), False, 60, 6e7, pytest.approx(0.12), pytest.approx(0.057)),
-        Moved("all-gather", "head", ("fsdp",), False, 1, 1e9, pytest.approx(0.05), pytest.approx(0.04)),
-        Moved("all-gather", "mlp", ("fsdp",), False, 1200, 1.2e11, pytest.approx(6), 0.0),
+        Moved("copy", "mlp", (), False, 1, 6e7, pytest.approx(0.06), pytest.approx(0.06)),
+        Moved("all-gather", "head", ("fsdp",), False, 1, 1e9, pytest.approx(0.04), pytest.approx(0.04)),
+        Moved("all-gather", "mlp", ("fsdp",), False, 1, 1.2e11, pytest.approx(0.6), 0.0),
     )
     assert found.exposed_in(True) == pytest.approx(0.04)
-    assert found.exposed_in(False) == pytest.approx(0.057)
-    assert one.seconds == pytest.approx(0.91 + 0.3 + 0.06 + 0.04 + 0.057)
-    assert found.spans == compiled(12).timeline.spans
+    assert found.exposed_in(False) == pytest.approx(0.06)
+    assert one.seconds == pytest.approx(0.91 + 0.3 + 0.06 + 0.04 + 0.06)
+    assert found.spans == timeline(compiled(12).schedule, Reached()).spans
     assert one.flops == pytest.approx(1e12 + 3.6e14)
     assert [(c.kind, c.count, c.bytes) for c in one.collectives] == [
         ("all-gather", 1203, pytest.approx(1.21e11)),
@@ -119,7 +121,7 @@ def test_a_refused_step_has_memory_and_no_time(program: Program) -> None:
     refused = [
         replace(
             compiled(layers),
-            timeline=Timeline(),
+            schedule=Schedule(),
             kernels=(),
             out_of_memory=OutOfMemory(
                 2e11 + 1e9 * layers, 1.02e11, (Temporary("scores", "f32[9]", 1, 9e10),)
@@ -149,14 +151,14 @@ def test_what_only_a_part_of_the_compiles_shows_is_taken_as_it_is(program: Progr
 
 def test_what_only_the_longer_compile_waits_for_is_extrapolated_too(program: Program) -> None:
     """And what the shorter one waits for alone is not counted below nothing."""
-    short, long = compiled(6), compiled(12)
-    late = Moved("all-reduce", "late", ("fsdp",), False, 2, 8.0, 0.2, 0.1)
+    late = Transfer("all-reduce", "late", ("fsdp",), False, 8.0, 0.1, ("0",))
     early = replace(late, name="early")
-    short = replace(short, timeline=replace(short.timeline, transfers=(early,)))
-    long = replace(long, timeline=replace(long.timeline, transfers=(late,)))
-    one = extrapolate(program, depths(program), [short, long])
-    found = {moved.name: moved for moved in one.timeline.transfers}
-    assert found["late"].exposed == pytest.approx(9 * 0.1) and found["late"].count == 18
+    short, long = (
+        replace(compiled(layers), schedule=Schedule((Exposed(0),), (one,)))
+        for layers, one in ((6, early), (12, late))
+    )
+    found = {m.name: m for m in extrapolate(program, depths(program), [short, long]).timeline.transfers}
+    assert found["late"].exposed == pytest.approx(9 * 0.1) and found["late"].count == 9
     assert found["early"].exposed == found["early"].seconds == 0.0
 
 

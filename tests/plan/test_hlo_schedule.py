@@ -7,18 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from recipec.compiler.plan.hlo.parse import Array
-from recipec.compiler.plan.hlo.schedule import (
-    Exposed,
-    Loop,
-    Rates,
-    Schedule,
-    Start,
-    Transfer,
-    Wait,
-    Work,
-    schedule,
-    total,
-)
+from recipec.compiler.plan.hlo.schedule import Rates, schedule
+from recipec.compiler.plan.schedule import Exposed, Loop, Schedule, Start, Transfer, Wait, Work, total
 from recipec.compiler.plan.timeline import Reached, timeline
 from recipec.compiler.plan.torus import Torus
 from tests.plan.hlo_text import module

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from recipec.compiler.plan.hlo.schedule import (
+from recipec.compiler.plan.results import Moved, Timeline
+from recipec.compiler.plan.schedule import (
     SCHEDULE,
     Exposed,
     Loop,
@@ -19,7 +20,6 @@ from recipec.compiler.plan.hlo.schedule import (
     Work,
     total,
 )
-from recipec.compiler.plan.results import Moved, Timeline
 from recipec.compiler.plan.timeline import SPANS, Reached, timeline
 
 FULL = Reached()

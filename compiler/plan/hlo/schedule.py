@@ -11,13 +11,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pydantic import TypeAdapter
-
 from recipec.compiler.plan.hlo.collectives import MEGASCALE, Exchange, exchanges
 from recipec.compiler.plan.hlo.costs import KERNEL, Products, Traffic, results_of
 from recipec.compiler.plan.hlo.names import LAYER, Names
 from recipec.compiler.plan.hlo.overlap import Overlap, channel
 from recipec.compiler.plan.hlo.parse import Array, Instruction, Module
+from recipec.compiler.plan.schedule import Exposed, Loop, Schedule, Start, Step, Transfer, Wait, Work
 from recipec.compiler.plan.torus import Torus, between_slices
 
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -25,90 +24,6 @@ HOST = 5
 """Memory space of the host."""
 THROUGH = ("bitcast", "get-tuple-element", "opt-barrier", "async-update", "copy")
 """What may stand between the start of an asynchronous operation and its end."""
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """Data that moves beside the core, or while it waits.
-
-    Attributes:
-        kind: "all-gather" and so on; "copy" within the device's memory, "host" to or from the host's.
-        name: the weight that it belongs to, and the operation.
-        axes: of the mesh, that a collective runs over.
-        over_dcn: whether it leaves the slice.
-        bytes: that the device ends with.
-        seconds: at full speed.
-        along: what it occupies: "0", "1", ... for dimensions of the torus, "dcn", "hbm" or "host".
-    """
-
-    kind: str
-    name: str
-    axes: tuple[str, ...]
-    over_dcn: bool
-    bytes: float
-    seconds: float
-    along: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Work:
-    """What the core does without a pause: seconds of operations with matrix products, of others, which HBM or
-    the vector unit limit, and of custom kernels."""
-
-    products: float = 0.0
-    memory: float = 0.0
-    kernels: float = 0.0
-
-
-@dataclass(frozen=True)
-class Start:
-    """The start of transfer number `transfer`, that goes by the number `mark`."""
-
-    transfer: int
-    mark: int
-
-
-@dataclass(frozen=True)
-class Wait:
-    """The core waits for what was started under this number, if anything was."""
-
-    mark: int
-
-
-@dataclass(frozen=True)
-class Exposed:
-    """Transfer number `transfer`, for which the core waits from start to end."""
-
-    transfer: int
-
-
-@dataclass(frozen=True)
-class Loop:
-    """Steps that are run `times` times."""
-
-    times: int
-    body: tuple[Step, ...]
-
-
-Step = Work | Start | Wait | Exposed | Loop
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """A step.
-
-    Attributes:
-        uncounted_loops: of which the text does not tell how often they run; their bodies count once.
-        costed: share of the core's seconds that rest on libtpu's own cycles.
-    """
-
-    steps: tuple[Step, ...]
-    transfers: tuple[Transfer, ...]
-    uncounted_loops: int = 0
-    costed: float = 1.0
-
-
-SCHEDULE: TypeAdapter[Schedule] = TypeAdapter(Schedule)
 
 
 @dataclass(frozen=True)
@@ -174,7 +89,7 @@ class _Reader:
             for step in self._of(instruction, computation, open_marks, times):
                 last = out[-1] if out else None
                 if isinstance(step, Work) and isinstance(last, Work):
-                    out[-1] = _joined(last, step)
+                    out[-1] = last + step
                 else:
                     out.append(step)
         return tuple(out)
@@ -317,21 +232,3 @@ def channel_of(module: Module, instruction: Instruction) -> str:
             if found := channel(inner):
                 return found
     return ""
-
-
-def _joined(a: Work, b: Work) -> Work:
-    return Work(a.products + b.products, a.memory + b.memory, a.kernels + b.kernels)
-
-
-def total(steps: tuple[Step, ...]) -> Work:
-    """All work of steps, loops counted."""
-    found = Work()
-    for step in steps:
-        if isinstance(step, Loop):
-            once = total(step.body)
-            found = _joined(
-                found, Work(*(step.times * part for part in (once.products, once.memory, once.kernels)))
-            )
-        elif isinstance(step, Work):
-            found = _joined(found, step)
-    return found
