@@ -89,7 +89,7 @@ class Planned:
         versions: of the packages that the estimate rests on.
         compiled_layers: depths that were compiled; the figures are of all layers.
         memory: bytes of one device.
-        seconds: of a micro-batch, an estimate.
+        seconds: of a micro-batch, an estimate; None where its schedule was not read yet.
         interval: the low and the high factor by which it may differ, as compiler.plan.results.Interval has.
         micro_batches: of an optimizer step.
         tokens: of an optimizer step over all devices, its rows full.
@@ -103,17 +103,18 @@ class Planned:
     versions: Mapping[str, str]
     compiled_layers: Sequence[int]
     memory: Memory
-    seconds: float
+    seconds: float | None
     interval: tuple[float, float]
     micro_batches: int
     tokens: int
-    mfu: float
+    mfu: float | None
     usd_per_hour: float | None
     parts: Parts | None = None
 
     @property
     def step(self) -> tuple[float, float]:
-        """Seconds of an optimizer step, the least and the most."""
+        """Seconds of an optimizer step, the least and the most, where there is an estimate."""
+        assert self.seconds is not None
         low, high = (factor * self.seconds * self.micro_batches for factor in self.interval)
         return low, high
 
@@ -148,14 +149,15 @@ class Record:
 def head(planned: Planned) -> list[str]:
     """The comment lines that a recipe's head ends with."""
     memory = planned.memory
-    slow, fast = planned.tokens_per_second
-    said = (
-        f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB on each device; "
-        f"{span(*planned.step, 2)} s an optimizer step of {planned.tokens:,} tokens, "
-        f"{thousands(slow)} to {thousands(fast)} tokens/s"
-    )
-    if (usd := planned.usd_per_million) is not None:
-        said += f", US$ {span(*usd, 2)} a million tokens"
+    said = f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB on each device"
+    if planned.seconds is not None:
+        slow, fast = planned.tokens_per_second
+        said += (
+            f"; {span(*planned.step, 2)} s an optimizer step of {planned.tokens:,} tokens, "
+            f"{thousands(slow)} to {thousands(fast)} tokens/s"
+        )
+        if (usd := planned.usd_per_million) is not None:
+            said += f", US$ {span(*usd, 2)} a million tokens"
     versions = planned.versions
     said += (
         f". By libtpu {versions['libtpu']} and jax {versions['jax']} on {planned.date}, not measured: "
@@ -195,11 +197,18 @@ def page(programs: Mapping[str, Program], record: Record) -> str:
         "## By model\n",
         ABOUT_FIGURES,
         table(_HEAD, rows),
-        *(["A row without figures was not compiled yet.\n"] if any(not row[-4] for row in rows) else []),
+        *(
+            ["A row without a step was not planned again by its schedule.\n"]
+            if any(not row[-3] for row in rows)
+            else []
+        ),
         f"On a CPU: {listing(f'`{_file(name)}`' for name in here)}.\n",
         "## Experts\n",
         ABOUT_EXPERTS,
-        table(_OF_EXPERTS, [_parts(name, one) for name, one in record.recipes.items() if one.parts]),
+        table(
+            _OF_EXPERTS,
+            [_parts(name, one) for name, one in record.recipes.items() if one.parts and one.seconds],
+        ),
         "## By method\n",
         "".join(f"- {line}\n" for line in _by_method(programs)),
         "## Where a model fits\n",
@@ -221,11 +230,14 @@ def _row(program: Program, planned: Planned | None) -> tuple[str, ...]:
     )
     if planned is None:
         return (*what, "", "", "", "")
-    memory, usd = planned.memory, planned.usd_per_million
-    slow, fast = planned.tokens_per_second
+    memory = planned.memory
+    used = f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f}"
+    if planned.seconds is None:
+        return (*what, used, "", "", "")
+    usd, (slow, fast) = planned.usd_per_million, planned.tokens_per_second
     return (
         *what,
-        f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f}",
+        used,
         span(*planned.step, 2),
         f"{thousands(slow)} to {thousands(fast)}",
         "" if usd is None else span(*usd, 2),

@@ -200,7 +200,7 @@ def _plan(names: Sequence[str]) -> None:
         kept = record.recipes.get(path.stem)
         if of.accelerator.platform != "tpu" or (names and path.stem not in names):
             continue
-        if kept is None or kept.key != key(of):
+        if kept is None or kept.key != key(of) or kept.seconds is None:
             found = planned(of, plan(of))
             memory = found.memory
             if memory.headroom < 0:

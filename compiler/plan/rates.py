@@ -18,8 +18,8 @@ from recipec.compiler.plan.results import Interval
 from recipec.compiler.plan.timeline import Reached
 
 DATA = Path(__file__).parents[1] / "data" / "rates.json"
-HOST_BYTES = 16e9
-"""Bytes a second between a chip and its host, in one direction: 16 lanes of the third PCI Express."""
+HOST_BYTES = 32e9
+"""Bytes a second between a chip and its host, in one direction: taken as 16 lanes of PCI Express 4.0."""
 
 
 Kernel = Callable[[str, Sequence[Array], Sequence[Array]], float]
@@ -39,9 +39,8 @@ def published(accelerator: Accelerator, kernel: Kernel) -> Rates:
 
 
 def reached(generation: str) -> Reached:
-    """Shares of the published rates. A generation of which no run is known has those of all together."""
-    found = _data()["reached"]
-    return Reached(**(found.get(generation) or found["all"]))
+    """Shares of full speed; all of it, of a generation of which no run is known."""
+    return Reached(**_data()["reached"].get(generation, {}))
 
 
 def interval(generation: str, lora: bool) -> Interval:

@@ -192,6 +192,8 @@ class _Reader:
             return exchange
         operands = [a for n in instruction.operands for a in self._arrays(computation, n)]
         moved = results_of(instruction, len(instruction.operands))
+        if instruction.opcode == "dynamic-update-slice-start":
+            moved = self._arrays(computation, instruction.operands[1])
         spaces = {array.memory_space for array in (*moved, *operands)}
         size = float(sum(array.bytes for array in moved))
         kind, rate = ("host", self.rates.host) if HOST in spaces else ("copy", self.rates.hbm)
