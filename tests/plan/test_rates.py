@@ -8,8 +8,8 @@ from dataclasses import asdict
 import pytest
 
 from recipec.compiler.lowering.hardware import from_name, generations
-from recipec.compiler.plan import rates
-from recipec.compiler.plan.kernels import DATA, KernelSeconds, attention
+from recipec.compiler.plan import kernels, rates
+from recipec.compiler.plan.kernels import KernelSeconds, attention
 
 MACHINES = {"v4": "v4-8", "v5e": "v5e-8", "v5p": "v5p-8", "v6e": "v6e-8", "tpu7x": "tpu7x-8"}
 
@@ -34,12 +34,12 @@ def test_an_interval_has_two_ends_and_says_what_it_rests_on(generation: str, lor
     assert rates.interval(generation, True) == rates.interval("v5p", True)
 
 
-def test_the_file_names_nothing_that_is_not_read() -> None:
-    found = json.loads(DATA.read_text(encoding="utf-8"))
-    known = {"all", *generations()}
-    assert set(found) == {"reached", "intervals"}
-    assert set(found["reached"]) <= {*generations()}
-    assert {"all", "lora"} <= set(found["intervals"]) <= {*known, "lora"}
+def test_the_files_name_nothing_that_is_not_read() -> None:
+    found, known = json.loads(rates.DATA.read_text(encoding="utf-8")), {*generations()}
+    assert set(found) == {"reached", "intervals"} and set(found["reached"]) <= known
+    assert {"all", "lora"} <= set(found["intervals"]) <= {*known, "all", "lora"}
+    laws = json.loads(kernels.DATA.read_text(encoding="utf-8"))
+    assert set(laws) == {"attention", "backward"} and set(laws["attention"]) <= known
 
 
 @pytest.mark.parametrize("generation", MACHINES)

@@ -263,7 +263,8 @@ def test_a_run_on_a_cpu_is_called_one(place: Path) -> None:
 def test_a_plan_in_the_cache_is_found_without_compiling(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from recipec.compiler.plan import depth, identity, pool, store
     from recipec.compiler.plan.planner import job
-    from recipec.compiler.plan.results import COMPILED, Compiled, Timeline
+    from recipec.compiler.plan.results import COMPILED, Compiled
+    from recipec.compiler.plan.schedule import Schedule, Work
     from recipec.compiler.report.run import read_runs
 
     writing.run(place / "run")
@@ -272,7 +273,7 @@ def test_a_plan_in_the_cache_is_found_without_compiling(place: Path, monkeypatch
     assert run.program is not None
     for one in depth.depths(run.program):
         layers = len(one.layers)
-        step = Timeline(products=0.1 * layers)
+        step = Schedule((Work(products=0.1 * layers),))
         made = Compiled(layers, 2e9 + layers * 5e8, 1e6, 2e6, 1e5, 3e9, 1e9, 1e6, 1e12, 1e10, step)
         name = identity.name(*job(run.program, (), one))
         store.put(name, COMPILED.dump_json(made).decode())
