@@ -4,10 +4,10 @@
     PYTHON scripts/published_runs.py compile ROW OUT
 
 PYTHON is that of an environment with MaxText: it is what was measured, and needs other versions of JAX than
-this project. Either `maxtext[tpu]` is installed, or a checkout of the measured commit is in PYTHONPATH. Only the
-JAX and libtpu of the run (`measured_with` of the table; JAX 0.6.1 goes with libtpu 0.0.15) take all its flags.
-OUT gets scheduled.txt, the scheduled module of the step, and facts.json: the run as published, the versions
-that compiled it, its mesh, memory and seconds of compiling.
+this project. Either `maxtext[tpu]` is installed, or a checkout of the measured commit is in PYTHONPATH.
+Only the JAX and libtpu of the run (`measured_with` of the table; JAX 0.6.1 goes with libtpu 0.0.15) take
+all its flags. OUT gets scheduled.txt, the scheduled module of the step, and facts.json: the run as
+published, the versions that compiled it, its mesh, memory and seconds of compiling.
 """
 
 from __future__ import annotations
