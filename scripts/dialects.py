@@ -4,8 +4,8 @@
 
 WHEELS is a folder with the wheels of the tools of that name below, and the archives of ARCHIVES;
 transformers, trl, peft and accelerate are installed beside this script's Python. Nothing is imported: keys,
-types and defaults are read from the sources. A key's entry is [type] when it must be given, or else [type, default]; a default that the
-source computes is {"is": its expression}.
+types and defaults are read from the sources. A key's entry is [type] when it must be given, or else
+[type, default]; a default that the source computes is {"is": its expression}.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ WHEELS = {
     "oumi": "0.9",
     "ms_swift": "4.6.0",
     "nemo_automodel": "0.7.0",
+    "unsloth": "2026.8.19",
 }
 """Tools that are read from wheels, and their versions."""
 
@@ -154,7 +155,7 @@ def _axolotl(package: Package) -> dict[str, Any]:
     classes = package.classes(*package.paths("axolotl/utils/schemas/", ".py"))
     plugins = package.classes(*package.paths("axolotl/integrations/", "args.py"))
     sections = {"config": fields(classes, "AxolotlInputConfig")}
-    mixed = set(_lineage(classes, "AxolotlInputConfig"))
+    mixed = set(lineage(classes, "AxolotlInputConfig"))
     for name in sorted(classes):
         if name not in mixed and fields(classes, name) and name != "AxolotlConfigWCapabilities":
             sections[name] = fields(classes, name)
@@ -424,7 +425,7 @@ def _oumi(package: Package) -> dict[str, Any]:
 def fields(classes: Mapping[str, ast.ClassDef], name: str) -> Keys:
     """The fields of a dataclass or a Pydantic model, those of its bases first."""
     out: Keys = {}
-    for base in reversed(_lineage(classes, name)):
+    for base in reversed(lineage(classes, name)):
         for node in classes[base].body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 key, kind = node.target.id, ast.unparse(node.annotation)
@@ -547,12 +548,12 @@ def _short(kind: str) -> str:
     return kind if len(kind) <= LONGEST else kind[: LONGEST - 3] + "..."
 
 
-def _lineage(classes: Mapping[str, ast.ClassDef], name: str) -> list[str]:
+def lineage(classes: Mapping[str, ast.ClassDef], name: str) -> list[str]:
     """A class and its bases, depth first, a class before what it is made of."""
     seen: dict[str, None] = {name: None}
     for base in _named(classes[name].bases):
         if base in classes:
-            seen |= dict.fromkeys(_lineage(classes, base))
+            seen |= dict.fromkeys(lineage(classes, base))
     return list(seen)
 
 

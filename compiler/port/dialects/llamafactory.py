@@ -37,7 +37,6 @@ MARKS = words(
 CUT = "the end of a long sample is cut off here; there its questions and answers are shortened in proportion"
 MIXED = "samples of a row do not attend to each other here, as with neat_packing"
 BLOCKS = "texts are not cut into blocks that go on in the next row: the end of a long one is cut off"
-PIECES = "each turn is tokenised with what is around it: other tokens where an answer begins with white space"
 TURN_ENDS = (
     "the end of text is learnt after the last answer alone, not in place of each later question's start"
 )
@@ -367,11 +366,11 @@ def _template(keys: Keys, model: Model | None, stage: str) -> None:
     found = templates.llamafactory(name, model, thinking, system)
     if not found.known:
         near = get_close_matches(str(name), templates.LLAMAFACTORY, n=3, cutoff=0.0)
-        message = f"the template `{name}` is not known here"
+        message = templates.unknown("the template", name, found)
         way = "leave it out for the tokenizer's own template"
         keys.refuse("template", "E1147", message, f"{way}; near it are {listing(near)}")
     elif keys.given("template"):
-        notes = (found.note, PIECES, TURN_ENDS if found.last else "")
+        notes = (found.note, templates.PIECES, TURN_ENDS if found.last else "")
         keys.say("template", found.sets, "; ".join(filter(None, notes)))
     else:
         keys.default("template", None, {}, "LLaMA-Factory's default: the tokenizer's own template")

@@ -194,7 +194,7 @@ def _data(keys: Keys, model: Model | None) -> None:
     elif found.known:
         keys.say("template", found.sets, "; ".join(filter(None, (OPENING, found.note))))
     else:
-        message = f"the template `{chosen}` is not known here"
+        message = templates.unknown("the template", chosen, found)
         keys.refuse("template", "E1147", message, "template: qwen3_nothink")
     keys.same("template", note="custom_chat_template holds")
     keys.same("custom_chat_template", note="null: as without the key")

@@ -99,8 +99,6 @@ TYPES = {"dpo": "dpo", "orpo": "orpo"}
 """Kinds of rlhf that have a counterpart."""
 OF_PREFERENCES = ("beta", "rpo_alpha", "ld_alpha", "ref_model")
 
-TEMPLATES = {"chatml": "chatml", "llama3": "llama3", "qwen3_nothinking": "qwen3_nothink"}
-"""ms-swift's templates that write what LLaMA-Factory's do."""
 OWN = {
     "qwen2": words("qwen qwen2_5"),
     "qwen3": words("qwen3 qwen3_thinking qwen3_nothinking qwen3_coder"),
@@ -115,6 +113,7 @@ OWN = {
 FOLLOWS = (
     "the tokenizer's own template, which ms-swift's follows: blanks and thoughts may be written otherwise"
 )
+END = "what ends the last answer is learnt after that one alone"
 COGNITION = words("swift/self-cognition modelscope/self-cognition")
 """A data set with marks for the model's name and its author's."""
 READS = ("", "AlpacaZhPreprocessor()")
@@ -406,15 +405,16 @@ def _template(keys: Keys, named: Named | None) -> None:
         keys.refuse(
             "use_chat_template", "E1147", "texts without a template are of swift pt", "remove the key"
         )
-    if name in TEMPLATES and not own:
-        made = templates.llamafactory(TEMPLATES[name], model)
-        keys.say("template", made.sets, made.note)
+    made = templates.of(NAME, name, model)
+    if made.known and not own:
+        notes = (made.note, templates.PIECES, END if made.last else "")
+        keys.say("template", made.sets, "; ".join(filter(None, notes)))
     elif own:
         keys.default("template", None, {}, FOLLOWS) if name is None else keys.say("template", {}, FOLLOWS)
         if model is not None:
             templates.say_own(keys.ledger, model)
     else:
-        message = f"ms-swift's template `{name}` is not written out here"
+        message = templates.unknown("ms-swift's template", name, made)
         keys.refuse("template", "E1147", message, "--set template=null takes the tokenizer's own")
 
 
