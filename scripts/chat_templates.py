@@ -78,11 +78,17 @@ def llamafactory(package: Package) -> dict[str, Row | str]:
         given = {word.arg: word.value for word in call.keywords}
         kind = ast.unparse(given["template_class"]) if "template_class" in given else "Template"
         name = ast.literal_eval(given["name"])
-        out[name] = _llamafactory(given, kind) if kind in CLASSES else f"{kind} writes it by code of its own"
+        try:
+            out[name] = _llamafactory(given, kind)
+        except ValueError as error:
+            out[name] = str(error)
     return out
 
 
 def _llamafactory(given: Mapping[str, ast.expr], kind: str) -> Row:
+    if kind not in CLASSES:
+        raise ValueError(f"{kind} writes it by code of its own")
+
     def slots(key: str, default: str) -> str:
         if key not in given:
             return default
@@ -118,7 +124,9 @@ def _slot(node: ast.expr) -> str:
     found = ast.literal_eval(node)
     if isinstance(found, set):
         return "".join(f"{{{name}}}" for name in found if name in ("bos_token", "eos_token"))
-    return str(found["token"] if isinstance(found, dict) else found)
+    if isinstance(found, dict):
+        raise ValueError("its marks are tokens by their names, whatever the tokenizer has")
+    return str(found)
 
 
 def row(made: Mapping[str, Any]) -> Row:
@@ -159,20 +167,24 @@ THINKING = ("thinking_prefix", "non_thinking_prefix", "history_thinking_prefix",
 
 def swift(package: Package) -> dict[str, Row | str]:
     modules = {path: package.tree(path) for path in package.paths("swift/template/templates/", ".py")}
-    names = _constants(package.tree("swift/template/constant.py").body)
-    for module in modules.values():
-        names |= _constants(module.body)
-    paths = [*modules, "swift/template/template_meta.py", "swift/template/base.py"]
-    classes = package.classes(*paths)
+    kinds = _constants(package.tree("swift/template/constant.py").body)
+    every = {name: text for module in modules.values() for name, text in _constants(module.body).items()}
+    scopes = {path: {**every, **_constants(module.body)} for path, module in modules.items()}
+    own: dict[str, Names] = {}
+    classes = package.classes("swift/template/template_meta.py", "swift/template/base.py")
+    for path, module in modules.items():
+        found = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
+        classes |= found
+        own |= dict.fromkeys(found, scopes[path])
     out: dict[str, Row | str] = {}
-    for module in modules.values():
+    for path, module in modules.items():
         for call in _calls(module, "register_template"):
             (made,) = call.args
             assert isinstance(made, ast.Call)
             (title,) = made.args[:1] or [word.value for word in made.keywords if word.arg == "template_type"]
-            name = names.get(ast.unparse(title).rpartition(".")[2]) or ast.literal_eval(title)
+            name = kinds.get(ast.unparse(title).rpartition(".")[2]) or ast.literal_eval(title)
             try:
-                out[name] = _swift(_meta(made, classes, names), classes)
+                out[name] = _swift(_meta(made, classes, own, scopes[path]), classes)
             except ValueError as error:
                 out[name] = str(error)
     return out
@@ -191,21 +203,32 @@ def _constants(body: Iterable[ast.stmt]) -> dict[str, str]:
     return out
 
 
-def _meta(call: ast.Call, classes: Mapping[str, ast.ClassDef], names: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of a TemplateMeta that is made: those that the call gives, over its class's."""
-    given: dict[str, ast.expr] = {}
+Names = Mapping[str, str]
+
+
+def _meta(
+    call: ast.Call, classes: Mapping[str, ast.ClassDef], own: Mapping[str, Names], names: Names
+) -> dict[str, Any]:
+    """The fields of a TemplateMeta that is made: those that the call gives, over its class's.
+
+    Args:
+        own: the texts that names stand for where each class stands.
+        names: likewise, where the call stands.
+    """
     order: dict[str, None] = {}
+    given: dict[str, tuple[ast.expr, Names]] = {}
     for base in reversed(lineage(classes, ast.unparse(call.func))):
         for node in classes[base].body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 order[node.target.id] = None
-                given |= {node.target.id: node.value} if node.value else {}
-    given |= dict(zip(list(order)[1:], call.args[1:], strict=False))
-    given |= {word.arg: word.value for word in call.keywords if word.arg}
-    return {key: _meant(key, value, names) for key, value in given.items()}
+                given |= {node.target.id: (node.value, own.get(base, names))} if node.value else {}
+    told = dict(zip(list(order)[1:], call.args[1:], strict=False))
+    told |= {word.arg: word.value for word in call.keywords if word.arg}
+    given |= {key: (value, names) for key, value in told.items()}
+    return {key: _meant(key, *value) for key, value in given.items()}
 
 
-def _meant(key: str, node: ast.expr, names: Mapping[str, str]) -> Any:
+def _meant(key: str, node: ast.expr, names: Names) -> Any:
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "field":
         (made,) = (word.value for word in node.keywords)
         if ast.unparse(made) == "list":
@@ -233,6 +256,8 @@ def _swift(meta: Mapping[str, Any], classes: Mapping[str, ast.ClassDef]) -> Row:
         raise ValueError("it is for one question and its answer alone")
     keys = ("prefix", "prompt", "chat_sep", "suffix", "system_prefix")
     prefix, prompt, between, suffix, system = (_prompt(meta[key]) for key in keys)
+    if "{{ROUND" in prompt:
+        raise ValueError("it counts the questions")
     if SYSTEM in prompt:
         raise ValueError("it writes the system message before the last question")
     if SYSTEM in prefix:

@@ -158,10 +158,10 @@ def _data(keys: Keys, model: Model | None) -> None:
     entries: list[tuple[str, Any]] = []
     own = {} if file else keys_of(NAME, "datasets").get(str(name), ["", {}])[1]
     if own:
-        found = datasets.unwritten(keys, own)
-        entries = _described(found)
+        described = datasets.unwritten(keys, own)
+        entries = _described(described)
         files = [own_file(one["path"]) for one in own.values() if one.get("source") == "local"]
-        notes = [datasets.retold(keys, "train_dataset", found), *files]
+        notes = [datasets.retold(keys, "train_dataset", described), *files]
         keys.say("train_dataset", {}, "; ".join(filter(None, notes)))
     elif name and name.endswith((".yaml", ".yml")):
         if file is None:

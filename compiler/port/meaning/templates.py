@@ -102,7 +102,7 @@ LLAMAFACTORY = named("llamafactory")
 def _torchtune(row: Mapping[str, Any]) -> Turns:
     """A tokenizer's row of data/port_models.json, over that of LLaMA-Factory's template that it is like."""
     own = {key: value for key, value in row.items() if key != "like"}
-    return turns_of({**written_by("llamafactory").get(row.get("like"), {}), **own})
+    return turns_of({**written_by("llamafactory").get(str(row.get("like")), {}), **own})
 
 
 TORCHTUNE = {name: _torchtune(row) for name, row in known("torchtune", "tokenizers").items()}
