@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recipec.compiler.lowering.catalog import find
-from recipec.compiler.port.meaning import templates
+from recipec.compiler.port.meaning import conversion, templates
 from recipec.compiler.port.names import TEMPLATES, written_by
 from recipec.runtime.data.template import ChatTemplate
 from scripts import chat_templates
@@ -82,6 +83,13 @@ def test_what_is_learnt_of_a_template_that_is_jinja(tool: str, name: str, text: 
         {"role": r, "content": c} for r, c in (("system", "Short."), ("user", "Hi"), ("assistant", "Yes"))
     ]
     assert ChatTemplate(marked, {"bos_token": "<s>", "eos_token": "</s>"}).render(talk) == text
+
+
+def test_what_swift_takes_off_the_answers_of_a_data_set_is_taken_off() -> None:
+    space: dict[str, Any] = {}
+    exec(conversion.by_columns(None, {}, False, prefix="Answer: "), space)
+    rows = ({"instruction": "Why?", "input": "", "output": given} for given in ("Answer:  So. ", " So. "))
+    assert [space["convert"](row)["messages"][-1]["content"] for row in rows] == ["So.", " So. "]
 
 
 def test_the_page_counts_the_templates(root: Path) -> None:
