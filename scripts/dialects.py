@@ -2,10 +2,10 @@
 
     .venv/bin/python scripts/dialects.py WHEELS
 
-WHEELS is a folder with the wheels of the tools of that name below; transformers, trl, peft and
-accelerate are installed beside this script's Python. Nothing is imported: keys, types and defaults are read
-from the sources. A key's entry is [type] when it must be given, or else [type, default]; a default that the
-source computes is {"is": its expression}.
+WHEELS is a folder with the wheels of the tools of that name below, and the archives of ARCHIVES;
+transformers, trl, peft and accelerate are installed beside this script's Python. Nothing is imported: keys,
+types and defaults are read from the sources. A key's entry is [type] when it must be given, or else
+[type, default]; a default that the source computes is {"is": its expression}.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import builtins
 import importlib.util
 import json
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -34,8 +35,12 @@ WHEELS = {
     "oumi": "0.9",
     "ms_swift": "4.6.0",
     "nemo_automodel": "0.7.0",
+    "unsloth": "2026.8.19",
 }
 """Tools that are read from wheels, and their versions."""
+
+ARCHIVES = ("llamafactory",)
+"""Those of which the source archive is read too: it has the data sets that the wheel leaves out."""
 
 VALIDATED = {"dataset_val": ["", None], "run_val_every_n_steps": ["", None], "batch_size_val": ["", None]}
 """Keys that torchtune's distributed recipes have in its repository, and in no release yet."""
@@ -107,8 +112,8 @@ def catalogue(wheels: Path) -> dict[str, Any]:
     training = transformers.classes("transformers/training_args.py", "transformers/training_args_seq2seq.py")
     return {
         "axolotl": _axolotl(Package("axolotl", wheels)),
-        "llamafactory": _llamafactory(Package("llamafactory", wheels), training),
-        "llamafactory_v1": _llamafactory_v1(Package("llamafactory", wheels)),
+        "llamafactory": _llamafactory(Package("llamafactory", wheels), training, wheels),
+        "llamafactory_v1": _llamafactory_v1(Package("llamafactory", wheels), wheels),
         "trl": _trl(trl, training),
         "trainer": {
             "version": transformers.version,
@@ -150,7 +155,7 @@ def _axolotl(package: Package) -> dict[str, Any]:
     classes = package.classes(*package.paths("axolotl/utils/schemas/", ".py"))
     plugins = package.classes(*package.paths("axolotl/integrations/", "args.py"))
     sections = {"config": fields(classes, "AxolotlInputConfig")}
-    mixed = set(_lineage(classes, "AxolotlInputConfig"))
+    mixed = set(lineage(classes, "AxolotlInputConfig"))
     for name in sorted(classes):
         if name not in mixed and fields(classes, name) and name != "AxolotlConfigWCapabilities":
             sections[name] = fields(classes, name)
@@ -160,27 +165,44 @@ def _axolotl(package: Package) -> dict[str, Any]:
     return {"version": package.version, "sections": sections}
 
 
-def _llamafactory(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, Any]:
+def _archived(folder: Path, package: Package, pattern: str) -> dict[str, Any]:
+    """YAML or JSON of a tool's source archive, by path."""
+    root = f"{package.name}-{package.version}"
+    with tarfile.open(folder / f"{root}.tar.gz") as archive:
+        found = {
+            member.name.removeprefix(f"{root}/"): archive.extractfile(member)
+            for member in archive
+            if PurePosixPath(member.name).match(f"{root}/{pattern}")
+        }
+        return {path: yaml.safe_load(file.read()) for path, file in sorted(found.items()) if file}
+
+
+def _llamafactory(package: Package, training: Mapping[str, ast.ClassDef], archives: Path) -> dict[str, Any]:
+    """The arguments, what an entry of dataset_info.json has, and the entries that lie in the repository."""
     classes = package.classes(*package.paths("llamafactory/hparams/", "_args.py"))
     ours = {("Ours" if name == "TrainingArguments" else name): node for name, node in classes.items()}
     keys = dict(fields(training, "Seq2SeqTrainingArguments"))
     for name in ("Ours", "ModelArguments", "DataArguments", "FinetuningArguments", "GeneratingArguments"):
         keys |= fields(ours, name)
     attributes = package.classes("llamafactory/data/parser.py")
+    (info,) = _archived(archives, package, "data/dataset_info.json").values()
     return {
         "version": package.version,
         "sections": {
             "train": keys,
             "dataset_attributes": fields(attributes, "DatasetAttr"),
+            "datasets": {name: ["", entry] for name, entry in info.items()},
         },
     }
 
 
-def _llamafactory_v1(package: Package) -> dict[str, Any]:
+def _llamafactory_v1(package: Package, archives: Path) -> dict[str, Any]:
     classes = package.classes(*package.paths("llamafactory/v1/config/", "_args.py"))
     names = ("ModelArguments", "DataArguments", "TrainingArguments", "SampleArguments")
     keys = {key: entry for name in names for key, entry in fields(classes, name).items()}
-    return {"version": package.version, "sections": {"args": keys}}
+    files = _archived(archives, package, "data/v1_*.yaml")
+    sections = {"args": keys, "datasets": {path: ["", entries] for path, entries in files.items()}}
+    return {"version": package.version, "sections": sections}
 
 
 def _trl(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, Any]:
@@ -403,7 +425,7 @@ def _oumi(package: Package) -> dict[str, Any]:
 def fields(classes: Mapping[str, ast.ClassDef], name: str) -> Keys:
     """The fields of a dataclass or a Pydantic model, those of its bases first."""
     out: Keys = {}
-    for base in reversed(_lineage(classes, name)):
+    for base in reversed(lineage(classes, name)):
         for node in classes[base].body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 key, kind = node.target.id, ast.unparse(node.annotation)
@@ -526,12 +548,12 @@ def _short(kind: str) -> str:
     return kind if len(kind) <= LONGEST else kind[: LONGEST - 3] + "..."
 
 
-def _lineage(classes: Mapping[str, ast.ClassDef], name: str) -> list[str]:
+def lineage(classes: Mapping[str, ast.ClassDef], name: str) -> list[str]:
     """A class and its bases, depth first, a class before what it is made of."""
     seen: dict[str, None] = {name: None}
     for base in _named(classes[name].bases):
         if base in classes:
-            seen |= dict.fromkeys(_lineage(classes, base))
+            seen |= dict.fromkeys(lineage(classes, base))
     return list(seen)
 
 

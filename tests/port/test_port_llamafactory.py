@@ -14,7 +14,7 @@ from recipec.compiler.port.meaning import adapters
 from recipec.compiler.port.meaning.models import resolve
 from recipec.compiler.port.report import counts, rows, summary
 from recipec.runtime.data.formats import ParsedSample, parse_row
-from tests.port.dialects import codes, ported, samples, spoken, unspoken, values, verdict
+from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
 
 BASE: dict[str, Any] = {
     "model_name_or_path": "Qwen/Qwen3-8B",
@@ -138,6 +138,50 @@ def test_a_missing_dataset_info_is_told_with_the_command(tmp_path: Path) -> None
     (diagnostic,) = made.diagnostics
     assert diagnostic.code == "E1151" and diagnostic.help == "recipe port config.yaml data/dataset_info.json"
     assert "did you mean `letters`" in str(port(tmp_path, dataset="letter").diagnostics[0].help)
+
+
+def test_a_file_alone_has_the_data_sets_that_llamafactory_ships(tmp_path: Path) -> None:
+    made = port(tmp_path, None, dataset="identity,alpaca_en", max_samples=7)
+    assert codes(made) == []
+    paths = ["data/identity.json", "hf://llamafactory/alpaca_en"]
+    assert made.value("data.train") == [{"path": path, "limit": 7} for path in paths]
+    where = "data/identity.json is LLaMA-Factory's own: take it from its repository at v0.9.5"
+    assert finding(made, "dataset").note == where
+    talks = port(tmp_path, None, dataset="ultrachat_200k")
+    assert talks.value("data.train") == [{"path": "hf://HuggingFaceH4/ultrachat_200k", "split": "train_sft"}]
+    assert talks.value("data.fields") == {"messages": "messages", "role": "role", "content": "content"}
+    assert "turns do not alternate" in finding(talks, "dataset").note
+    assert codes(port(tmp_path, None, dataset="mllm_demo")) == [("E1150", "dataset")]
+    assert codes(port(tmp_path, None, dataset="identity", dataset_dir="REMOTE:our/sets")) == [
+        ("E1151", "dataset")
+    ]
+    assert codes(port(tmp_path, dataset="identity")) == [("E1151", "dataset")]  # its own file lacks it
+
+
+def test_every_data_set_that_llamafactory_ships_is_read_or_refused_for_what_it_is(tmp_path: Path) -> None:
+    refused: dict[str, list[str]] = {}
+    for name, (_, entry) in keys_of("llamafactory", "datasets").items():
+        columns = entry.get("columns", {})
+        text = columns.keys() == {"prompt"}
+        stage = "dpo" if entry.get("ranking") else "pt" if text else "sft"
+        made = port(tmp_path, None, dataset=name, stage=stage, model_name_or_path="our/model", template=None)
+        for code, _ in codes(made):
+            refused.setdefault(code, []).append(name)
+    assert refused.keys() == {"E1143", "E1149", "E1150"}
+    assert refused["E1143"] == ["deepctrl"]  # which is on ModelScope alone
+    assert refused["E1149"] == ["kto_en_demo", "kto_mix_en", "ultrafeedback_kto"]
+
+
+def test_a_file_alone_of_v1_has_the_data_that_llamafactory_ships(tmp_path: Path) -> None:
+    content = {"model": "Qwen/Qwen3-8B", "train_dataset": "data/v1_sft_demo.yaml"}
+    made = ported("llamafactory_v1", tmp_path, content)
+    assert codes(made) == []
+    assert made.value("data.train") == [
+        "data/identity.json",
+        {"path": "data/alpaca_en_demo.json", "limit": 500},
+    ]
+    note = finding(made, "train_dataset").note
+    assert "a line is between instruction and input here" in note and "data/identity.json is" in note
 
 
 def test_full_fine_tuning_keeps_float32_weights(tmp_path: Path) -> None:

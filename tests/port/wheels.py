@@ -1,4 +1,4 @@
-"""The wheels of the tools whose keys compiler/data/dialects.json lists, in build/dialects."""
+"""The wheels and archives that compiler/data/dialects.json is made from, in build/dialects."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ FOLDER = Path(__file__).resolve().parents[2] / "build" / "dialects"
 
 
 def fetch() -> Path:
-    """The folder, with every wheel in it; those that are missing are downloaded."""
+    """The folder, with every file in it; those that are missing are downloaded."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, version in dialects.WHEELS.items():
-        if any(FOLDER.glob(f"{name}-{version}-*.whl")):
+    wanted = {f"{name}-{version}-*.whl": "--only-binary" for name, version in dialects.WHEELS.items()}
+    wanted |= {f"{name}-{dialects.WHEELS[name]}.tar.gz": "--no-binary" for name in dialects.ARCHIVES}
+    for pattern, kind in wanted.items():
+        if any(FOLDER.glob(pattern)):
             continue
+        name, version = pattern.removesuffix(".tar.gz").split("-")[:2]
         with tempfile.TemporaryDirectory(dir=FOLDER) as place:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", place]
-            command += ["--ignore-requires-python"]  # they are read, not run
+            command += ["--ignore-requires-python", kind, name]  # they are read, not run
             subprocess.run([*command, f"{name}=={version}"], check=True)
-            for wheel in Path(place).glob("*.whl"):
-                os.replace(wheel, FOLDER / wheel.name)
+            for file in Path(place).iterdir():
+                os.replace(file, FOLDER / file.name)
     return FOLDER

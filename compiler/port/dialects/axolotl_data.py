@@ -204,8 +204,7 @@ def _template(keys: Keys, kind: Kind, model: Model | None) -> None:
         return
     found = templates.axolotl(name or ("jinja" if jinja else "tokenizer_default"), model, jinja)
     if not found.known:
-        title = model.title if model else "this model"
-        message = f"the chat template `{name}` is none of {title}'s, and is not known here"
+        message = templates.unknown("the chat template", name, found)
         help = "chat_template: tokenizer_default, or chat_template_jinja"
         at.refuse("chat_template", "E1147", message, help)
     elif at.given("chat_template"):

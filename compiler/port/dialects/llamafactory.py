@@ -9,7 +9,7 @@ from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.common import say_common
-from recipec.compiler.port.keys import OFF, Keys, defaults_of, keeps, table, words
+from recipec.compiler.port.keys import OFF, Keys, defaults_of, keeps, keys_of, table, tools, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
     adapters,
@@ -37,7 +37,6 @@ MARKS = words(
 CUT = "the end of a long sample is cut off here; there its questions and answers are shortened in proportion"
 MIXED = "samples of a row do not attend to each other here, as with neat_packing"
 BLOCKS = "texts are not cut into blocks that go on in the next row: the end of a long one is cut off"
-PIECES = "each turn is tokenised with what is around it: other tokens where an answer begins with white space"
 TURN_ENDS = (
     "the end of text is learnt after the last answer alone, not in place of each later question's start"
 )
@@ -252,14 +251,20 @@ def _chosen(keys: Keys, key: str, path: str, stage: str) -> list[DataSet]:
     info, folder = _info(keys)
     entries = (info.source.get(info.prefix.rstrip(".")) if info else None) or {}
     limit = keys.integer("max_samples")
-    out = []
+    out, notes = [], []
     for name in names:
         if keys.value("dataset_dir") == "ONLINE":
             made = conversion.alpaca(conversion.Alpaca(), False)
             out.append(DataSet(datasets.source(f"hf://{name}", None, None, limit), "chat", {}, made))
+        elif info is None and not folder.startswith("REMOTE:") and (entry := own_data_set(name)):
+            entries = datasets.unwritten(keys, {name: entry})
+            out.append(_data_set(entries.below(name), name, folder, limit, stage))
+            notes.append(datasets.retold(keys, key, entries))
+            if file := entry.get("file_name"):
+                notes.append(own_file(f"data/{file}"))
         elif info is None:
             message = f"`{name}` stands in LLaMA-Factory's dataset_info.json, which is not among the files"
-            help = f"recipe port {keys.source.path.name} {keys.value('dataset_dir')}/dataset_info.json"
+            help = f"recipe port {keys.source.path.name} {folder}/dataset_info.json"
             keys.refuse(key, "E1151", message, help)
         elif not isinstance(info.source.get(f"{info.prefix}{name}"), dict):
             close = get_close_matches(name, list(entries), n=1)
@@ -273,10 +278,21 @@ def _chosen(keys: Keys, key: str, path: str, stage: str) -> list[DataSet]:
     sources = [found.source for found in out if found.source is not None]
     if sources:
         keys.said.discard(key)
-        keys.say(key, {path: sources})
+        keys.say(key, {path: sources}, "; ".join(dict.fromkeys(filter(None, notes))))
         if limit:
             keys.same("max_samples", {path: sources}, f"the first {limit} rows of each source")
     return out
+
+
+def own_data_set(name: str) -> Mapping[str, Any] | None:
+    """What LLaMA-Factory's own dataset_info.json says of a data set; None where it is not there."""
+    found = keys_of(NAME, "datasets").get(name)
+    return found[1] if found else None
+
+
+def own_file(path: str) -> str:
+    """Where a file of rows is to be had that lies in LLaMA-Factory's repository, and not in its package."""
+    return f"{path} is LLaMA-Factory's own: take it from its repository at v{tools()[NAME]['version']}"
 
 
 def _info(keys: Keys) -> tuple[Keys | None, str]:
@@ -350,11 +366,11 @@ def _template(keys: Keys, model: Model | None, stage: str) -> None:
     found = templates.llamafactory(name, model, thinking, system)
     if not found.known:
         near = get_close_matches(str(name), templates.LLAMAFACTORY, n=3, cutoff=0.0)
-        message = f"the template `{name}` is not known here"
+        message = templates.unknown("the template", name, found)
         way = "leave it out for the tokenizer's own template"
         keys.refuse("template", "E1147", message, f"{way}; near it are {listing(near)}")
     elif keys.given("template"):
-        notes = (found.note, PIECES, TURN_ENDS if found.last else "")
+        notes = (found.note, templates.PIECES, TURN_ENDS if found.last else "")
         keys.say("template", found.sets, "; ".join(filter(None, notes)))
     else:
         keys.default("template", None, {}, "LLaMA-Factory's default: the tokenizer's own template")

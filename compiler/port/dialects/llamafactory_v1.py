@@ -6,8 +6,8 @@ from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.common import say_common
-from recipec.compiler.port.dialects.llamafactory import target_modules
-from recipec.compiler.port.keys import REASONS, Keys, defaults_of, table, words
+from recipec.compiler.port.dialects.llamafactory import own_file, target_modules
+from recipec.compiler.port.keys import REASONS, Keys, defaults_of, keys_of, table, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import adapters, datasets, experts, models, sharding, templates, training
 from recipec.compiler.wording import listing
@@ -156,14 +156,20 @@ def _data(keys: Keys, model: Model | None) -> None:
     name = keys.text("train_dataset")
     file = keys.ledger.sources.others.get("v1_datasets")
     entries: list[tuple[str, Any]] = []
-    if name and name.endswith((".yaml", ".yml")):
+    own = {} if file else keys_of(NAME, "datasets").get(str(name), ["", {}])[1]
+    if own:
+        described = datasets.unwritten(keys, own)
+        entries = _described(described)
+        files = [own_file(one["path"]) for one in own.values() if one.get("source") == "local"]
+        notes = [datasets.retold(keys, "train_dataset", described), *files]
+        keys.say("train_dataset", {}, "; ".join(filter(None, notes)))
+    elif name and name.endswith((".yaml", ".yml")):
         if file is None:
             help = f"recipe port {keys.source.path.name} {name}"
             message = f"{name} describes the data sets, and is not among the files"
             keys.refuse("train_dataset", "E1151", message, help)
         else:
-            each = [Keys(keys.ledger, file, TITLE, {"split": "train"}, f"{one}.") for one in file.data]
-            entries = [_entry(one) for one in each]
+            entries = _described(Keys(keys.ledger, file, TITLE))
     else:
         place = datasets.place(name) if name else datasets.Place(None, "the file names none")
         if place.path is None:
@@ -188,12 +194,20 @@ def _data(keys: Keys, model: Model | None) -> None:
     elif found.known:
         keys.say("template", found.sets, "; ".join(filter(None, (OPENING, found.note))))
     else:
-        message = f"the template `{chosen}` is not known here"
+        message = templates.unknown("the template", chosen, found)
         keys.refuse("template", "E1147", message, "template: qwen3_nothink")
     keys.same("template", note="custom_chat_template holds")
     keys.same("custom_chat_template", note="null: as without the key")
     datasets.length(keys, "cutoff_len")
     keys.ledger.set("data.packing", False, "each row is one sample there")
+
+
+def _described(file: Keys) -> list[tuple[str, Any]]:
+    """The data sets that a YAML describes."""
+    each = (
+        Keys(file.ledger, file.source, TITLE, {"split": "train"}, f"{name}.") for name in file.source.data
+    )
+    return [_entry(one) for one in each]
 
 
 def _entry(keys: Keys) -> tuple[str, Any]:

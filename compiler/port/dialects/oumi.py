@@ -132,9 +132,6 @@ OWN = words(
     d1shs0ap/countdown text_dpo_jsonl debug_sft debug_dpo debug_pretraining"""
 )
 """Those with classes that make of a row what no recipe does."""
-TEMPLATES = {"llama3-instruct": "llama3", "gemma2-it": "gemma", "phi3-instruct": "phi"}
-"""oumi's chat templates, by name, that write what LLaMA-Factory's do."""
-STRIPPED = "blanks around a message stay here"
 IMAGES = words("hf_vision vl_sft vision_language_jsonl vision_dpo_jsonl coco_captions mnist_sft")
 
 
@@ -196,11 +193,11 @@ def _model(keys: Keys) -> Named | None:
         keys.say("tokenizer_name", {"model.tokenizer": tokenizer})
     keys.same("tokenizer_name", note="the model's own")
     template = keys.text("chat_template")
-    if template in TEMPLATES:
-        made = templates.llamafactory(TEMPLATES[template], named.model if named else None)
-        keys.say("chat_template", made.sets, "; ".join(filter(None, (made.note, STRIPPED))))
+    made = templates.of("oumi", template, named.model if named else None)
+    if made.known:
+        keys.say("chat_template", made.sets, made.note)
     elif template not in (None, "auto"):
-        message = f"oumi's chat template `{template}` is not written out here"
+        message = templates.unknown("oumi's chat template", template, made)
         keys.refuse("chat_template", "E1147", message, "--set model.chat_template=auto takes the tokenizer's")
     keys.same("chat_template", note="the tokenizer's own template")
     return named
@@ -284,7 +281,7 @@ def _data(keys: Keys, run: Keys, inner: Keys, named: Named | None, kind: str) ->
         losses.form(inner, "sft", plain, (split, "datasets"))
     _loss(split, inner, str(keys.ledger.value("data.format")), bool(found))
     _packing(split, inner, form)
-    own = keys.below("model").text("chat_template") not in TEMPLATES
+    own = keys.below("model").text("chat_template") in (None, "auto")
     if own and named is not None and named.model is not None and form is not None and form.format == "chat":
         templates.say_own(keys.ledger, named.model)
     _length(keys.below("model"), inner, kind, found, split)

@@ -99,8 +99,6 @@ TYPES = {"dpo": "dpo", "orpo": "orpo"}
 """Kinds of rlhf that have a counterpart."""
 OF_PREFERENCES = ("beta", "rpo_alpha", "ld_alpha", "ref_model")
 
-TEMPLATES = {"chatml": "chatml", "llama3": "llama3", "qwen3_nothinking": "qwen3_nothink"}
-"""ms-swift's templates that write what LLaMA-Factory's do."""
 OWN = {
     "qwen2": words("qwen qwen2_5"),
     "qwen3": words("qwen3 qwen3_thinking qwen3_nothinking qwen3_coder"),
@@ -115,10 +113,12 @@ OWN = {
 FOLLOWS = (
     "the tokenizer's own template, which ms-swift's follows: blanks and thoughts may be written otherwise"
 )
+END = "what ends the last answer is learnt after that one alone"
 COGNITION = words("swift/self-cognition modelscope/self-cognition")
 """A data set with marks for the model's name and its author's."""
-READS = ("", "AlpacaZhPreprocessor()")
-"""What reads rows by their columns; the second takes a word off that inputs begin with."""
+READS = {"": "", "AlpacaZhPreprocessor()": "", "LongAlpacaPreprocessor()": "Answer: "}
+"""What reads rows by their columns, with what it takes off the beginning of answers. The second takes a word
+off that inputs begin with."""
 HUB = "ModelScope's: use_hf is off, and"
 
 
@@ -310,7 +310,7 @@ def _data(keys: Keys, named: Named | None, objective: str) -> None:
         )
     keys.same("system", note="part of data.transform")
     names: Mapping[str, str] = {str(old): str(new) for old, new in columns.items()}
-    made = conversion.by_columns(system, names, ranking, _filled(keys))
+    made = conversion.by_columns(system, names, ranking, _filled(keys), _prefix(keys))
     rows.say(keys, "dataset", [Rows("preference" if ranking else "chat", transform=made)])
     keys.learnt("cached_dataset", ([],), "rows that are tokenised already are not read")
     _held_out(keys)
@@ -331,6 +331,27 @@ def _filled(keys: Keys) -> dict[str, tuple[str, str]]:
     return out if COGNITION & {*re.split(r"[#\s,\[\]'\"]+", str(keys.value("dataset")))} else {}
 
 
+def _read(name: str) -> str:
+    """What reads the rows of a data set of that name, "" for what goes by their columns."""
+    known = keys_of(NAME, "datasets")
+    return next((reads for id, (reads, other) in known.items() if name in (id, other)), "")
+
+
+def _prefix(keys: Keys) -> str:
+    """What is taken off the beginning of all answers; an error where it is so of some data sets alone."""
+    found = keys.texts("dataset") or []
+    names = [
+        re.split("[:#]", text.rpartition("::")[2])[0]
+        for text in ([found] if isinstance(found, str) else found)
+    ]
+    prefixes = {READS.get(_read(name), "") for name in names}
+    if len(prefixes) > 1:
+        message = "ms-swift takes a word off the answers of one of the data sets, and not off the others'"
+        keys.said.discard("dataset")
+        keys.refuse("dataset", "E1142", message, "keep those of one kind")
+    return max(prefixes, default="")
+
+
 def _sources(keys: Keys, key: str) -> list[Any]:
     """`[hf::|ms::]ID_OR_PATH[:SUBSET/...][#COUNT]` each."""
     found = keys.texts(key) or []
@@ -342,10 +363,9 @@ def _sources(keys: Keys, key: str) -> list[Any]:
         name, _, subsets = head.partition(":")
         local = datasets.is_local(name)
         use_hf = keys.flag("use_hf") if hub not in ("hf", "ms") else hub == "hf"
-        reads, other = known.get(name, ["", None])
+        reads, other = _read(name), known.get(name, ["", None])[1]
         if local or use_hf:
             other = name
-        reads = next((r for r, hf in known.values() if hf == name), "") if use_hf else reads
         if other is None:
             message = f"`{name}` is a data set of ModelScope, which a run here does not read"
             help = "use_hf: true, where the Hugging Face hub has it; or download it, and name the file"
@@ -406,15 +426,16 @@ def _template(keys: Keys, named: Named | None) -> None:
         keys.refuse(
             "use_chat_template", "E1147", "texts without a template are of swift pt", "remove the key"
         )
-    if name in TEMPLATES and not own:
-        made = templates.llamafactory(TEMPLATES[name], model)
-        keys.say("template", made.sets, made.note)
+    made = templates.of(NAME, name, model)
+    if made.known and not own:
+        notes = (made.note, templates.PIECES, END if made.last else "")
+        keys.say("template", made.sets, "; ".join(filter(None, notes)))
     elif own:
         keys.default("template", None, {}, FOLLOWS) if name is None else keys.say("template", {}, FOLLOWS)
         if model is not None:
             templates.say_own(keys.ledger, model)
     else:
-        message = f"ms-swift's template `{name}` is not written out here"
+        message = templates.unknown("ms-swift's template", name, made)
         keys.refuse("template", "E1147", message, "--set template=null takes the tokenizer's own")
 
 

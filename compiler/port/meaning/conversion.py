@@ -306,6 +306,7 @@ def by_columns(
     columns: Mapping[str, str],
     ranking: bool,
     filled: Mapping[str, tuple[str, str]] | None = None,
+    prefix: str = "",
 ) -> str:
     """ms-swift's way of reading rows: messages, or a question and its answer by the names of their columns.
 
@@ -314,6 +315,7 @@ def by_columns(
         columns: other names of columns, by the source's own.
         ranking: whether a row has a second answer, for preferences.
         filled: what stands for marks in rows with a `tag`, in Chinese and in English.
+        prefix: what is taken off the beginning of answers, with the blanks around the rest.
     """
     fills = "".join(
         f"    {literal(k)}: ({literal(a)}, {literal(b)}),\n" for k, (a, b) in (filled or {}).items()
@@ -326,6 +328,11 @@ def by_columns(
             query, response = query.replace(mark, word), response.replace(mark, word)
 """
         fills = f"FILLED = {{\n{fills}}}\n"
+    if prefix:
+        fill += f"""\
+        if response.startswith({literal(prefix)}):
+            response = response.removeprefix({literal(prefix)}).strip()
+"""
     names = f"COLUMNS = {dict(columns)!r}\n".replace("'", '"') if columns else ""
     made = "{**row, **{new: row[old] for old, new in COLUMNS.items() if old in row}}"
     renamed = f"    row = {made}\n" if columns else ""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from recipec.compiler.port.keys import Keys
+from recipec.compiler.port.ledger import Ledger, Verdict
+from recipec.compiler.port.source import Source, Sources
 
 FILES = (".jsonl", ".json", ".csv", ".parquet", ".arrow", ".array_record")
 """Ends of files' names that a recipe reads, also with .gz or .zst."""
@@ -97,6 +99,25 @@ def given(keys: Keys, key: str, help: str, config: str | None) -> Any:
         return None
     hub = found.path.startswith("hf://")
     return source(found.path, None if split == "train" else split, config if hub else None)
+
+
+def unwritten(keys: Keys, data: Mapping[str, Any]) -> Keys:
+    """Keys that the tool brings along, in no file of the port: `retold` tells what becomes of them."""
+    source = Source(Path(keys.source.file), keys.source.file, data)
+    return Keys(Ledger(Sources(source)), source, keys.tool)
+
+
+def retold(keys: Keys, key: str, found: Keys) -> str:
+    """What became of unwritten keys: errors, told at the key that asks for them.
+
+    Returns:
+        How the run differs, "" where it does not.
+    """
+    for each in found.ledger.diagnostics:
+        keys.ledger.refused(keys.source, keys.prefix + key, each.code, each.message, each.help or "")
+    differs = (Verdict.APPROXIMATED, Verdict.UNSUPPORTED)
+    notes = (each.note for each in found.ledger.findings if each.verdict in differs)
+    return "; ".join(dict.fromkeys(filter(None, notes)))
 
 
 ROWS_HELD_OUT = "a number of rows cannot be held out: nothing is; data.eval_fraction takes a share, 0.05 say"

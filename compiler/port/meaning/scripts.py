@@ -310,20 +310,6 @@ def {name}(row):
 '''
 
 
-OWN = {
-    **dict.fromkeys(("llama-3", "llama3", "llama-3.1", "llama-31", "llama-3.2", "llama-3.3"), "llama3"),
-    **dict.fromkeys(("gemma", "gemma2"), "gemma"),
-    **dict.fromkeys(("gemma-3", "gemma3"), "gemma3"),
-    **dict.fromkeys(("gemma-4", "gemma4", "gemma-4-thinking", "gemma4-thinking"), "gemma4"),
-    **dict.fromkeys(("phi-3", "phi-35", "phi-3.5"), "phi_3"),
-    **dict.fromkeys(("qwen-2.5", "qwen-25", "qwen25", "qwen2.5"), "qwen_25"),
-    **dict.fromkeys(("qwen-3", "qwen3", "qwen3-instruct", "qwen3-thinking"), "qwen3"),
-    "phi-4": "phi_4",
-    "chatml": "chatml",
-}
-"""Unsloth's names of templates, by Axolotl's."""
-
-
 def say_template(keys: Keys, form: str, named: Named | None) -> None:
     """Says what becomes of the chat template that the script gives its tokenizer."""
     given = keys.text("chat_template")
@@ -335,11 +321,10 @@ def say_template(keys: Keys, form: str, named: Named | None) -> None:
     elif "{%" in given or "{{" in given:
         keys.say("chat_template", {"data.chat_template": given})
     else:
-        made = templates.axolotl(OWN[given], model) if given in OWN else templates.UNKNOWN
-        note = made.note.replace("Axolotl", "Unsloth")
+        made = templates.unsloth(given, model)
         if made.known:
-            keys.say("chat_template", made.sets, note)
+            keys.say("chat_template", made.sets, made.note)
         else:
-            message = f"Unsloth's template {given} is not known for this model"
+            message = templates.unknown("Unsloth's template", given, made)
             help = "write it out as Jinja: --set 'chat_template={{ ... }}', or null for the model's own"
             keys.refuse("chat_template", "E1147", message, help)

@@ -14,7 +14,7 @@ from typing import Any
 from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning.models import chat_sibling
-from recipec.compiler.port.names import known, tokenizer_of
+from recipec.compiler.port.names import known, tokenizer_of, written_by
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Template:
     Attributes:
         sets: the recipe's values: {"model.tokenizer": id} where another tokenizer carries the template,
             {"data.chat_template": Jinja} for one that is written out, {} for the model's own tokenizer's.
-        note: how its text differs from the tool's, "" where it is the same.
+        note: how its text differs from the tool's, "" where it is the same; why a name is not known here.
         last: whether something ends the whole, once for all turns.
         ends: what a written template's answers end with.
         known: False for a name that no template stands for here.
@@ -40,43 +40,49 @@ class Template:
 UNKNOWN = Template({}, known=False)
 
 
+def unknown(whose: str, name: Any, found: Template) -> str:
+    """The message of a template that is not known: whose it is, and why."""
+    return f"{whose} `{name}` is not written out here" + (f": {found.note}" if found.note else "")
+
+
 @dataclass(frozen=True)
 class Turns:
     """A template that writes turn after turn; {} stands for what a message says.
 
     Attributes:
-        user, assistant, system: what is written of a message.
+        user, assistant, system: what is written of a message; "" for a system message that is refused.
         opening: what the assistant's turn begins with; it is not trained on.
+        generation: likewise, where an answer is asked for; None for the same.
         prefix: what everything begins with. The tokenizer's own tokens stand between NULs in all of these.
         default_system: the system message of a conversation without one, "" for none.
         in_user: whether the system message is written into the first user message.
+        adds_bos: whether what the tokenizer begins texts with comes before everything.
         thought: what opens and closes a thought, which each answer begins with in a reasoning template.
-        last: what the whole ends with.
-        tokens: the tokenizers in which the marks are tokens; to others they are text. Empty where they are
-            text to all.
+        after: what follows each answer; it is not trained on.
+        between: likewise, where a message follows.
+        last: what the whole ends with, which is trained on.
+        trims: the roles whose messages lose the blanks around them.
     """
 
     user: str
     assistant: str
     opening: str = ""
+    generation: str | None = None
     system: str = "{}"
     prefix: str = ""
     default_system: str = ""
     in_user: bool = False
+    adds_bos: bool = False
     thought: tuple[str, str] | None = None
+    after: str = ""
+    between: str = ""
     last: str = ""
-    tokens: tuple[str, ...] = ()
+    trims: tuple[str, ...] = ()
 
 
-def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of data/port_models.json, with what it has of the row that it is like."""
-    row = dict(row)
-    like = row.pop("like", None)
-    return {**_row(known("llamafactory", "templates")[like]), **row} if like else row
-
-
-def _turns(row: Mapping[str, Any]) -> Turns:
-    return Turns(**{key: _value(value) for key, value in _row(row).items()})
+def turns_of(row: Mapping[str, Any]) -> Turns:
+    """Of a row of data/chat_templates.json."""
+    return Turns(**{key: _value(value) for key, value in row.items()})
 
 
 def _value(value: Any) -> Any:
@@ -85,14 +91,26 @@ def _value(value: Any) -> Any:
     return re.sub(r"\{([be]os_token)\}", "\0\\1\0", value) if isinstance(value, str) else value
 
 
-LLAMAFACTORY = {name: _turns(row) for name, row in known("llamafactory", "templates").items()}
-"""LLaMA-Factory's templates of text, by name."""
-AXOLOTL = {name: _turns(row) for name, row in known("axolotl", "templates").items()}
-TORCHTUNE = {name: _turns(row) for name, row in known("torchtune", "tokenizers").items()}
+def named(tool: str) -> dict[str, Turns]:
+    """The templates of a tool that write turn after turn, by name."""
+    return {name: turns_of(row) for name, row in written_by(tool).items() if not isinstance(row, str)}
+
+
+LLAMAFACTORY = named("llamafactory")
+
+
+def _torchtune(row: Mapping[str, Any]) -> Turns:
+    """A tokenizer's row of data/port_models.json, over that of LLaMA-Factory's template that it is like."""
+    own = {key: value for key, value in row.items() if key != "like"}
+    return turns_of({**written_by("llamafactory").get(str(row.get("like")), {}), **own})
+
+
+TORCHTUNE = {name: _torchtune(row) for name, row in known("torchtune", "tokenizers").items()}
 """What torchtune's tokenizers write around messages, with the prompt template that is their default."""
 PLAIN = TORCHTUNE["gemma_tokenizer"]
 """Of a tokenizer of torchtune's that has no marks, or no prompt template."""
 
+PIECES = "each turn is tokenised with what is around it: other tokens where an answer begins with white space"
 NOT_TOKENS = "its marks are no tokens of {title}, and are written as text, in several tokens each"
 
 
@@ -138,10 +156,29 @@ def axolotl(name: str, model: Model | None, jinja: str | None = None) -> Templat
         return Template(
             found.sets, f"{by}: the template that Axolotl's copy was taken from, and may be newer"
         )
-    if (turns := AXOLOTL.get(name)) is not None:
-        made = {"data.chat_template": written(turns, after="\n" if name == "chatml" else "")}
-        return Template(made, _foreign(turns, model), ends=turns.assistant.partition("{}")[2])
-    return UNKNOWN
+    return of("axolotl", name, model)
+
+
+def unsloth(name: str, model: Model | None) -> Template:
+    """The name that Unsloth's `get_chat_template` is given."""
+    same = known("unsloth", "own").get(name, "")
+    if model is not None and tokenizer_of(model) in known("axolotl", "own").get(same, ()):
+        found = axolotl(same, model)
+        return replace(found, note=found.note.replace("Axolotl", "Unsloth"))
+    return of("unsloth", name, model)
+
+
+def of(tool: str, name: str | None, model: Model | None) -> Template:
+    """A tool's template by its name, written out; one that is not known has the reason as its note."""
+    row = written_by(tool).get(name or "", "")
+    if isinstance(row, str):
+        return replace(UNKNOWN, note=row)
+    turns = turns_of(row)
+    if turns.adds_bos and (model is None or tokenizer_of(model) in known("adds_bos")):
+        turns = replace(turns, prefix=f"\0bos_token\0{turns.prefix}")
+    made = {"data.chat_template": written(turns)}
+    ends = turns.assistant.partition("{}")[2]
+    return Template(made, _foreign(turns, model), last=bool(turns.last), ends=ends)
 
 
 def llamafactory(
@@ -157,7 +194,7 @@ def llamafactory(
         return Template({})
     turns = LLAMAFACTORY.get(name)
     if turns is None:
-        return UNKNOWN
+        return replace(UNKNOWN, note=written_by("llamafactory").get(name, ""))
     if default_system is not None:
         turns = replace(turns, default_system=default_system)
     made = {"data.chat_template": written(turns, thinking)}
@@ -165,21 +202,28 @@ def llamafactory(
 
 
 def _foreign(turns: Turns, model: Model | None) -> str:
-    if model is None or not turns.tokens or tokenizer_of(model) in turns.tokens:
+    text = "".join((turns.user, turns.opening, turns.assistant, turns.prefix))
+    owners = [owned for mark, owned in known("marks").items() if mark in text]
+    if model is None or not owners or all(tokenizer_of(model) in owned for owned in owners):
         return ""
     return NOT_TOKENS.format(title=model.title)
 
 
-def written(turns: Turns, thinking: bool = True, after: str = "") -> str:
+def written(turns: Turns, thinking: bool = True) -> str:
     """The template as Jinja, with generation markers around what is trained on.
 
     Args:
         thinking: whether an empty thought is trained on, or only stands before the answer.
-        after: what follows an answer without being trained on.
     """
+    says = {
+        role: f"message.content{' | trim' if role in turns.trims else ''}" for role in ("user", "assistant")
+    }
+    first = f"messages[0].content{' | trim' if 'system' in turns.trims else ''}"
     out = [
         "{%- if messages[0].role == 'system' -%}",
-        "{%- set system = messages[0].content -%}{%- set turns = messages[1:] -%}",
+        f"{{%- set system = {first} -%}}{{%- set turns = messages[1:] -%}}"
+        if turns.system
+        else "{{- raise_exception('this template writes no system message') -}}",
         "{%- else -%}",
         f"{{%- set system = {_quoted(turns.default_system)} -%}}{{%- set turns = messages -%}}",
         "{%- endif -%}",
@@ -187,30 +231,35 @@ def written(turns: Turns, thinking: bool = True, after: str = "") -> str:
     if turns.prefix:
         out.append(f"{{{{- {_expression(turns.prefix)} -}}}}")
     system = f"({_expression(turns.system, 'system')} if system else '')"
-    if not turns.in_user:
+    if turns.system and not turns.in_user:
         out.append(f"{{%- if system -%}}{{{{- {_expression(turns.system, 'system')} -}}}}{{%- endif -%}}")
-    content = f"({system} if loop.first else '') + message.content" if turns.in_user else "message.content"
+    asked = says["user"]
+    if turns.in_user:
+        asked = f"(({system} if loop.first else '') + {f'({asked})' if '|' in asked else asked})"
     opening = f"{{{{- {_expression(turns.opening)} -}}}}" if turns.opening else ""
-    said = "answer" if turns.thought and not thinking else "message.content"
-    answer = f"{{{{- {_expression(turns.assistant, said)} -}}}}"
+    answer = "answer" if turns.thought and not thinking else says["assistant"]
+    said = f"{{{{- {_expression(turns.assistant, answer)} -}}}}"
     inside, outside = (_thought(turns.thought, thinking), "") if turns.thought else ("", "")
     if not thinking:
         inside, outside = outside, inside
-    tail = f"{{{{- {_expression(after)} -}}}}" if after else ""
+    tail = f"{{{{- {_expression(turns.after)} -}}}}" if turns.after else ""
+    if turns.between:
+        tail += f"{{%- if not loop.last -%}}{{{{- {_expression(turns.between)} -}}}}{{%- endif -%}}"
     out += [
         "{%- for message in turns -%}",
         "{%- if message.role == 'user' -%}",
-        f"{{{{- {_expression(turns.user, f'({content})' if turns.in_user else content)} -}}}}",
+        f"{{{{- {_expression(turns.user, asked)} -}}}}",
         "{%- elif message.role == 'assistant' and not message.tool_calls -%}",
         f"{opening}{outside}",
-        f"{{%- generation -%}}{inside}{answer}{{%- endgeneration -%}}{tail}",
+        f"{{%- generation -%}}{inside}{said}{{%- endgeneration -%}}{tail}",
         "{%- else -%}",
         "{{- raise_exception('this template writes no tools') -}}",
         "{%- endif -%}",
         "{%- endfor -%}",
     ]
-    if opening:
-        out.append(f"{{%- if add_generation_prompt -%}}{opening}{{%- endif -%}}")
+    asks = turns.opening if turns.generation is None else turns.generation
+    if asks:
+        out.append(f"{{%- if add_generation_prompt -%}}{{{{- {_expression(asks)} -}}}}{{%- endif -%}}")
     if turns.last:
         end = f"{{{{- {_expression(turns.last)} -}}}}"
         out.append(

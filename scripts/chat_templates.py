@@ -1,0 +1,489 @@
+"""Writes compiler/data/chat_templates.json: what the tools' chat templates, by name, write around messages.
+
+    .venv/bin/python -m scripts.chat_templates WHEELS
+
+WHEELS is the folder that scripts/dialects.py reads. Nothing is imported: LLaMA-Factory's and ms-swift's
+templates are read from the calls that register them; those of Axolotl, oumi and Unsloth are Jinja, of which
+the texts between the messages of a few conversations are taken. A template is a row of
+`meaning.templates.Turns`, where {bos_token} and {eos_token} stand for the tokenizer's own, or else the reason
+why it is none.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from recipec.compiler.port.meaning.templates import Turns, turns_of, written
+from recipec.runtime.data.template import ChatTemplate
+from recipec.runtime.errors import UserError
+from scripts.dialects import Package, lineage
+
+OUTPUT = Path(__file__).resolve().parent.parent / "compiler" / "data" / "chat_templates.json"
+
+Row = dict[str, Any]
+Talk = list[dict[str, str]]
+
+
+def main() -> int:
+    OUTPUT.write_text(text(catalogue(Path(sys.argv[1]))), encoding="utf-8")
+    return 0
+
+
+def catalogue(wheels: Path) -> dict[str, Any]:
+    """All tools: {"swift": {"version": ..., "templates": {name: row or reason}}}."""
+    made = {
+        "llamafactory": (Package("llamafactory", wheels), llamafactory),
+        "swift": (Package("ms_swift", wheels), swift),
+        "axolotl": (Package("axolotl", wheels), axolotl),
+        "oumi": (Package("oumi", wheels), oumi),
+        "unsloth": (Package("unsloth", wheels), unsloth),
+    }
+    return {
+        tool: {"version": package.version, "templates": dict(sorted(read(package).items()))}
+        for tool, (package, read) in made.items()
+    }
+
+
+def text(data: Mapping[str, Any]) -> str:
+    """The file: a template a line."""
+    tools = []
+    for tool, entry in data.items():
+        rows = ",\n".join(f"   {_json(name)}: {_json(row)}" for name, row in entry["templates"].items())
+        tools.append(
+            f' {_json(tool)}: {{"version": {_json(entry["version"])}, "templates": {{\n{rows}\n }}}}'
+        )
+    return "{\n" + ",\n".join(tools) + "\n}\n"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+CLASSES = ("Template", "ReasoningTemplate", "Llama2Template")
+"""LLaMA-Factory's classes of templates that are turns: as they are, with a thought, with the system message
+in the first user message."""
+
+
+def llamafactory(package: Package) -> dict[str, Row | str]:
+    out: dict[str, Row | str] = {}
+    for call in _calls(package.tree("llamafactory/data/template.py"), "register_template"):
+        given = {word.arg: word.value for word in call.keywords}
+        kind = ast.unparse(given["template_class"]) if "template_class" in given else "Template"
+        name = ast.literal_eval(given["name"])
+        try:
+            out[name] = _llamafactory(given, kind)
+        except ValueError as error:
+            out[name] = str(error)
+    return out
+
+
+def _llamafactory(given: Mapping[str, ast.expr], kind: str) -> Row:
+    if kind not in CLASSES:
+        raise ValueError(f"{kind} writes it by code of its own")
+
+    def slots(key: str, default: str) -> str:
+        if key not in given:
+            return default
+        call = given[key]
+        assert isinstance(call, ast.Call)
+        (found,) = (word.value for word in call.keywords if word.arg == "slots")
+        assert isinstance(found, ast.List)
+        return "".join(map(_slot, found.elts)).replace("{{content}}", "{}")
+
+    efficient = "efficient_eos" in given and ast.literal_eval(given["efficient_eos"])
+    user, opening = split(slots("format_user", "{}"))
+    thought = ("<think>\n", "\n</think>\n\n")
+    made = {
+        "user": user,
+        "assistant": slots("format_assistant", "{}" if efficient else "{}{eos_token}"),
+        "opening": opening,
+        "system": slots("format_system", "{}"),
+        "prefix": slots("format_prefix", ""),
+        "default_system": ast.literal_eval(given["default_system"]) if "default_system" in given else "",
+        "in_user": kind == "Llama2Template",
+        "thought": (ast.literal_eval(given["thought_words"]) if "thought_words" in given else thought)
+        if kind == "ReasoningTemplate"
+        else None,
+        "last": "{eos_token}" if efficient else "",
+    }
+    if "replace_eos" in given:  # the tokenizer's end becomes the first stop word
+        stop = ast.literal_eval(given["stop_words"])[0]
+        made = {k: v.replace("{eos_token}", stop) if isinstance(v, str) else v for k, v in made.items()}
+    return row(made)
+
+
+def _slot(node: ast.expr) -> str:
+    found = ast.literal_eval(node)
+    if isinstance(found, set):
+        return "".join(f"{{{name}}}" for name in found if name in ("bos_token", "eos_token"))
+    if isinstance(found, dict):
+        raise ValueError("its marks are tokens by their names, whatever the tokenizer has")
+    return str(found)
+
+
+def row(made: Mapping[str, Any]) -> Row:
+    """Without what is as it is by default."""
+    default = {field.name: field.default for field in fields(Turns)}
+    return {key: value for key, value in made.items() if value != default[key]}
+
+
+def split(turn: str) -> tuple[str, str]:
+    """What is written of the user's message, and what opens the answer after it.
+
+    The answer's mark begins as the user's does, or with the assistant's name.
+    """
+    before, _, after = turn.partition("{}")
+    for length in range(len(before), 1, -1):
+        at = after.rfind(before[:length])
+        if at >= 0:
+            return f"{before}{{}}{after[:at]}", after[at:]
+    named = re.search(r"(?i:assistant|model)\b.*\Z", after, re.DOTALL)
+    at = named.start() if named else len(after)
+    return f"{before}{{}}{after[:at]}", after[at:]
+
+
+SYSTEM, QUERY = "{{SYSTEM}}", "{{QUERY}}"
+OWN_WAY = (
+    "_swift_encode",
+    "_jinja_encode",
+    "_get_system",
+    "_add_non_thinking_prefix",
+    "_swift_prepare_inputs",
+    "_get_std_messages",
+    "_concat_context_list",
+    "_preprocess_inputs",
+)
+"""Methods of ms-swift's templates, of which one of its own writes other texts."""
+THINKING = ("thinking_prefix", "non_thinking_prefix", "history_thinking_prefix", "is_thinking")
+
+
+def swift(package: Package) -> dict[str, Row | str]:
+    modules = {path: package.tree(path) for path in package.paths("swift/template/templates/", ".py")}
+    kinds = _constants(package.tree("swift/template/constant.py").body)
+    every = {name: text for module in modules.values() for name, text in _constants(module.body).items()}
+    scopes = {path: {**every, **_constants(module.body)} for path, module in modules.items()}
+    own: dict[str, Names] = {}
+    classes = package.classes("swift/template/template_meta.py", "swift/template/base.py")
+    for path, module in modules.items():
+        found = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
+        classes |= found
+        own |= dict.fromkeys(found, scopes[path])
+    out: dict[str, Row | str] = {}
+    for path, module in modules.items():
+        for call in _calls(module, "register_template"):
+            (made,) = call.args
+            assert isinstance(made, ast.Call)
+            (title,) = made.args[:1] or [word.value for word in made.keywords if word.arg == "template_type"]
+            name = kinds.get(ast.unparse(title).rpartition(".")[2]) or ast.literal_eval(title)
+            try:
+                out[name] = _swift(_meta(made, classes, own, scopes[path]), classes)
+            except ValueError as error:
+                out[name] = str(error)
+    return out
+
+
+def _constants(body: Iterable[ast.stmt]) -> dict[str, str]:
+    """Texts that names stand for, in a module or in a class of it."""
+    out: dict[str, str] = {}
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            out |= _constants(node.body)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            with suppress(ValueError):
+                if isinstance(found := ast.literal_eval(node.value), str):
+                    out[node.targets[0].id] = found
+    return out
+
+
+Names = Mapping[str, str]
+
+
+def _meta(
+    call: ast.Call, classes: Mapping[str, ast.ClassDef], own: Mapping[str, Names], names: Names
+) -> dict[str, Any]:
+    """The fields of a TemplateMeta that is made: those that the call gives, over its class's.
+
+    Args:
+        own: the texts that names stand for where each class stands.
+        names: likewise, where the call stands.
+    """
+    order: dict[str, None] = {}
+    given: dict[str, tuple[ast.expr, Names]] = {}
+    for base in reversed(lineage(classes, ast.unparse(call.func))):
+        for node in classes[base].body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                order[node.target.id] = None
+                given |= {node.target.id: (node.value, own.get(base, names))} if node.value else {}
+    told = dict(zip(list(order)[1:], call.args[1:], strict=False))
+    told |= {word.arg: word.value for word in call.keywords if word.arg}
+    given |= {key: (value, names) for key, value in told.items()}
+    return {key: _meant(key, *value) for key, value in given.items()}
+
+
+def _meant(key: str, node: ast.expr, names: Names) -> Any:
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "field":
+        (made,) = (word.value for word in node.keywords)
+        if ast.unparse(made) == "list":
+            return []
+        node = made.body if isinstance(made, ast.Lambda) else made
+    if key in ("template_cls", "agent_template"):
+        return ast.unparse(node)
+    if isinstance(node, ast.Name) and node.id in names:
+        return names[node.id]
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise ValueError(f"its {key} is made by code: {ast.unparse(node)[:60]}") from None
+
+
+def _swift(meta: Mapping[str, Any], classes: Mapping[str, ast.ClassDef]) -> Row:
+    """A template that learns answers, and its suffix wherever that follows one."""
+    for base in lineage(classes, meta["template_cls"]):
+        own = {node.name for node in classes[base].body if isinstance(node, ast.FunctionDef)}
+        if base != "Template" and own.intersection(OWN_WAY):
+            raise ValueError(f"{base} writes it by code of its own")
+    if any(meta[key] for key in THINKING):
+        raise ValueError("it writes and removes thoughts")
+    if meta["chat_sep"] is None:
+        raise ValueError("it is for one question and its answer alone")
+    keys = ("prefix", "prompt", "chat_sep", "suffix", "system_prefix")
+    prefix, prompt, between, suffix, system = (_prompt(meta[key]) for key in keys)
+    if "{{ROUND" in prompt:
+        raise ValueError("it counts the questions")
+    if SYSTEM in prompt:
+        raise ValueError("it writes the system message before the last question")
+    if SYSTEM in prefix:
+        prefix, system = prefix.replace(SYSTEM, ""), prefix
+    if not system.startswith(prefix) and system:
+        raise ValueError("with a system message it begins otherwise")
+    user, opening = split(prompt.replace(QUERY, "{}"))
+    ends = between.startswith(suffix)
+    if suffix and not ends and (between + user).startswith(suffix):
+        raise ValueError("its answers learn what the next question begins with")
+    return row(
+        {
+            "user": user,
+            "opening": opening,
+            "assistant": "{}" + (suffix if ends else ""),
+            "between": between.removeprefix(suffix) if ends else between,
+            "last": "" if ends else suffix,
+            "prefix": prefix,
+            "system": system.removeprefix(prefix).replace(SYSTEM, "{}"),
+            "default_system": meta["default_system"] or "",
+            "adds_bos": meta["auto_add_bos"],
+        }
+    )
+
+
+def _prompt(parts: Sequence[str | Sequence[Any]] | None) -> str:
+    """A prompt of ms-swift's: texts, and names of tokens in lists."""
+    tokens = {("bos_token_id",): "{bos_token}", ("eos_token_id",): "{eos_token}"}
+    try:
+        return "".join(part if isinstance(part, str) else tokens[tuple(part)] for part in parts or ())
+    except KeyError as error:
+        raise ValueError(f"it writes tokens by number: {error}") from None
+
+
+def axolotl(package: Package) -> dict[str, Row | str]:
+    """The end of a turn is learnt, without the blanks after it."""
+    return {name: turns(text, _ended) for name, text in _files(package, "axolotl/utils/chat_templates/")}
+
+
+def oumi(package: Package) -> dict[str, Row | str]:
+    return {name: turns(text) for name, text in _files(package, "oumi/datasets/chat_templates/")}
+
+
+def _files(package: Package, folder: str) -> Iterator[tuple[str, str]]:
+    for path in package.paths(folder, ".jinja"):
+        yield Path(path).stem, package.text(path)
+
+
+def unsloth(package: Package) -> dict[str, Row | str]:
+    """The entries of CHAT_TEMPLATES, with their default system messages."""
+    texts: dict[str, Any] = {}
+    tables: dict[str, dict[str, Any]] = {"CHAT_TEMPLATES": {}, "DEFAULT_SYSTEM_MESSAGE": {}}
+    for node in package.tree("unsloth/chat_templates.py").body:
+        if isinstance(node, ast.Assign):
+            (target,) = node.targets
+            found = _evaluated(node.value, texts, tables)
+            if isinstance(target, ast.Name):
+                texts[target.id] = found
+            elif isinstance(target, ast.Subscript) and ast.unparse(target.value) in tables:
+                tables[ast.unparse(target.value)][ast.literal_eval(target.slice)] = found
+    systems = tables["DEFAULT_SYSTEM_MESSAGE"]
+    quoted = {
+        name: str(system or "").replace("\\'", "'").replace("'", "\\'") for name, system in systems.items()
+    }
+    return {
+        name: turns(str(text).replace("{system_message}", quoted.get(name, "")))
+        for name, text in tables["CHAT_TEMPLATES"].items()
+    }
+
+
+def _evaluated(node: ast.expr, texts: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> Any:
+    """A text, the first of some, or a name for one; None for anything else."""
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return texts.get(name)
+        case ast.Tuple(elts=[first, *_]):
+            return _evaluated(first, texts, tables)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            parts = [_evaluated(each, texts, tables) for each in (left, right)]
+            return "".join(parts) if all(isinstance(part, str) for part in parts) else None
+        case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=key)) if name in tables:
+            return tables[name].get(key)
+    return None
+
+
+LONGEST = 1000
+"""Characters of a text that a row has."""
+BOS, EOS = "\1BOS\1", "\1EOS\1"
+ROLES = ("system", "user", "assistant")
+TALK: Talk = [
+    {"role": role, "content": f"\2{role}{turn}\2"} for turn in (0, 1) for role in ("user", "assistant")
+]
+TOLD = [{"role": "system", "content": "\2system0\2"}, *TALK]
+
+
+def turns(jinja: str, learnt: Callable[[Row], Row] = dict) -> Row | str:
+    """A Jinja template as turns, or why it is none."""
+    if "strftime_now" in jinja:
+        return "it writes the day of the run"
+    try:
+        template = ChatTemplate(jinja, {"bos_token": BOS, "eos_token": EOS})
+        made = learnt(row(_probed(template)))
+        _same(template, made)
+    except Refused:
+        return "it refuses a plain conversation"
+    except ValueError as error:
+        return str(error)
+    return made
+
+
+class Refused(Exception):
+    """A template that raises for a conversation."""
+
+
+def _render(template: ChatTemplate, talk: Talk, opened: bool = False) -> str:
+    try:
+        return template.render(talk, add_generation_prompt=opened)
+    except (UserError, ValueError) as error:
+        raise Refused from error
+
+
+def _texts(template: ChatTemplate, talk: Talk, opened: bool = False) -> list[str]:
+    """What stands before, between and after the messages of a conversation."""
+    text = _render(template, talk, opened)
+    parts = re.split("|".join(re.escape(message["content"]) for message in talk), text)
+    if len(parts) != len(talk) + 1:
+        raise ValueError("it does not write each message once")
+    return [part.replace(BOS, "{bos_token}").replace(EOS, "{eos_token}") for part in parts]
+
+
+def _probed(template: ChatTemplate) -> Row:
+    before, opening, next_one, again, end = _texts(template, TALK)
+    if again != opening:
+        raise ValueError("it opens answers differently, as with thoughts")
+    if next_one.startswith(end) and before.endswith(next_one.removeprefix(end)):
+        tail, head, between, last = end, next_one.removeprefix(end), "", ""
+    else:
+        head = next(before[at:] for at in range(len(before) + 1) if next_one.endswith(before[at:]))
+        rest = next_one.removesuffix(head)
+        if end.startswith(rest):
+            tail, between, last = rest, "", end.removeprefix(rest)
+        elif rest.startswith(end):
+            tail, between, last = end, rest.removeprefix(end), ""
+        else:
+            raise ValueError("its last answer ends otherwise")
+    prefix = before.removesuffix(head)
+    user, opens = split(f"{head}{{}}{opening}")
+    made = {"user": user, "opening": opens, "assistant": "{}" + tail, "between": between, "last": last}
+    asked = _texts(template, TALK[:1], opened=True)[1]
+    if asked != opening:
+        made["generation"] = asked.removeprefix(after := user.partition("{}")[2])
+        if not asked.startswith(after):
+            raise ValueError("it opens answers otherwise where they are asked for")
+    if len(prefix) > LONGEST:
+        raise ValueError("what it begins with is too long to be written out")
+    made["trims"] = tuple(role for role in ROLES if _trims(template, role))
+    return made | _system(template, prefix, head)
+
+
+def _system(template: ChatTemplate, prefix: str, head: str) -> Row:
+    """How a system message is written.
+
+    Args:
+        prefix: what stands before the first question without one.
+        head: what a question begins with.
+    """
+    try:
+        first, second, *_ = _texts(template, TOLD)
+    except Refused:
+        return {"prefix": prefix, "system": ""}
+    if first == prefix + head:
+        return {"prefix": prefix, "system": "{}" + second, "in_user": True}
+    if not second.endswith(head):
+        raise ValueError("with a system message its first question is written otherwise")
+    after = second.removesuffix(head)
+    if first.startswith(prefix):
+        return {"prefix": prefix, "system": first.removeprefix(prefix) + "{}" + after}
+    default = prefix.removeprefix(first).removesuffix(after)
+    if not prefix.startswith(first) or not default:
+        raise ValueError("without a system message it begins otherwise")
+    bos = "{bos_token}" if first.startswith("{bos_token}") else ""
+    return {"prefix": bos, "system": first.removeprefix(bos) + "{}" + after, "default_system": default}
+
+
+def _trims(template: ChatTemplate, role: str) -> bool:
+    plain = TOLD if role == "system" else TALK
+    talk = [{**each, "content": f" {each['content']} "} if each["role"] == role else each for each in plain]
+    try:
+        return f" \2{role}0\2 " not in _render(template, talk)
+    except Refused:
+        return False
+
+
+def _same(template: ChatTemplate, made: Row) -> None:
+    """That the row's own Jinja writes what the template does."""
+    ours = ChatTemplate(written(turns_of(made)), {"bos_token": BOS, "eos_token": EOS})
+    told = [] if made.get("system") == "" else [TOLD]
+    for talk in (part[:end] for part in (TALK, *told) for end in range(2, len(part) + 1)):
+        for form, why in FORMS.items():
+            each = [{**each, "content": form.format(each["content"])} for each in talk]
+            opened = talk[-1]["role"] == "user"
+            if _render(template, each, opened) != _render(ours, each, opened):
+                raise ValueError(why)
+
+
+FORMS = {
+    "{}": "its turns depend on each other",
+    " {}\n": "it takes blanks off some of the messages",
+    "<think>\nhm\n</think>\n\n{}": "it rewrites thoughts",
+    "<|channel>thought\nhm<channel|>{}": "it rewrites thoughts",
+}
+"""What a message may be like, and what a template does that then writes something else."""
+
+
+def _ended(made: Row) -> Row:
+    """With the blanks after an answer not learnt."""
+    answer = made["assistant"].rstrip()
+    blanks = made["assistant"].removeprefix(answer)
+    return made | ({"assistant": answer, "after": blanks} if blanks else {})
+
+
+def _calls(module: ast.Module, name: str) -> Iterator[ast.Call]:
+    return (n for n in ast.walk(module) if isinstance(n, ast.Call) and ast.unparse(n.func) == name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""compiler/data/chat_templates.json against what it is made from, and what its rows write."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipec.compiler.lowering.catalog import find
+from recipec.compiler.port.meaning import conversion, templates
+from recipec.compiler.port.names import TEMPLATES, written_by
+from recipec.runtime.data.template import ChatTemplate
+from scripts import chat_templates
+from tests.port import wheels
+from tests.port.record_swift_templates import OUTPUT, SYSTEM, TALK
+
+RECORDED = json.loads(OUTPUT.read_text(encoding="utf-8"))
+
+
+def test_the_file_is_what_the_tools_say() -> None:
+    made = chat_templates.text(chat_templates.catalogue(wheels.fetch()))
+    assert TEMPLATES.read_text(encoding="utf-8") == made, (
+        "run: python -m scripts.chat_templates build/dialects"
+    )
+
+
+def test_swifts_templates_write_and_learn_what_its_own_code_does() -> None:
+    assert RECORDED.keys() == templates.named("swift").keys()
+    for name, recorded in RECORDED.items():
+        made = templates.of("swift", name, None).sets["data.chat_template"]
+        template = ChatTemplate(made, {"bos_token": "<bos>", "eos_token": "<eos>"})
+        for talk, parts in zip(([*TALK], [SYSTEM, *TALK]), recorded, strict=False):
+            text, spans = template.render_marked(talk)
+            assert text == "".join(parts), name
+            learnt = [any(start <= at < end for start, end in spans) for at in range(len(text))]
+            runs = groupby(zip(text, learnt, strict=True), lambda pair: pair[1])
+            assert ["".join(letter for letter, _ in run) for _, run in runs] == parts, name
+        if len(recorded) == 1:  # it asserts that there is no system message
+            with pytest.raises(ValueError, match="no system message"):
+                template.render([SYSTEM, *TALK])
+
+
+def test_a_template_is_the_models_own_or_written_out_or_told_why_not() -> None:
+    qwen, llama = (find(name, Path()) for name in ("Qwen/Qwen3-8B", "meta-llama/Llama-3.2-1B"))
+    assert templates.unsloth("llama-3.1", llama).sets == {
+        "model.tokenizer": "meta-llama/Llama-3.2-1B-Instruct"
+    }
+    assert "no tokens of Qwen 3 8B" in templates.unsloth("llama-3", qwen).note
+    assert not templates.unsloth("llama-3.1", qwen).known
+    found = templates.of("swift", "glm5_2", qwen)
+    assert templates.unknown("the template", "glm5_2", found) == (
+        "the template `glm5_2` is not written out here: GLM5_2Template writes it by code of its own"
+    )
+    assert templates.unknown("the template", "none", templates.of("swift", "none", qwen)).endswith("out here")
+    beginning = [
+        templates.of("swift", "phi3", model).sets["data.chat_template"].count("bos_token")
+        for model in (qwen, llama)
+    ]
+    assert beginning == [0, 1]  # where the tokenizer itself begins texts with it
+
+
+@pytest.mark.parametrize(
+    ("tool", "name", "text"),
+    [
+        ("axolotl", "alpaca", "<s>Short.\n\n### Instruction:\nHi\n\n### Response:\n[Yes</s>]"),
+        (
+            "axolotl",
+            "nemotron_h",
+            "<|im_start|>system\nShort.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+            "<|im_start|>assistant\n[Yes<|im_end|>]\n",
+        ),
+        ("unsloth", "vicuna", "<s>Short. USER: Hi ASSISTANT: [Yes</s>]"),
+        ("oumi", "gpt2", "Short.</s>Hi</s>[Yes</s>]"),
+    ],
+)
+def test_what_is_learnt_of_a_template_that_is_jinja(tool: str, name: str, text: str) -> None:
+    made = templates.of(tool, name, None).sets["data.chat_template"]
+    marked = made.replace("{%- generation -%}", "[").replace("{%- endgeneration -%}", "]")
+    talk = [
+        {"role": r, "content": c} for r, c in (("system", "Short."), ("user", "Hi"), ("assistant", "Yes"))
+    ]
+    assert ChatTemplate(marked, {"bos_token": "<s>", "eos_token": "</s>"}).render(talk) == text
+
+
+def test_what_swift_takes_off_the_answers_of_a_data_set_is_taken_off() -> None:
+    space: dict[str, Any] = {}
+    exec(conversion.by_columns(None, {}, False, prefix="Answer: "), space)
+    rows = ({"instruction": "Why?", "input": "", "output": given} for given in ("Answer:  So. ", " So. "))
+    assert [space["convert"](row)["messages"][-1]["content"] for row in rows] == ["So.", " So. "]
+
+
+def test_the_page_counts_the_templates(root: Path) -> None:
+    page = (root / "docs" / "porting.md").read_text(encoding="utf-8")
+    titles = {
+        "llamafactory": "LLaMA-Factory",
+        "swift": "ms-swift",
+        "unsloth": "Unsloth",
+        "axolotl": "Axolotl",
+    }
+    for tool, entry in json.loads(TEMPLATES.read_text(encoding="utf-8")).items():
+        name = f"{titles.get(tool, tool)} {entry['version']}"
+        assert f"| {name} | {len(written_by(tool))} | {len(templates.named(tool))} |" in page
