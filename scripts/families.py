@@ -77,15 +77,12 @@ def main(given: Sequence[str] | None = None) -> int:
     planning.add_argument("names", nargs="*", metavar="FAMILY", help="all when none is given")
     commands.add_parser("write", help="write the table of docs/models.md")
     asked = parser.parse_args(given)
-    record = read()
     if asked.command == "prove":
-        record["proofs"] = proofs()
+        keep("proofs", proofs())
     elif asked.command == "plan":
         for name in asked.names or PLANNED:
-            record["plans"][name] = step(*PLANNED[name])
-            keep(record)
-    keep(record)
-    PAGE.write_text(page(record), encoding="utf-8")
+            keep("plans", {name: step(*PLANNED[name])})
+    PAGE.write_text(page(read()), encoding="utf-8")
     return 0
 
 
@@ -94,7 +91,10 @@ def read() -> dict[str, Any]:
     return found
 
 
-def keep(record: Mapping[str, Any]) -> None:
+def keep(kind: str, found: Mapping[str, Any]) -> None:
+    """Puts what was found of some families beside what is known of the others."""
+    record = read()
+    record[kind] |= found
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
