@@ -77,12 +77,8 @@ SHIPPED = {
 """Families of experts whose recipe in recipes/ splits these over the machine, as the others' do not."""
 
 REHEARSAL = ("--steps", "4")
-IN_MINIATURE = tuple(
-    word
-    for value in ("data.format=prompt_completion", "data.chat_template=null", "mesh.axes={fsdp: 4, tp: 2}")
-    for word in ("--set", value)
-)
-"""Of a model that need not know chats: data that it reads, and heads that are split."""
+COLUMNS = ("--set", "data.format=prompt_completion", "--set", "data.chat_template=null")
+"""What a model reads that need not know chats."""
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -154,7 +150,7 @@ def rehearse(names: Sequence[str]) -> None:
             path = written(name, Path(folder))
             rehearsal = ["-m", "recipec.compiler.cli.main", "rehearse", path, *REHEARSAL]
             done = subprocess.run(
-                [sys.executable, *rehearsal, *(() if name in SHIPPED else IN_MINIATURE)],
+                [sys.executable, *rehearsal, *(() if name in SHIPPED else COLUMNS)],
                 cwd=recipes.ROOT,
                 check=True,
                 stdout=subprocess.PIPE,
