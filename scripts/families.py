@@ -127,7 +127,7 @@ def prove(names: Sequence[str]) -> None:
 
     cases = " or ".join(f"[{name}] or [{name}-" for name in names)
     chosen = ["-m", "", "-k", f"({CHOSEN}) and ({cases})", *PROOFS]
-    if pytest.main(["-q", "-p", "no:cacheprovider", *chosen], plugins=[Keeper()]):
+    if pytest.main(["-qs", "-o", "timeout=0", *chosen], plugins=[Keeper()]):
         raise SystemExit("a proof fails")
 
 
