@@ -152,10 +152,11 @@ def rehearse(names: Sequence[str]) -> None:
             done = subprocess.run(
                 [sys.executable, *rehearsal, *(() if name in SHIPPED else COLUMNS)],
                 cwd=recipes.ROOT,
-                check=True,
                 stdout=subprocess.PIPE,
                 text=True,
             )
+            if done.returncode:
+                raise SystemExit(f"{done.stdout}\n{name} is not rehearsed")
             figures = dict(re.findall(r"^(\w+) +ok +[\d.]+ s  (.*)$", done.stdout, re.MULTILINE))
             keep("rehearsals", name, {"model": recipes.program(path).recipe.model.id, **figures})
 
