@@ -123,7 +123,8 @@ def prove(names: Sequence[str]) -> None:
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             if report.when == "call" and report.passed:
                 case = report.nodeid.partition("[")[2].rstrip("]")
-                keep("proofs", case, read()["proofs"].get(case, {}) | dict(report.user_properties))
+                found = {what: f"{value:.2e}" for what, value in report.user_properties}
+                keep("proofs", case, read()["proofs"].get(case, {}) | found)
 
     cases = " or ".join(f"[{name}] or [{name}-" for name in names)
     chosen = ["-m", "", "-k", f"({CHOSEN}) and ({cases})", *PROOFS]
