@@ -1,9 +1,11 @@
-"""The table of docs/models.md: what each family was held against, and a step of it by plan.
+"""The table of docs/models.md: what each family was held against, a rehearsal, and a step of it by plan.
 
-    python -m scripts.families prove             run the proofs and keep what they print: an hour
-    python -m scripts.families plan [FAMILY...]  compile a step of each at its real size: minutes each
-    python -m scripts.families write             the table, from docs/models.json
+    python -m scripts.families prove [FAMILY...]     run the proofs and keep what they find: an hour in all
+    python -m scripts.families rehearse [FAMILY...]  `recipe rehearse` with a recipe of each: a minute each
+    python -m scripts.families plan [FAMILY...]      compile a step of each at its real size: minutes each
+    python -m scripts.families write                 the table, from docs/models.json
 
+Each record is kept as soon as it is there. A family of SHIPPED is planned by scripts/recipes.py.
 tests/compiler/test_catalogue.py holds the page against the record.
 """
 
@@ -11,24 +13,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.hardware import from_name
 from recipec.compiler.plan.planner import plan
 from recipec.compiler.serving.features import implementation
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.model.families.decoder import DecoderFamily
-from scripts.recipes import CELL, ROOT, planned, program
+from scripts import recipes
+from scripts.recipe_pages import Planned
 
-RECORD = ROOT / "docs" / "models.json"
-PAGE = ROOT / "docs" / "models.md"
+RECORD = recipes.ROOT / "docs" / "models.json"
+PAGE = recipes.ROOT / "docs" / "models.md"
 PROOFS = (
     "tests/runtime/test_decoder.py",
     "tests/runtime/test_decoder_training.py",
@@ -45,11 +49,9 @@ PLANNED = {
     "gemma1": ("google/gemma-7b", "v5e-8"),
     "glm4": ("zai-org/GLM-4-9B-0414", "v5e-8"),
     "glm4_moe": ("zai-org/GLM-4.5-Air", "tpu7x-8"),
-    "gpt_oss": ("openai/gpt-oss-20b", "v6e-4"),
     "granite": ("ibm-granite/granite-3.3-8b-base", "v5e-8"),
     "granitemoe": ("ibm-granite/granite-3.1-3b-a800m-base", "v5e-8"),
     "llama": ("meta-llama/Llama-2-7b-hf", "v5e-8"),
-    "llama4": ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "v5p-32"),
     "ministral3": ("mistralai/Ministral-3-8B-Base-2512", "v5e-8"),
     "mistral": ("mistralai/Mistral-7B-v0.1", "v5e-8"),
     "mixtral": ("mistralai/Mixtral-8x7B-v0.1", "v6e-8"),
@@ -60,91 +62,130 @@ PLANNED = {
     "qwen2": ("Qwen/Qwen2.5-7B", "v5e-8"),
     "qwen3": ("Qwen/Qwen3-8B", "v5e-8"),
     "qwen3_5": ("Qwen/Qwen3.5-9B", "v5e-8"),
-    "qwen3_5_moe": ("Qwen/Qwen3.5-35B-A3B", "v6e-8"),
-    "qwen3_moe": ("Qwen/Qwen3-30B-A3B", "v6e-8"),
     "qwen3_next": ("Qwen/Qwen3-Next-80B-A3B-Instruct", "v6e-8"),
     "smollm3": ("HuggingFaceTB/SmolLM3-3B", "v5e-8"),
     "starcoder2": ("bigcode/starcoder2-7b", "v5e-8"),
 }
-"""A model of each family and the machine that its step is compiled for."""
+"""A model of each other family, and the machine that its step is compiled for."""
+
+SHIPPED = {
+    "gpt_oss": "gpt-oss-20b-v6e4",
+    "llama4": "llama4-scout-v5p32",
+    "qwen3_5_moe": "qwen35-35b-a3b-v6e8",
+    "qwen3_moe": "qwen3-30b-a3b-v6e8",
+}
+"""Families of experts whose recipe in recipes/ splits these over the machine, as the others' do not."""
+
+REHEARSAL = ("--steps", "4")
+COLUMNS = ("--set", "data.format=prompt_completion", "--set", "data.chat_template=null")
+"""What a model reads that need not know chats."""
 
 
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.families", description="The table of families.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("prove", help="run the proofs of every family")
-    planning = commands.add_parser("plan", help="compile a step of each family")
-    planning.add_argument("names", nargs="*", metavar="FAMILY", help="all when none is given")
+    for command, (doing, _, known) in FOUND.items():
+        of = commands.add_parser(command, help=doing)
+        of.add_argument(
+            "names", nargs="*", metavar="FAMILY", help=f"all when none is given: {', '.join(known)}"
+        )
     commands.add_parser("write", help="write the table of docs/models.md")
     asked = parser.parse_args(given)
-    record = read()
-    if asked.command == "prove":
-        record["proofs"] = proofs()
-    elif asked.command == "plan":
-        for name in asked.names or PLANNED:
-            record["plans"][name] = step(*PLANNED[name])
-            keep(record)
-    keep(record)
-    PAGE.write_text(page(record), encoding="utf-8")
+    if asked.command in FOUND:
+        _, find, known = FOUND[asked.command]
+        if unknown := set(asked.names) - set(known):
+            parser.error(f"{asked.command} knows no family {', '.join(sorted(unknown))}")
+        find(asked.names or known)
+    PAGE.write_text(page(read()), encoding="utf-8")
     return 0
 
 
 def read() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {"proofs": {}, "plans": {}}
-    return found
+    """What is known, by kind: `plans` and `rehearsals` by family, `proofs` by the tests' case."""
+    found: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return {"proofs": {}, "plans": {}, "rehearsals": {}} | found
 
 
-def keep(record: Mapping[str, Any]) -> None:
+def keep(kind: str, name: str, found: Mapping[str, Any]) -> None:
+    """Puts what was found beside what is known of others."""
+    record = read()
+    record[kind][name] = {**found, "date": datetime.now(UTC).date().isoformat()}
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def proofs() -> dict[str, dict[str, str]]:
-    """What each proof says of each case, by the case: the largest differences, by what was compared."""
-    out: dict[str, dict[str, str]] = defaultdict(dict)
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        tests = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-m",
-            "",
-            "-k",
-            CHOSEN,
-            f"--junitxml={report}",
-            *PROOFS,
-        ]
-        subprocess.run(tests, cwd=ROOT, check=True)
-        for case in ElementTree.parse(report).iter("testcase"):
-            for found in case.iter("property"):
-                name = case.attrib["name"].partition("[")[2].rstrip("]")
-                out[name][found.attrib["name"]] = found.attrib["value"]
-    return dict(out)
+def prove(names: Sequence[str]) -> None:
+    """Runs the families' proofs, and keeps what each says: the largest difference of what it compared."""
+    import pytest
+
+    class Keeper:
+        """Keeps a test's figures when it has passed."""
+
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.when == "call" and report.passed:
+                case = report.nodeid.partition("[")[2].rstrip("]")
+                found = {what: f"{value:.2e}" for what, value in report.user_properties}
+                keep("proofs", case, read()["proofs"].get(case, {}) | found)
+
+    cases = " or ".join(f"[{name}] or [{name}-" for name in names)
+    chosen = ["-m", "", "-k", f"({CHOSEN}) and ({cases})", *PROOFS]
+    if pytest.main(["-qs", "-o", "timeout=0", *chosen], plugins=[Keeper()]):
+        raise SystemExit("a proof fails")
 
 
-def step(model: str, machine: str) -> dict[str, Any]:
-    """The step of a LoRA run, by plan."""
-    devices = machine.rpartition("-")[2]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "cell.yaml"
-        path.write_text(
-            CELL.format(model=model, machine=machine, devices=devices, lora="lora: {rank: 32}"),
-            encoding="utf-8",
-        )
-        of = program(path)
-        made = planned(of, plan(of))
-    memory = made.memory
-    return {
-        "model": model,
-        "machine": machine,
-        "date": made.date,
-        "gib": round(memory.used / 2**30, 1),
-        "available": round(memory.available / 2**30, 2),
-        "seconds": round(made.seconds, 2),
-        "tokens": made.tokens,
-        "layers": list(made.compiled_layers),
-    }
+def written(name: str, folder: Path) -> Path:
+    """A recipe of a family: LoRA on a model of its real size."""
+    if name in SHIPPED:
+        return recipes.FOLDER / f"{SHIPPED[name]}.yaml"
+    model, machine = PLANNED[name]
+    path = folder / "cell.yaml"
+    devices = from_name(machine).devices
+    text = recipes.CELL.format(model=model, machine=machine, devices=devices, lora="lora: {rank: 32}")
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def rehearse(names: Sequence[str]) -> None:
+    """Trains each in miniature on virtual CPU devices, kills and resumes the run, merges and verifies it."""
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            path = written(name, Path(folder))
+            rehearsal = ["-m", "recipec.compiler.cli.main", "rehearse", path, *REHEARSAL]
+            done = subprocess.run(
+                [sys.executable, *rehearsal, *(() if name in SHIPPED else COLUMNS)],
+                cwd=recipes.ROOT,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            if done.returncode:
+                raise SystemExit(f"{done.stdout}\n{name} is not rehearsed")
+            figures = dict(re.findall(r"^(\w+) +ok +[\d.]+ s  (.*)$", done.stdout, re.MULTILINE))
+            keep("rehearsals", name, {"model": recipes.program(path).recipe.model.id, **figures})
+
+
+def compile_steps(names: Sequence[str]) -> None:
+    """Compiles a step of each."""
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            of = recipes.program(written(name, Path(folder)))
+            made = recipes.planned(of, plan(of))
+        found = {
+            "model": of.recipe.model.id,
+            "machine": of.recipe.mesh.accelerator,
+            "gib": round(made.memory.used / 2**30, 1),
+            "available": round(made.memory.available / 2**30, 2),
+            "seconds": round(made.seconds, 2),
+            "tokens": made.tokens,
+            "layers": list(made.compiled_layers),
+        }
+        keep("plans", name, found)
+
+
+FOUND: dict[str, tuple[str, Callable[[Sequence[str]], None], Sequence[str]]] = {
+    "prove": ("run the proofs of families", prove, [*PLANNED, *SHIPPED]),
+    "rehearse": ("rehearse a recipe of each family", rehearse, [*PLANNED, *SHIPPED]),
+    "plan": ("compile a step of each family", compile_steps, [*PLANNED]),
+}
+"""What is found out by a command: its help, what does it, and for which families."""
 
 
 def page(record: Mapping[str, Any]) -> str:
@@ -155,21 +196,25 @@ def page(record: Mapping[str, Any]) -> str:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    rows = [
-        "| Family | `model_type` | In the catalogue | Logits | LoRA | Merged | By plan | vLLM-TPU |",
-        f"|{' --- |' * 8}",
-    ]
+    titles = (
+        *("Family", "`model_type`", "In the catalogue", "Logits", "LoRA", "Merged"),
+        *("Rehearsed", "By plan", "vLLM-TPU"),
+    )
+    rows = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
+    shipped = recipes.read().recipes
     for name, family in FAMILIES.items():
         if not isinstance(family, DecoderFamily):
             continue
         known = [known for known, entry in catalog.entries().items() if entry.get("family") == name]
         cases = [found for case, found in record["proofs"].items() if case.partition("-")[0] == name]
+        recipe = SHIPPED.get(name)
         cells = [
             family.title,
             ", ".join(f"`{kind}`" for kind in family.model_types),
             f"{len(known)}, such as `{known[0]}`" if known else "none",
             *(_worst(cases, what) for what in ("logits", "losses", "merged")),
-            _planned(record["plans"].get(name)),
+            _rehearsed(record["rehearsals"].get(name)),
+            _planned(record["plans"].get(name)) if recipe is None else _shipped(recipe, shipped[recipe]),
             SERVED[implementation({"model_type": family.model_types[-1]})],
         ]
         rows.append(f"| {' | '.join(cells)} |")
@@ -181,12 +226,31 @@ def _worst(cases: Sequence[Mapping[str, str]], what: str) -> str:
     return f"{max(found):.0e}" if found else ""
 
 
+def _rehearsed(found: Mapping[str, str] | None) -> str:
+    """The loss of its first and its last step, and how far the merged model is from what was trained."""
+    if found is None:
+        return ""
+    loss = re.search(r"loss ([\d.]+ to [\d.]+)", found["train"])
+    apart = re.search(r"difference ([\d.e+-]+)", found["verify"])
+    assert loss and apart and found["compare"].endswith("bit-identical")
+    return f"loss {loss[1]}, merged {apart[1]}"
+
+
 def _planned(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return ""
     return (
         f"`{found['model']}` on {found['machine']}: {found['gib']} of {found['available']} GiB, "
         f"{found['seconds']} s for {found['tokens']:,} tokens"
+    )
+
+
+def _shipped(recipe: str, made: Planned) -> str:
+    """A micro-batch of a recipe."""
+    memory, tokens = made.memory, made.tokens // made.micro_batches
+    return (
+        f"`recipes/{recipe}.yaml`: {memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB, "
+        f"{made.seconds:.2f} s for {tokens:,} tokens"
     )
 
 

@@ -7,10 +7,7 @@ from contextlib import contextmanager
 
 from recipec.compiler.errors import ArtifactError
 
-ELSEWHERE = (
-    "check the network, HF_ENDPOINT and proxies; or run `recipe models add` where the hub is reached, and "
-    "copy the folder that it writes"
-)
+ELSEWHERE = "or run `recipe models add` where the hub is reached, and copy the folder that it writes"
 """The way out without a hub."""
 
 
@@ -21,7 +18,12 @@ class HubNotReached(ArtifactError):
         reason: a clause.
     """
 
-    def __init__(self, model_id: str, reason: str, help: str = ELSEWHERE) -> None:
+    def __init__(
+        self,
+        model_id: str,
+        reason: str,
+        help: str = f"check the network, HF_ENDPOINT and proxies; {ELSEWHERE}",
+    ) -> None:
         super().__init__(f"`{model_id}` was not brought: {reason}", help)
         self.reason = reason
 
@@ -62,7 +64,8 @@ def refusal(model_id: str, revision: str | None, error: Exception) -> ArtifactEr
             f"`{model_id}`: the hub has no revision {revision} of it", f"its branches and tags are on {where}"
         )
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return HubNotReached(model_id, "the hub is not asked, as HF_HUB_OFFLINE is set")
+        unset = f"unset HF_HUB_OFFLINE; {ELSEWHERE}"
+        return HubNotReached(model_id, "the hub is not asked, as HF_HUB_OFFLINE is set", unset)
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         return refusal(model_id, revision, error.__cause__)
     if isinstance(error, httpx.NetworkError | httpx.ProtocolError | httpx.ReadTimeout) and not isinstance(

@@ -204,8 +204,8 @@ def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings
             f"{base.name}: is of the family {base.family.name}; the run trained one of {model['family']}",
             "give the base checkpoint of the run with --model",
         )
-    trained = model.get("architecture") or {}
-    found = json.loads(json.dumps(asdict(base.architecture)))
+    trained = _without_layout(model.get("architecture") or {})
+    found = _without_layout(json.loads(json.dumps(asdict(base.architecture))))
     for key in sorted(trained.keys() & found.keys()):
         if trained[key] != found[key]:
             raise UserError(
@@ -219,6 +219,14 @@ def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings
         return lora_settings(section, base.architecture.num_layers)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"the lora section of the run's record is not whole ({error})", OTHER_RUN) from error
+
+
+def _without_layout(architecture: dict[str, Any]) -> dict[str, Any]:
+    """An architecture without the way a checkpoint holds experts, which the same model's copies differ in."""
+    experts = architecture.get("experts")
+    if not isinstance(experts, dict):
+        return architecture
+    return architecture | {"experts": {key: value for key, value in experts.items() if key != "tensors"}}
 
 
 def _recorded_adapters(base: HFCheckpoint, settings: LoraSettings) -> list[Adapter]:

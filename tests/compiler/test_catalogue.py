@@ -19,7 +19,7 @@ import pytest
 from recipec.compiler.lowering import catalog
 from recipec.runtime.model.adapters import LoraSettings, build_adapters
 from recipec.runtime.model.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint
-from recipec.runtime.model.families.decoder import DecoderArchitecture
+from recipec.runtime.model.families.decoder import DecoderArchitecture, DecoderFamily
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ENTRIES = {name: entry for name, entry in catalog.entries().items() if "unsupported" not in entry}
@@ -399,6 +399,14 @@ def test_qwix_makes_the_adapters_that_are_expected(name: str, kv: str) -> None:
     expected = {a.a_path: (a.a_shape, a.a_spec) for a in adapters}
     expected |= {a.b_path: (a.b_shape, a.b_spec) for a in adapters}
     assert leaves(adapted, nnx.LoRAParam) == expected
+
+
+def test_every_family_of_the_page_has_a_model_that_is_planned_and_rehearsed() -> None:
+    from scripts import families
+
+    decoders = {name for name, family in FAMILIES.items() if isinstance(family, DecoderFamily)}
+    assert {*families.PLANNED, *families.SHIPPED} == decoders
+    assert not families.PLANNED.keys() & families.SHIPPED
 
 
 def test_the_page_of_models_says_what_the_record_says() -> None:

@@ -13,6 +13,7 @@ import pytest
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.lower import Lowered
 from recipec.runtime.model.families import UnsupportedCheckpoint
+from recipec.runtime.model.families.decoder import DecoderArchitecture
 
 Lower = Callable[..., Lowered]
 TINY = catalog.entries()["recipec/tiny-gemma4"]["config"]
@@ -184,3 +185,12 @@ def test_models_are_titled_by_their_size_and_directories_by_their_path() -> None
     assert catalog.title("google/gemma-4-26B-A4B-it") == "Gemma 4 26B-A4B"
     assert catalog.title("google/gemma-3-270m") == "Gemma 3 270M"
     assert catalog.title("./checkpoint") == "./checkpoint"
+
+
+@pytest.mark.parametrize(("kind", "apart"), [("olmoe", True), ("granitemoe", False)])
+def test_experts_lie_as_the_family_publishes_them_where_config_json_alone_is_known(
+    kind: str, apart: bool
+) -> None:
+    model = catalog.read("./checkpoint", {"model_type": kind}, "config.json")
+    assert isinstance(model.architecture, DecoderArchitecture) and model.architecture.experts is not None
+    assert model.architecture.experts.tensors.apart is apart

@@ -389,19 +389,27 @@ def test_on_a_terminal_the_model_is_looked_at_before_its_place_is_known(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "said", "way_out"),
     [
-        (("HF_HUB_OFFLINE", True), "and the hub is not asked, as HF_HUB_OFFLINE is set"),
-        (("ENDPOINT", "http://127.0.0.1:9"), "and the hub was not reached at http://127.0.0.1:9 ("),
+        (
+            ("HF_HUB_OFFLINE", True),
+            "and the hub is not asked, as HF_HUB_OFFLINE is set",
+            "unset HF_HUB_OFFLINE",
+        ),
+        (
+            ("ENDPOINT", "http://127.0.0.1:9"),
+            "and the hub was not reached at http://127.0.0.1:9 (",
+            "check the network, HF_ENDPOINT and proxies",
+        ),
     ],
 )
 def test_without_a_hub_it_says_what_is_missing(
-    change: tuple[str, Any], said: str, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    change: tuple[str, Any], said: str, way_out: str, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"huggingface_hub.constants.{change[0]}", change[1])
     status, _, errors = recipe(*NEW)
     assert status == 1 and errors.startswith(f"error: `{ID}` is not in the catalogue, {said}")
-    assert "`recipe models add`" in errors and not names(Path())
+    assert f"help: {way_out}; or run `recipe models add`" in errors and not names(Path())
 
 
 def test_what_neither_has_is_suggested(hub: Hub) -> None:

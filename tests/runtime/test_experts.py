@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from recipec.runtime.checkpoints.adapter_reader import recorded_lora
 from recipec.runtime.errors import UserError
-from recipec.runtime.model.families.description import Experts
+from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.model.families.decoder import DecoderFamily
+from recipec.runtime.model.families.description import Experts, ExpertTensors
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.runtime import decoders, training
 
@@ -323,3 +327,18 @@ def test_weights_gradients_are_each_experts_own_by_the_tpus_kernel_too(rows: int
     for on_tpu in (False, True):
         found = outer(*map(jnp.asarray, (left, right, np.int32(sizes))), on_tpu=on_tpu, interpret=on_tpu)
         assert np.abs(found - np.stack(own)).max() <= LIMIT * np.abs(np.stack(own)).max()
+
+
+def test_a_run_knows_its_base_however_that_holds_the_experts() -> None:
+    """One by one or all in one tensor, whichever its compiler knew of; but as many of them."""
+    family = FAMILIES["olmoe"]
+    assert isinstance(family, DecoderFamily)
+    trained = family.architecture({"model_type": "olmoe"})
+    assert trained.experts is not None
+    together = replace(trained, experts=replace(trained.experts, tensors=ExpertTensors(apart=False)))
+    base: Any = SimpleNamespace(name="base", family=family, architecture=together)
+    recorded = json.loads(json.dumps(asdict(trained)))
+    assert recorded_lora({"recipe": {}, "model": {"architecture": recorded}}, base) is None
+    recorded["experts"]["count"] -= 1
+    with pytest.raises(UserError, match="base: its experts is"):
+        recorded_lora({"recipe": {}, "model": {"architecture": recorded}}, base)

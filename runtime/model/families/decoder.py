@@ -107,9 +107,13 @@ class DecoderFamily(Family):
     def architecture_of(
         self, config: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]
     ) -> DecoderArchitecture:
-        """As `architecture`; experts lie as the tensors' names say, one by one or all in one tensor."""
+        """As `architecture`; experts lie as the tensors' names say, one by one or all in one tensor.
+
+        Args:
+            tensors: none where only config.json is known; experts lie then as the family publishes them.
+        """
         a = self.architecture(config)
-        if a.experts is None:
+        if a.experts is None or not tensors:
             return a
         names = a.experts.tensors
         # Of the decoder's own layers: those that predict further tokens (mtp.*) may hold theirs otherwise.
