@@ -239,19 +239,17 @@ def _rehearsed(found: Mapping[str, str] | None) -> str:
 def _planned(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return ""
+    takes = f"`{found['model']}` on {found['machine']}: {found['gib']} of {found['available']} GiB"
     return (
-        f"`{found['model']}` on {found['machine']}: {found['gib']} of {found['available']} GiB, "
-        f"{found['seconds']} s for {found['tokens']:,} tokens"
+        takes + (f", {found['seconds']} s" if "seconds" in found else "") + f" for {found['tokens']:,} tokens"
     )
 
 
 def _shipped(recipe: str, made: Planned) -> str:
     """A micro-batch of a recipe."""
     memory, tokens = made.memory, made.tokens // made.micro_batches
-    return (
-        f"`recipes/{recipe}.yaml`: {memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB, "
-        f"{made.seconds:.2f} s for {tokens:,} tokens"
-    )
+    takes = f"`recipes/{recipe}.yaml`: {memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB"
+    return takes + ("" if made.seconds is None else f", {made.seconds:.2f} s") + f" for {tokens:,} tokens"
 
 
 if __name__ == "__main__":
