@@ -59,7 +59,7 @@ class Row:
         seconds: measured.
         lora: whether adapters are trained; otherwise all weights are.
         source: where it was published.
-        compiled: the versions that compiled it, and what differs from the published run.
+        compiled: the versions of jax and libtpu, and what differs from the published run.
         schedules: that its time is made of, each with its weight: one, or two depths of a line.
     """
 
@@ -101,7 +101,7 @@ def reduced(out: Path) -> Row:
         facts["step_s"],
         facts.get("lora", False),
         facts["source"],
-        f"jax {versions['jax']}, libtpu {versions['libtpu']}{dropped}",
+        f"{versions['jax']}, {versions['libtpu']}{dropped}",
         tuple(
             (weight, _schedule(path, accelerator, torus, axes))
             for weight, path in zip(_weights(files, facts), files, strict=True)
@@ -239,7 +239,7 @@ def timings() -> list[tuple[str, Splash, float]]:
 def table() -> str:
     """The rows as Markdown, each predicted without it."""
     lines = [
-        "| run | compiled by | measured, s | predicted without it, s | error |",
+        "| run | jax, libtpu | measured, s | predicted without it, s | error |",
         "| --- | --- | --- | --- | --- |",
     ]
     errors = []
