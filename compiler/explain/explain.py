@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.added import LOCK
+from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.run_length import held_out, run_length, warmup_steps
 from recipec.compiler.lowering.sizes import BYTES, needs_master_weights
 from recipec.compiler.serving.memory import weight_size
@@ -363,6 +364,15 @@ def _remat(program: Program) -> list[str]:
     ]
 
 
+def _xla(program: Program) -> list[str]:
+    found = flags(program.recipe)
+    if not found:
+        return [
+            "the compiler's defaults: every gather of weights is done before the product that needs it begins"
+        ]
+    return [f"libtpu compiles the step with {plural(len(found), 'flag')}: {' '.join(found)}"]
+
+
 def _data(program: Program) -> list[str]:
     data, train = program.recipe.data, program.recipe.train
     local = run_length(program.recipe, program.source.parent).data
@@ -570,6 +580,7 @@ SUMMARIES: dict[str, Callable[[Program], list[str]]] = {
     "mesh": _mesh,
     "lora": _lora,
     "remat": _remat,
+    "xla": _xla,
     "data": _data,
     "train": _train,
     "checkpoint": _checkpoint,
