@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan import pool
+from recipec.compiler.plan import pool, rates
+from recipec.compiler.plan.timeline import Reached
 from tests.plan.serve_answers import RECIPE, lowered
 
 FAKE = Path(__file__).parent / "fake_worker.py"
@@ -16,6 +17,12 @@ FAKE = Path(__file__).parent / "fake_worker.py"
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recipec.compiler.pages.html.plotly", lambda: "/* Plotly */")
+
+
+@pytest.fixture
+def full_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices reach their published rates: no test hangs on what the published runs say of them."""
+    monkeypatch.setattr(rates, "reached", lambda generation: Reached())
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ def planned(*arguments: Any) -> dict[str, Any]:
     return out
 
 
+@pytest.mark.usefixtures("full_speed")
 def test_figures_are_extrapolated_to_the_models_depth(file: Path) -> None:
     plan = planned(file)["plan"]
     # 2 outside of the layers and 0.5 in each of the 60.
@@ -83,6 +84,7 @@ def test_what_cannot_be_compiled_is_one_sentence(file: Path, told: pytest.Monkey
     assert ended.value.code == 1
 
 
+@pytest.mark.usefixtures("full_speed")
 def test_a_budget_fails_the_plan(file: Path) -> None:
     sets = ("--set", "budget={max_hours: 0.5, max_usd: 1000, max_hbm_share: 0.5}")
     done = run("plan", file, *sets)

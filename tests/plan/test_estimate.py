@@ -9,7 +9,6 @@ import pytest
 
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan import rates
 from recipec.compiler.plan.depth import Depth, depths
 from recipec.compiler.plan.estimate import extrapolate
 from recipec.compiler.plan.rates import interval
@@ -18,10 +17,7 @@ from recipec.compiler.plan.schedule import Exposed, Schedule, Start, Transfer, W
 from recipec.compiler.plan.timeline import Reached, timeline
 from recipec.spec.load import load
 
-
-@pytest.fixture(autouse=True)
-def full_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "reached", lambda generation: Reached())
+pytestmark = pytest.mark.usefixtures("full_speed")
 
 
 @pytest.fixture(scope="module")

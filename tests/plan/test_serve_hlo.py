@@ -13,6 +13,7 @@ from recipec.compiler.plan.serve.job import ServeProgram
 from tests.plan.serve_answers import GLOBAL, HLO, LOCAL
 
 
+@pytest.mark.usefixtures("full_speed")
 def test_the_text_of_a_program_is_read() -> None:
     found = read(HLO, "v6e:2x4", 8)
     # Two fusions' cycles at 1.75 GHz; the kernel's time hangs on the cache.
