@@ -137,11 +137,16 @@ def test_sharded_steps_are_those_of_plain_arrays(name: str, whole: Callable[[str
     found, before = arrays(whole(name)[0].model), arrays(toy(start()).model)
     rule, params = chain(name), dict(before)
     state = rule.init(params)
-    gradient = jax.jit(jax.grad(lambda params, tokens: loss(SimpleNamespace(**params), tokens)))
-    for step in range(4):
-        parts = [gradient(params, training.batch(2 * step + i)["tokens"]) for i in (0, 1)]
+    gradient = jax.grad(lambda params, tokens: loss(SimpleNamespace(**params), tokens))
+
+    @jax.jit
+    def stepped(params: Any, state: Any, one: Any, other: Any) -> Any:
+        parts = [gradient(params, tokens) for tokens in (one, other)]
         updates, state = rule.update(jax.tree.map(lambda a, b: (a + b) / 2, *parts), state, params)
-        params = optax.apply_updates(params, updates)
+        return optax.apply_updates(params, updates), state
+
+    for step in range(4):
+        params, state = stepped(params, state, *(training.batch(2 * step + i)["tokens"] for i in (0, 1)))
     for path, array in params.items():
         assert np.abs(before[path] - array).max() > 1e-4, "the steps move it"
         np.testing.assert_allclose(found[path], array, atol=2e-6, err_msg=path)
@@ -282,6 +287,7 @@ def torch_rule(name: str, weights: list[Any]) -> Any:
 @pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor"])
 def test_the_rule_is_pytorchs(name: str, torch_arrays: dict[str, np.ndarray]) -> None:
     """Adafactor's is transformers', without its own learning rates."""
+    import jax
     import optax
     import torch
 
@@ -289,13 +295,13 @@ def test_the_rule_is_pytorchs(name: str, torch_arrays: dict[str, np.ndarray]) ->
     optimizer = torch_rule(name, list(weights.values()))
     rule = chain(name)
     params: Any = dict(torch_arrays)
-    state = rule.init(params)
+    state, update = rule.init(params), jax.jit(rule.update)
     for gradients in gradients_of(torch_arrays):
         for key, gradient in gradients.items():
             weights[key].grad = torch.tensor(gradient)
         torch.nn.utils.clip_grad_norm_(list(weights.values()), 1.0)
         optimizer.step()
-        updates, state = rule.update(gradients, state, params)
+        updates, state = update(gradients, state, params)
         params = optax.apply_updates(params, updates)
     difference = max(np.abs(weights[key].detach().numpy() - params[key]).max() for key in params)
     moved = min(np.abs(torch_arrays[key] - params[key]).max() for key in params)
