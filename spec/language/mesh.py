@@ -231,6 +231,7 @@ class Xla(Section):
     flags: dict[FlagName, FlagValue] = field(
         "Flags of libtpu that are added, or that replace those of the profile.",
         {},
+        unit="each flag's own",
         example={"xla_tpu_enable_async_collective_fusion": True},
     )
 
