@@ -1,0 +1,454 @@
+"""Whether a ported run learns the same: a tool's own command and its port, step by step on one tiny model.
+
+    python -m scripts.same_run ENVIRONMENTS [--tool NAME] [--feature NAME] [--keep FOLDER] [--json FILE]
+
+ENVIRONMENTS holds a virtual environment for each tool, by its name in TOOLS; a tool without one is left out
+and named. Each run is of ten steps in float32 on a processor. Both begin with the tool's first adapter, and
+take the rows in the order in which the tool took them. The exit status is 1 where two runs differ that
+docs/porting.md does not say differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from recipec.compiler.lowering import catalog
+from recipec.compiler.port.keys import words
+from recipec.compiler.rehearse.miniature import shrink, write_checkpoint
+from recipec.runtime.training.trace import read_trace
+
+ROOT = Path(__file__).resolve().parent.parent
+HOOK = ROOT / "scripts" / "same_run_hook"
+STEPS = 10
+ROWS = 43
+"""No multiple of a step's rows: what an epoch ends with shows."""
+VOCABULARY = 521
+"""A prime, above the tokenizer's 512."""
+LIMIT = 1e-4
+"""Of two losses in float32."""
+RATE_LIMIT = 1e-6
+"""Of two learning rates, as a share of the larger."""
+
+Config = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool, and how it is run.
+
+    Attributes:
+        package: its distribution.
+        command: its own, as it is run in the folder of its files.
+        config: what every run of it says, beside which a feature says more.
+        features: what each says, by its name; None removes a key.
+        rows: rows of data in its form, from conversations.
+        files: those that are ported, the config first.
+        beside: further files by path.
+        model: a catalogue's model whose miniature is trained.
+    """
+
+    package: str
+    command: Sequence[str]
+    config: Config
+    features: Mapping[str, Config]
+    data: str = "data/own.json"
+    files: Sequence[str] = ("run.yaml",)
+    beside: Mapping[str, str] = field(default_factory=dict)
+    model: str = "Qwen/Qwen3-0.6B"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sequence that attends to itself alone: its tokens, and which of them are learnt."""
+
+    tokens: tuple[int, ...]
+    learnt: tuple[bool, ...]
+
+
+@dataclass
+class Run:
+    """What a run came to.
+
+    Attributes:
+        steps: the samples of each optimizer step.
+        losses, rates: of each.
+    """
+
+    steps: list[list[Sample]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+
+
+WORDS = sorted(words("river lamp seven baker rain garden oven wizard hill loaf answer weight shard poem dog"))
+
+
+def write_rows(folder: Path, order: Sequence[int]) -> None:
+    """The same rows in every form that a tool reads, each with its number in its text."""
+    made = [conversation(number) for number in order]
+    chats = [{"messages": turns} for turns in made]
+    plain = [dict(zip(("instruction", "output"), contents(turns), strict=False)) for turns in made]
+    even = [
+        {"instruction": f"#{n:02}# {n * 7 % 10} {n * 3 % 10}", "input": "", "output": f"{n % 10} {n // 10}"}
+        for n in order
+    ]
+    pairs = [
+        {"conversations": turns[:-1], "chosen": turns[-1], "rejected": spoken("assistant", number + 500, 7)}
+        for number, turns in zip(order, made, strict=True)
+    ]
+    rejected = [
+        {"messages": turns, "rejected_response": pair["rejected"]["content"]}
+        for turns, pair in zip(made, pairs, strict=True)
+    ]
+    forms: Mapping[str, Sequence[Row]] = {
+        "chat": chats,
+        "plain": [{**row, "input": ""} for row in plain],
+        "even": even,
+        "even_chat": [
+            {"messages": [one("user", row["instruction"]), one("assistant", row["output"])]} for row in even
+        ],
+        "pairs": pairs,
+        "rejected": rejected,
+    }
+    (folder / "data").mkdir(exist_ok=True)
+    for name, rows in forms.items():
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "data" / f"{name}.jsonl").write_text(lines)
+
+
+def conversation(number: int) -> list[dict[str, str]]:
+    """One or two questions with their answers, every third after a system's text."""
+    turns = [one("user", f"#{number:02}# {spoken('user', number, 4)['content']}")]
+    turns += [spoken("assistant", number + 100, 3 + number % 9)]
+    if number % 2:
+        turns += [spoken("user", number + 200, 5), spoken("assistant", number + 300, 4)]
+    return [*([spoken("system", number + 400, 3)] if number % 3 == 0 else []), *turns]
+
+
+def spoken(role: str, seed: int, count: int) -> dict[str, str]:
+    drawn = random.Random(seed)
+    return one(role, " ".join(drawn.choice(WORDS) for _ in range(count)).capitalize() + ".")
+
+
+def one(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def contents(turns: Sequence[Row]) -> list[str]:
+    """The first question and its answer."""
+    return [turn["content"] for turn in turns if turn["role"] != "system"][:2]
+
+
+def run_tool(tool: Tool, folder: Path, environment: Path) -> Run:
+    """Runs a tool's own command, and reads what it has trained on."""
+    seen = folder / "seen"
+    seen.mkdir()
+    (folder / "home").mkdir()
+    program = environment / "bin" / tool.command[0]
+    given = {name: os.environ[name] for name in ("LANG", "LC_ALL", "SSL_CERT_FILE") if name in os.environ}
+    given |= {
+        "PATH": f"{environment / 'bin'}:{os.environ['PATH']}",
+        "HOME": str(folder / "home"),
+        "PYTHONPATH": str(HOOK),
+        "SAME_RUN": str(seen),
+        **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1"),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
+    called([str(program), *tool.command[1:]], folder, folder / "tool.log", given)
+    lines = [json.loads(line) for line in (seen / "steps.jsonl").read_text().splitlines()]
+    run = Run()
+    for step in range(1, lines[-1]["step"] + 1):
+        parts = [line for line in lines if line["step"] == step]
+        run.steps.append([sample for part in parts for sample in samples(part)])
+        run.losses.append(sum(part["loss"] for part in parts))
+        run.rates.append(parts[-1]["rate"])
+    return run
+
+
+def samples(batch: Mapping[str, Any]) -> Iterator[Sample]:
+    """Those of a micro-batch as the tool has it: padding is where attention_mask is 0."""
+    tokens = np.array(batch["input_ids"])
+    within = np.array(batch.get("attention_mask") or np.ones_like(tokens))
+    learnt = (
+        np.array(batch["labels"]) != -100 if "labels" in batch else np.array(batch["completion_mask"]) > 0
+    )
+    starts = np.zeros(tokens.shape, bool)
+    starts[:, 1:] = within[:, 1:] != within[:, :-1]
+    if "position_ids" in batch:
+        positions = np.array(batch["position_ids"])
+        starts[:, 1:] |= positions[:, 1:] != positions[:, :-1] + 1
+    yield from cut(tokens, within > 0, learnt, starts)
+
+
+def cut(tokens: np.ndarray, real: np.ndarray, learnt: np.ndarray, starts: np.ndarray) -> Iterator[Sample]:
+    """Rows in pieces, [B, T] each; nothing predicts a piece's first token."""
+    for row in range(len(tokens)):
+        bounds = [0, *np.flatnonzero(starts[row]).tolist(), tokens.shape[1]]
+        for begin, end in itertools.pairwise(bounds):
+            kept = [at for at in range(begin, end) if real[row, at]]
+            if kept:
+                masks = (False, *(bool(learnt[row, at]) for at in kept[1:]))
+                yield Sample(tuple(tokens[row, kept].tolist()), masks)
+
+
+def run_port(tool: Tool, folder: Path) -> Run:
+    """Ports the tool's files, and runs what comes of them from the tool's first adapter."""
+    recipe = str(Path(sys.executable).with_name("recipe"))
+    log = folder / "port.log"
+    files = [*tool.files, "--accelerator", "cpu-1", "--devices", "1", "--from", dialect(tool)]
+    called([recipe, "port", *files, "-o", "recipe.yaml"], folder, log)
+    orders = ["--set", "data.shuffle_seed=null", "--set", "checkpoint.every_steps=100"]
+    called([recipe, "build", "recipe.yaml", "-o", "built", *orders], folder, log)
+    (artifact,) = (folder / "built").glob("*/train.py")
+    paths = ["--model", str(folder / "model"), "--output", str(folder / "out-port")]
+    options = []
+    if (folder / "seen" / "adapter").exists():
+        merge = [sys.executable, str(artifact.with_name("merge.py")), *paths]
+        called([*merge, "--import-adapter", str(folder / "seen" / "adapter")], folder, log)
+        options = ["--resume"]
+    options += ["--data-dir", str(folder), "--trace", str(folder / "trace.npz")]
+    called([sys.executable, str(artifact), *paths, *options], folder, log)
+    trace = read_trace(folder / "trace.npz")
+    run = Run(losses=trace.losses)
+    for rows in trace.rows:
+        flat = {name: array.reshape(-1, array.shape[-1]) for name, array in rows.items() if array.ndim > 1}
+        segments = flat["segment_ids"]
+        starts = np.zeros(segments.shape, bool)
+        starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+        run.steps.append(list(cut(flat["tokens"], segments > 0, flat["loss_mask"], starts)))
+    metrics = next((folder / "out-port").rglob("metrics.jsonl")).read_text().splitlines()
+    run.rates = [entry["learning_rate"] for entry in map(json.loads, metrics) if "learning_rate" in entry]
+    return run
+
+
+def called(
+    command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str] | None = None
+) -> None:
+    """Runs a command in a folder; what it says is added to a log.
+
+    Raises:
+        RuntimeError: with the log's last lines.
+    """
+    with log.open("a") as file:
+        file.write(f"$ {' '.join(command)}\n")
+        file.flush()
+        done = subprocess.run(
+            command, cwd=folder, env=environment, stdout=file, stderr=file, stdin=subprocess.DEVNULL
+        )
+    if done.returncode:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+        raise RuntimeError(f"{command[0]} ended with {done.returncode}:\n{tail}")
+
+
+def compared(tool: Run, port: Run) -> dict[str, str]:
+    """What two runs differ by, by quantity; "" where they do not."""
+    found = {}
+    pairs = list(zip(tool.steps, port.steps, strict=False))
+    for name, key in (("tokens", lambda one: one.tokens), ("masks", lambda one: one)):
+        apart = [
+            (step, Counter(map(key, a)) - Counter(map(key, b)), Counter(map(key, b)) - Counter(map(key, a)))
+            for step, (a, b) in enumerate(pairs, 1)
+        ]
+        wrong = [step for step, one, other in apart if one or other]
+        found[name] = f"step {wrong[0]}, {len(wrong)} of {len(apart)}" if wrong else ""
+    counts = [len(tool.losses), len(port.losses)]
+    found["steps"] = "" if counts[0] == counts[1] else f"{counts[0]} and {counts[1]}"
+    far = [
+        abs(a - b) / max(abs(a), abs(b), 1e-30)
+        for a, b in zip(tool.rates, port.rates, strict=False)
+        if a != b
+    ]
+    found["rates"] = f"{max(far):.1e} of itself" if far and max(far) > RATE_LIMIT else ""
+    losses = [abs(a - b) for a, b in zip(tool.losses, port.losses, strict=False)]
+    found["losses"] = f"{max(losses):.1e}" if max(losses) > LIMIT else ""
+    found["most"] = f"{max(losses):.1e}"
+    return found
+
+
+def replayed(run: Run, folder: Path) -> list[int]:
+    """The numbers of the rows, in the order in which a run has taken them first, and then the others."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
+    order: list[int] = []
+    for sample in (sample for step in run.steps for sample in step):
+        marked = re.search(r"#(\d\d)#", tokenizer.decode(list(sample.tokens), skip_special_tokens=False))
+        if marked and int(marked[1]) not in order:
+            order.append(int(marked[1]))
+    return [*order, *(number for number in range(ROWS) if number not in order)]
+
+
+def dialect(tool: Tool) -> str:
+    return {"ms-swift": "swift"}.get(tool.package, tool.package)
+
+
+def same_run(tool: Tool, feature: str, environment: Path, folder: Path) -> dict[str, str]:
+    """Runs a tool and its port in a new folder, and compares them."""
+    folder.mkdir(parents=True)
+    config = shrink(catalog.entries()[tool.model]["config"]) | {"vocab_size": VOCABULARY}
+    write_checkpoint(folder / "model", config, dtype="float32")
+    write_rows(folder, range(ROWS))
+    for name, text in tool.beside.items():
+        (folder / name).write_text(text)
+    merged = {**tool.config, **tool.features[feature]}
+    values = {key: value for key, value in merged.items() if value is not None}
+    (folder / tool.files[0]).write_text(yaml.safe_dump(values, sort_keys=False))
+    run = run_tool(tool, folder, environment)
+    write_rows(folder, replayed(run, folder))
+    return compared(run, run_port(tool, folder))
+
+
+HF: Config = {
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": 1e-3,
+    "max_steps": STEPS,
+    "lr_scheduler_type": "cosine",
+    "weight_decay": 0.01,
+    "logging_steps": 1,
+    "output_dir": "out",
+    "report_to": "none",
+    "save_strategy": "no",
+}
+"""What tools on transformers' Trainer say alike."""
+
+LLAMAFACTORY = Tool(
+    "llamafactory",
+    ("llamafactory-cli", "train", "run.yaml"),
+    {
+        "model_name_or_path": "./model",
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "lora",
+        "lora_rank": 4,
+        "lora_alpha": 12,
+        "lora_target": "all",
+        "dataset": "plain",
+        "dataset_dir": "data",
+        "template": "qwen3_nothink",
+        "cutoff_len": 256,
+        "disable_shuffling": True,
+        **HF,
+    },
+    {
+        "plain": {},
+        "no accumulation": {"gradient_accumulation_steps": 1},
+        "warm-up": {"warmup_ratio": 0.25},
+        "turns": {"dataset": "chat"},
+        "mask_history": {"dataset": "chat", "mask_history": True},
+        "shuffled": {"disable_shuffling": None},
+        "cut": {"dataset": "chat", "cutoff_len": 48},
+        "epochs": {"max_steps": None, "num_train_epochs": 2},
+        "packing": {"dataset": "even", "packing": True, "neat_packing": True, "cutoff_len": 80},
+        "template llama3": {"template": "llama3", "dataset": "chat"},
+        "own template": {"template": None, "dataset": "chat"},
+        "dpo": {"stage": "dpo", "dataset": "pairs"},
+    },
+    files=("run.yaml", "data/dataset_info.json"),
+    beside={
+        "data/dataset_info.json": json.dumps(
+            {
+                **{name: {"file_name": f"{name}.jsonl"} for name in ("plain", "even")},
+                "chat": {
+                    "file_name": "chat.jsonl",
+                    "formatting": "sharegpt",
+                    "columns": {"messages": "messages"},
+                    "tags": {
+                        "role_tag": "role",
+                        "content_tag": "content",
+                        "user_tag": "user",
+                        "assistant_tag": "assistant",
+                        "system_tag": "system",
+                    },
+                },
+                "pairs": {
+                    "file_name": "pairs.jsonl",
+                    "formatting": "sharegpt",
+                    "ranking": True,
+                    "columns": {"messages": "conversations", "chosen": "chosen", "rejected": "rejected"},
+                    "tags": {
+                        "role_tag": "role",
+                        "content_tag": "content",
+                        "user_tag": "user",
+                        "assistant_tag": "assistant",
+                        "system_tag": "system",
+                    },
+                },
+            },
+            indent=1,
+        )
+    },
+)
+
+SWIFT = Tool(
+    "ms-swift",
+    ("swift", "sft", "run.yaml"),
+    {
+        "model": "./model",
+        "model_type": "qwen3",
+        "template": "qwen3",
+        "tuner_type": "lora",
+        "lora_rank": 4,
+        "lora_alpha": 12,
+        "lora_dropout": 0,
+        "target_modules": ["all-linear"],
+        "torch_dtype": "float32",
+        "dataset": ["data/chat.jsonl"],
+        "split_dataset_ratio": 0,
+        "dataset_shuffle": False,
+        "train_dataloader_shuffle": False,
+        "max_length": 256,
+        **{**HF, "report_to": ["none"]},
+    },
+    {
+        "plain": {},
+    },
+)
+
+TOOLS: Mapping[str, Tool] = {tool.package: tool for tool in (LLAMAFACTORY, SWIFT)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("environments", type=Path)
+    parser.add_argument("--tool", action="append", choices=TOOLS)
+    parser.add_argument("--feature", action="append")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    found: dict[str, dict[str, Any]] = {}
+    for name in arguments.tool or TOOLS:
+        tool = TOOLS[name]
+        for feature in arguments.feature or tool.features:
+            with tempfile.TemporaryDirectory(prefix="same-run-") as place:
+                folder = (arguments.keep or Path(place)) / name / feature.replace(" ", "-")
+                try:
+                    result = same_run(tool, feature, arguments.environments / name, folder)
+                except RuntimeError as error:
+                    result = {"error": str(error)}
+            found.setdefault(name, {})[feature] = result
+            print(name, feature, result.get("error", result), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
