@@ -225,6 +225,11 @@ def run_port(tool: Tool, folder: Path) -> Run:
         options = ["--resume"]
     options += ["--data-dir", str(folder), "--trace", str(folder / "trace.npz")]
     called([sys.executable, str(artifact), *paths, *options], folder, log)
+    return read_port(folder)
+
+
+def read_port(folder: Path) -> Run:
+    """What train.py has left."""
     trace = read_trace(folder / "trace.npz")
     run = Run(losses=trace.losses)
     for rows in trace.rows:
@@ -410,6 +415,7 @@ SWIFT = Tool(
         "lora_dropout": 0,
         "target_modules": ["all-linear"],
         "torch_dtype": "float32",
+        **dict.fromkeys(("fp16", "bf16"), False),
         "dataset": ["data/chat.jsonl"],
         "split_dataset_ratio": 0,
         "dataset_shuffle": False,

@@ -29,6 +29,7 @@ from recipec.compiler.port.meaning.models import Named
 from recipec.compiler.port.meaning.rows import Rows
 from recipec.compiler.port.meaning.sharding import Launch
 from recipec.compiler.port.meaning.trainer import Run
+from recipec.compiler.port.names import known
 
 NAME = "swift"
 TITLE = "ms-swift"
@@ -99,11 +100,7 @@ TYPES = {"dpo": "dpo", "orpo": "orpo"}
 """Kinds of rlhf that have a counterpart."""
 OF_PREFERENCES = ("beta", "rpo_alpha", "ld_alpha", "ref_model")
 
-TEMPLATES = {"chatml": "chatml", "llama3": "llama3", "qwen3_nothinking": "qwen3_nothink"}
-"""ms-swift's templates that write what LLaMA-Factory's do."""
 OWN = {
-    "qwen2": words("qwen qwen2_5"),
-    "qwen3": words("qwen3 qwen3_thinking qwen3_nothinking qwen3_coder"),
     "qwen3_5": words("qwen3_5"),
     "llama3": words("llama3_2"),
     "gemma2": words("gemma"),
@@ -115,6 +112,9 @@ OWN = {
 FOLLOWS = (
     "the tokenizer's own template, which ms-swift's follows: blanks and thoughts may be written otherwise"
 )
+NO_TOOLS = "rows with calls of tools are left out: it writes none here"
+THINKS = words("qwen3 qwen3_thinking")
+HISTORY = "thoughts of earlier answers stay here, and are taken out there"
 COGNITION = words("swift/self-cognition modelscope/self-cognition")
 """A data set with marks for the model's name and its author's."""
 READS = ("", "AlpacaZhPreprocessor()")
@@ -335,17 +335,17 @@ def _sources(keys: Keys, key: str) -> list[Any]:
     """`[hf::|ms::]ID_OR_PATH[:SUBSET/...][#COUNT]` each."""
     found = keys.texts(key) or []
     out: list[Any] = []
-    known = keys_of(NAME, "datasets")
+    sets = keys_of(NAME, "datasets")
     for text in [found] if isinstance(found, str) else found:
         hub, _, rest = text.rpartition("::")
         head, _, count = rest.rpartition("#") if re.search(r"#\d+$", rest) else (rest, "", "")
         name, _, subsets = head.partition(":")
         local = datasets.is_local(name)
         use_hf = keys.flag("use_hf") if hub not in ("hf", "ms") else hub == "hf"
-        reads, other = known.get(name, ["", None])
+        reads, other = sets.get(name, ["", None])
         if local or use_hf:
             other = name
-        reads = next((r for r, hf in known.values() if hf == name), "") if use_hf else reads
+        reads = next((r for r, hf in sets.values() if hf == name), "") if use_hf else reads
         if other is None:
             message = f"`{name}` is a data set of ModelScope, which a run here does not read"
             help = "use_hf: true, where the Hugging Face hub has it; or download it, and name the file"
@@ -401,14 +401,21 @@ def _loss(keys: Keys, ranking: bool) -> None:
 def _template(keys: Keys, named: Named | None) -> None:
     """ms-swift writes templates itself: a tokenizer's own that it follows, or one that is written out."""
     name, model = keys.text("template"), named.model if named else None
+    of_models = known(NAME, "of_models").items()
+    taken = name or next((found for part, found in of_models if named and part in named.id), None)
     own = name is None or (model is not None and name in OWN.get(templates.tokenizer_of(model), ()))
     if keys.value("use_chat_template") is False:
         keys.refuse(
             "use_chat_template", "E1147", "texts without a template are of swift pt", "remove the key"
         )
-    if name in TEMPLATES and not own:
-        made = templates.llamafactory(TEMPLATES[name], model)
-        keys.say("template", made.sets, made.note)
+    made = templates.swift(taken, model) if taken else templates.UNKNOWN
+    if made.known:
+        history = HISTORY if keys.text("loss_scale") == "last_round" and taken in THINKS else ""
+        note = "; ".join(filter(None, (made.note, NO_TOOLS, history)))
+        if name is None:
+            keys.default("template", taken, made.sets, f"ms-swift's for this model: {note}")
+        else:
+            keys.say("template", made.sets, note)
     elif own:
         keys.default("template", None, {}, FOLLOWS) if name is None else keys.say("template", {}, FOLLOWS)
         if model is not None:

@@ -51,6 +51,7 @@ class Turns:
         default_system: the system message of a conversation without one, "" for none.
         in_user: whether the system message is written into the first user message.
         thought: what opens and closes a thought, which each answer begins with in a reasoning template.
+        learns_empty: whether an empty thought is trained on that the template has put before an answer.
         last: what the whole ends with.
         tokens: the tokenizers in which the marks are tokens; to others they are text. Empty where they are
             text to all.
@@ -64,6 +65,7 @@ class Turns:
     default_system: str = ""
     in_user: bool = False
     thought: tuple[str, str] | None = None
+    learns_empty: bool = True
     last: str = ""
     tokens: tuple[str, ...] = ()
 
@@ -87,6 +89,8 @@ def _value(value: Any) -> Any:
 
 LLAMAFACTORY = {name: _turns(row) for name, row in known("llamafactory", "templates").items()}
 """LLaMA-Factory's templates of text, by name."""
+SWIFT = {name: _turns(row) for name, row in known("swift", "templates").items()}
+"""Those of ms-swift that are written out."""
 AXOLOTL = {name: _turns(row) for name, row in known("axolotl", "templates").items()}
 TORCHTUNE = {name: _turns(row) for name, row in known("torchtune", "tokenizers").items()}
 """What torchtune's tokenizers write around messages, with the prompt template that is their default."""
@@ -164,6 +168,14 @@ def llamafactory(
     return Template(made, _foreign(turns, model), last=bool(turns.last))
 
 
+def swift(name: str, model: Model | None) -> Template:
+    """ms-swift's `template`."""
+    turns = SWIFT.get(name)
+    if turns is None:
+        return UNKNOWN
+    return Template({"data.chat_template": written(turns)}, _foreign(turns, model))
+
+
 def _foreign(turns: Turns, model: Model | None) -> str:
     if model is None or not turns.tokens or tokenizer_of(model) in turns.tokens:
         return ""
@@ -194,7 +206,7 @@ def written(turns: Turns, thinking: bool = True, after: str = "") -> str:
     said = "answer" if turns.thought and not thinking else "message.content"
     answer = f"{{{{- {_expression(turns.assistant, said)} -}}}}"
     inside, outside = (_thought(turns.thought, thinking), "") if turns.thought else ("", "")
-    if not thinking:
+    if not (thinking and turns.learns_empty):
         inside, outside = outside, inside
     tail = f"{{{{- {_expression(after)} -}}}}" if after else ""
     out += [
