@@ -16,6 +16,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -58,20 +59,24 @@ class Tool:
         command: its own, as it is run in the folder of its files.
         config: what every run of it says, beside which a feature says more.
         features: what each says, by its name; None removes a key.
-        rows: rows of data in its form, from conversations.
+        commands: of features that have another.
         files: those that are ported, the config first.
         beside: further files by path.
         model: a catalogue's model whose miniature is trained.
+        place: where the miniature lies.
+        before: what is run first.
     """
 
     package: str
     command: Sequence[str]
     config: Config
     features: Mapping[str, Config]
-    data: str = "data/own.json"
+    commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
     files: Sequence[str] = ("run.yaml",)
     beside: Mapping[str, str] = field(default_factory=dict)
     model: str = "Qwen/Qwen3-0.6B"
+    place: str = "model"
+    before: Sequence[Sequence[str]] = ()
 
 
 @dataclass(frozen=True)
@@ -155,12 +160,10 @@ def contents(turns: Sequence[Row]) -> list[str]:
     return [turn["content"] for turn in turns if turn["role"] != "system"][:2]
 
 
-def run_tool(tool: Tool, folder: Path, environment: Path) -> Run:
-    """Runs a tool's own command, and reads what it has trained on."""
+def run_tool(commands: Sequence[Sequence[str]], folder: Path, environment: Path) -> Run:
+    """Runs a tool's own commands, and reads what it has trained on."""
     seen = folder / "seen"
-    seen.mkdir()
     (folder / "home").mkdir()
-    program = environment / "bin" / tool.command[0]
     given = {name: os.environ[name] for name in ("LANG", "LC_ALL", "SSL_CERT_FILE") if name in os.environ}
     given |= {
         "PATH": f"{environment / 'bin'}:{os.environ['PATH']}",
@@ -171,7 +174,9 @@ def run_tool(tool: Tool, folder: Path, environment: Path) -> Run:
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
     }
-    called([str(program), *tool.command[1:]], folder, folder / "tool.log", given)
+    for command in commands:
+        program = str(environment / "bin" / command[0])
+        called([program, *command[1:]], folder, folder / "tool.log", given)
     lines = [json.loads(line) for line in (seen / "steps.jsonl").read_text().splitlines()]
     run = Run()
     for step in range(1, lines[-1]["step"] + 1):
@@ -217,7 +222,7 @@ def run_port(tool: Tool, folder: Path) -> Run:
     orders = ["--set", "data.shuffle_seed=null", "--set", "checkpoint.every_steps=100"]
     called([recipe, "build", "recipe.yaml", "-o", "built", *orders], folder, log)
     (artifact,) = (folder / "built").glob("*/train.py")
-    paths = ["--model", str(folder / "model"), "--output", str(folder / "out-port")]
+    paths = ["--model", str(folder / tool.place), "--output", str(folder / "out-port")]
     options = []
     if (folder / "seen" / "adapter").exists():
         merge = [sys.executable, str(artifact.with_name("merge.py")), *paths]
@@ -287,11 +292,11 @@ def compared(tool: Run, port: Run) -> dict[str, str]:
     return found
 
 
-def replayed(run: Run, folder: Path) -> list[int]:
+def replayed(run: Run, model: Path) -> list[int]:
     """The numbers of the rows, in the order in which a run has taken them first, and then the others."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     order: list[int] = []
     for sample in (sample for step in run.steps for sample in step):
         marked = re.search(r"#(\d\d)#", tokenizer.decode(list(sample.tokens), skip_special_tokens=False))
@@ -308,16 +313,25 @@ def same_run(tool: Tool, feature: str, environment: Path, folder: Path) -> dict[
     """Runs a tool and its port in a new folder, and compares them."""
     folder.mkdir(parents=True)
     config = shrink(catalog.entries()[tool.model]["config"]) | {"vocab_size": VOCABULARY}
-    write_checkpoint(folder / "model", config, dtype="float32")
+    write_checkpoint(folder / tool.place, config, dtype="float32")
     write_rows(folder, range(ROWS))
     for name, text in tool.beside.items():
         (folder / name).write_text(text)
     merged = {**tool.config, **tool.features[feature]}
     values = {key: value for key, value in merged.items() if value is not None}
     (folder / tool.files[0]).write_text(yaml.safe_dump(values, sort_keys=False))
-    run = run_tool(tool, folder, environment)
-    write_rows(folder, replayed(run, folder))
+    (folder / "seen").mkdir()
+    shutil.copy(folder / tool.place / "config.json", folder / "seen" / "config.json")
+    commands = [*tool.before, tool.commands.get(feature, tool.command)]
+    run = run_tool(commands, folder, environment)
+    write_rows(folder, replayed(run, folder / tool.place))
     return compared(run, run_port(tool, folder))
+
+
+def of_json(**more: Any) -> Config:
+    """litgpt's data module of a file."""
+    given = {"json_path": "data/plain.jsonl", "val_split_fraction": 0.04, "num_workers": 0}
+    return {"class_path": "litgpt.data.JSON", "init_args": {**given, **more}}
 
 
 HF: Config = {
@@ -425,10 +439,61 @@ SWIFT = Tool(
     },
     {
         "plain": {},
+        "no accumulation": {"gradient_accumulation_steps": 1},
+        "warm-up": {"warmup_ratio": 0.25},
+        "shuffled": {"dataset_shuffle": None, "train_dataloader_shuffle": None},
+        "last_round": {"loss_scale": "last_round"},
+        "dropped": {"max_length": 80},
+        "cut": {"max_length": 48, "truncation_strategy": "right"},
+        "epochs": {"max_steps": None, "num_train_epochs": 2},
+        "packing": {"dataset": ["data/even_chat.jsonl"], "packing": True, "max_length": 80},
+        "template qwen2_5": {"template": "qwen2_5"},
+        "dpo": {"rlhf_type": "dpo", "dataset": ["data/rejected.jsonl"]},
     },
+    commands={"dpo": ("swift", "rlhf", "run.yaml")},
 )
 
-TOOLS: Mapping[str, Tool] = {tool.package: tool for tool in (LLAMAFACTORY, SWIFT)}
+OF_LITGPT: Config = {
+    "epochs": 1,
+    "global_batch_size": 4,
+    "micro_batch_size": 2,
+    "max_steps": STEPS,
+    "lr_warmup_steps": 1,
+    "max_seq_length": 256,
+    "save_interval": 1000,
+    "log_interval": 1,
+}
+LITGPT = Tool(
+    "litgpt",
+    ("litgpt", "finetune_lora", "--config", "run.yaml"),
+    {
+        "checkpoint_dir": "checkpoints/Qwen/Qwen3-0.6B",
+        "out_dir": "out",
+        "precision": "32-true",
+        **{"lora_r": 4, "lora_alpha": 12, "lora_dropout": 0.0},
+        **{f"lora_{part}": True for part in ("query", "key", "value", "projection", "mlp")},
+        "data": of_json(),
+        "train": OF_LITGPT,
+        "eval": {"interval": 1000, "max_iters": 1, "max_new_tokens": 1},
+        "optimizer": {
+            "class_path": "torch.optim.AdamW",
+            "init_args": {"lr": 1e-3, "weight_decay": 0.01, "betas": [0.9, 0.95]},
+        },
+    },
+    {
+        "plain": {},
+        "mask_prompt": {"data": of_json(mask_prompt=True)},
+        "no accumulation": {"train": {**OF_LITGPT, "micro_batch_size": 4}},
+        "warm-up": {"train": {**OF_LITGPT, "lr_warmup_steps": 3}},
+        "epochs": {"train": {**OF_LITGPT, "epochs": 2, "max_steps": None}},
+        "cut": {"train": {**OF_LITGPT, "max_seq_length": 64}},
+        "chatml": {"data": of_json(prompt_style="qwen3")},
+    },
+    place="checkpoints/Qwen/Qwen3-0.6B",
+    before=[("litgpt", "convert_to_litgpt", "checkpoints/Qwen/Qwen3-0.6B", "--model_name", "Qwen3-0.6B")],
+)
+
+TOOLS: Mapping[str, Tool] = {tool.package: tool for tool in (LLAMAFACTORY, SWIFT, LITGPT)}
 
 
 def main() -> int:

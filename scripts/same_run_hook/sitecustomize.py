@@ -52,7 +52,90 @@ def of_transformers(module: ModuleType) -> None:
     module.Trainer.training_step = training_step
 
 
-HOOKS = {"transformers.trainer": of_transformers}
+def sizes_of_litgpt(module: ModuleType) -> None:
+    """A named configuration of litgpt's gets the sizes of the checkpoint that is at hand."""
+    inner = module.Config.from_name.__func__
+    given = json.loads((OUT / "config.json").read_text())
+
+    def from_name(cls: Any, *names: Any, **more: Any) -> Any:
+        sizes = {
+            "n_layer": given["num_hidden_layers"],
+            "n_embd": given["hidden_size"],
+            "n_head": given["num_attention_heads"],
+            "n_query_groups": given["num_key_value_heads"],
+            "head_size": given["head_dim"],
+            "intermediate_size": given["intermediate_size"],
+            "vocab_size": given["vocab_size"],
+            "padded_vocab_size": given["vocab_size"],
+            "block_size": given["max_position_embeddings"],
+        }
+        return inner(cls, *names, **sizes, **more)
+
+    module.Config.from_name = classmethod(from_name)
+
+
+def of_litgpt(module: ModuleType) -> None:
+    """The loop of litgpt's finetune lora."""
+    fit, entropy, cycle = module.fit, module.chunked_cross_entropy, module.CycleIterator
+    run: dict[str, Any] = {"parts": 0}
+
+    class Cycle(cycle):  # type: ignore[misc, valid-type]
+        def __next__(self) -> Any:
+            run["batch"] = super().__next__()
+            return run["batch"]
+
+    def chunked_cross_entropy(*given: Any, **more: Any) -> Any:
+        loss = entropy(*given, **more)
+        if "batch" in run and "chunk_size" not in more:
+            batch = dict(run["batch"])
+            counts = batch["token_counts"]["raw_plus_prompt_template"].reshape(-1, 1)
+            at = batch["input_ids"].new_ones(batch["input_ids"].shape).cumsum(1)
+            batch["attention_mask"] = (at <= counts).long()
+            step = run["parts"] // run["accumulation"] + 1
+            take(step, run["optimizer"].param_groups[0]["lr"], loss / run["accumulation"], batch)
+            run["parts"] += 1
+        return loss
+
+    def fitted(**given: Any) -> Any:
+        run["accumulation"] = given["train"].gradient_accumulation_iters(given["devices"], 1)
+        run["optimizer"] = given["optimizer"]
+        save_adapter(given["model"])
+        return fit(**given)
+
+    def save_adapter(model: Any) -> None:
+        from safetensors.torch import save_file
+
+        config, rank, found = model.config, model.config.lora_r, {}
+        names = {"proj": "self_attn.o_proj", "fc_1": "mlp.gate_proj", "fc_2": "mlp.up_proj"}
+        for layer, block in enumerate(model.transformer.h):
+            head = f"base_model.model.model.layers.{layer}."
+            pairs = {f"{head}{names[name]}": getattr(block.mlp, name) for name in ("fc_1", "fc_2")}
+            pairs |= {f"{head}self_attn.o_proj": block.attn.proj, f"{head}mlp.down_proj": block.mlp.proj}
+            found |= {f"{name}.lora_A.weight": made.lora_A for name, made in pairs.items()}
+            found |= {f"{name}.lora_B.weight": made.lora_B for name, made in pairs.items()}
+            # A of q, k and v lie in one; B is zero.
+            for number, name in enumerate("qkv"):
+                place = f"{head}self_attn.{name}_proj"
+                found[f"{place}.lora_A.weight"] = block.attn.qkv.lora_A[rank * number : rank * (number + 1)]
+                heads = config.n_head if name == "q" else config.n_query_groups
+                found[f"{place}.lora_B.weight"] = found[f"{place}.lora_A.weight"].new_zeros(
+                    (heads * config.head_size, rank)
+                )
+        (OUT / "adapter").mkdir()
+        arrays = {name: array.detach().clone().contiguous() for name, array in found.items()}
+        save_file(arrays, OUT / "adapter" / "adapter_model.safetensors", metadata={"format": "pt"})
+        targets = sorted({name.split(".")[-3] for name in found})
+        said = {"peft_type": "LORA", "r": rank, "lora_alpha": config.lora_alpha, "target_modules": targets}
+        (OUT / "adapter" / "adapter_config.json").write_text(json.dumps(said))
+
+    module.fit, module.chunked_cross_entropy, module.CycleIterator = fitted, chunked_cross_entropy, Cycle
+
+
+HOOKS = {
+    "transformers.trainer": of_transformers,
+    "litgpt.config": sizes_of_litgpt,
+    "litgpt.finetune.lora": of_litgpt,
+}
 
 
 class _After(importlib.abc.MetaPathFinder):
