@@ -1,16 +1,18 @@
 """Whether a ported run learns the same: a tool's own command and its port, step by step on one tiny model.
 
-    python -m scripts.same_run ENVIRONMENTS [--tool NAME] [--feature NAME] [--keep FOLDER] [--json FILE]
+    python -m scripts.same_run run FOLDER [--tool NAME] [--feature NAME] [--keep FOLDER]
+    python -m scripts.same_run write             the table of docs/porting.md, from scripts/same_run.json
 
-ENVIRONMENTS holds a virtual environment for each tool, by its name in TOOLS; a tool without one is left out
-and named. Each run is of ten steps in float32 on a processor. Both begin with the tool's first adapter, and
-take the rows in the order in which the tool took them. The exit status is 1 where two runs differ that
-docs/porting.md does not say differ.
+FOLDER holds a virtual environment for each tool, by its name in TOOLS; a tool without one is left out, and
+named. Each run is of ten steps in float32 on a processor. Both begin with the tool's first adapter, and take
+the rows in the order in which the tool took them. What comes of it goes into the record. The exit status is 1
+where two runs differ and the port does not say so.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import itertools
 import json
 import os
@@ -21,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,8 @@ from recipec.runtime.training.trace import read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 HOOK = ROOT / "scripts" / "same_run_hook"
+RECORD = ROOT / "scripts" / "same_run.json"
+PAGE = ROOT / "docs" / "porting.md"
 STEPS = 10
 ROWS = 43
 """No multiple of a step's rows: what an epoch ends with shows."""
@@ -60,6 +64,7 @@ class Tool:
         config: what every run of it says, beside which a feature says more.
         features: what each says, by its name; None removes a key.
         commands: of features that have another.
+        says: of features whose runs differ, what the report of the port says of it.
         files: those that are ported, the config first.
         beside: further files by path.
         model: a catalogue's model whose miniature is trained.
@@ -72,6 +77,7 @@ class Tool:
     config: Config
     features: Mapping[str, Config]
     commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    says: Mapping[str, str] = field(default_factory=dict)
     files: Sequence[str] = ("run.yaml",)
     beside: Mapping[str, str] = field(default_factory=dict)
     model: str = "Qwen/Qwen3-0.6B"
@@ -275,25 +281,26 @@ def called(
 
 
 def compared(tool: Run, port: Run) -> dict[str, str]:
-    """What two runs differ by, by quantity; "" where they do not."""
+    """What two runs differ by, by quantity, "" for nothing; and how far losses lie apart at the most."""
     found = {}
     pairs = list(zip(tool.steps, port.steps, strict=False))
-    for name, key in (("tokens", lambda one: one.tokens), ("masks", lambda one: one)):
-        apart = [
-            (step, Counter(map(key, a)) - Counter(map(key, b)), Counter(map(key, b)) - Counter(map(key, a)))
-            for step, (a, b) in enumerate(pairs, 1)
-        ]
-        wrong = [step for step, one, other in apart if one or other]
-        found[name] = f"step {wrong[0]}, {len(wrong)} of {len(apart)}" if wrong else ""
+    keys: Mapping[str, Callable[[Sample], Any]] = {"tokens": lambda one: one.tokens, "masks": lambda one: one}
+    for name, key in keys.items():
+        wrong = [step for step, (a, b) in enumerate(pairs, 1) if Counter(map(key, a)) != Counter(map(key, b))]
+        found[name] = _places(wrong, pairs)
     counts = [len(tool.losses), len(port.losses)]
-    found["steps"] = "" if counts[0] == counts[1] else f"{counts[0]} and {counts[1]}"
+    found["steps"] = "" if counts[0] == counts[1] else f"{counts[0]}, and {counts[1]} here"
     far = [abs(a - b) for a, b in zip(tool.rates, port.rates, strict=False)]
-    wrong = [step for step, apart in enumerate(far, 1) if apart > RATE_LIMIT * max(tool.rates)]
-    found["rates"] = f"step {wrong[0]}, {len(wrong)} of {len(far)}" if wrong else ""
+    found["rates"] = _places(
+        [n for n, apart in enumerate(far, 1) if apart > RATE_LIMIT * max(tool.rates)], far
+    )
     losses = [abs(a - b) for a, b in zip(tool.losses, port.losses, strict=False)]
-    found["losses"] = f"{max(losses):.1e}" if max(losses) > LIMIT else ""
-    found["most"] = f"{max(losses):.1e}"
-    return found
+    found["losses"] = _places([step for step, apart in enumerate(losses, 1) if apart > LIMIT], losses)
+    return {**found, "most": f"{max(losses):.0e}"}
+
+
+def _places(wrong: Sequence[int], steps: Sequence[Any]) -> str:
+    return f"{len(wrong)} of {len(steps)} steps" if wrong else ""
 
 
 def replayed(run: Run, model: Path) -> list[int]:
@@ -329,7 +336,9 @@ def same_run(tool: Tool, feature: str, environment: Path, folder: Path) -> dict[
     commands = [*tool.before, tool.commands.get(feature, tool.command)]
     run = run_tool(commands, folder, environment)
     write_rows(folder, replayed(run, folder / tool.place))
-    return compared(run, run_port(tool, folder))
+    found = compared(run, run_port(tool, folder))
+    said, report = tool.says.get(feature, ""), " ".join((folder / "port.log").read_text().split())
+    return {**found, "said": said if said in report else ""}
 
 
 def of_json(**more: Any) -> Config:
@@ -384,6 +393,7 @@ LLAMAFACTORY = Tool(
         "own template": {"template": None, "dataset": "chat"},
         "dpo": {"stage": "dpo", "dataset": "pairs"},
     },
+    says={"cut": "its questions and answers are shortened in proportion"},
     files=("run.yaml", "data/dataset_info.json"),
     beside={
         "data/dataset_info.json": json.dumps(
@@ -500,28 +510,98 @@ LITGPT = Tool(
 TOOLS: Mapping[str, Tool] = {tool.package: tool for tool in (LLAMAFACTORY, SWIFT, LITGPT)}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("environments", type=Path)
-    parser.add_argument("--tool", action="append", choices=TOOLS)
-    parser.add_argument("--feature", action="append")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    arguments = parser.parse_args()
-    found: dict[str, dict[str, Any]] = {}
+QUANTITIES = ("tokens", "masks", "steps", "rates", "losses")
+
+
+def same(result: Mapping[str, str]) -> bool:
+    """Whether nothing differs."""
+    return not any(result[name] for name in QUANTITIES)
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """The record as Markdown."""
+    names = {"rates": "learning rate"}
+    lines = [
+        f"| tool | feature | {' | '.join(names.get(name, name) for name in QUANTITIES)} | losses apart |",
+        f"|---|---|{'---|' * (len(QUANTITIES) + 1)}",
+    ]
+    for tool, of_tool in record.items():
+        for feature, result in of_tool["features"].items():
+            cells = [result[name] or "same" for name in QUANTITIES]
+            lines.append(
+                f"| {tool} {of_tool['version']} | {feature} | {' | '.join(cells)} | {result['most']} |"
+            )
+    return "\n".join(lines)
+
+
+def page(text: str, record: Mapping[str, Any]) -> str:
+    """docs/porting.md with the record's table, and the reports' words on what differs."""
+    said = [
+        f"- {tool}, {feature}: {result['said']}"
+        for tool, of_tool in record.items()
+        for feature, result in of_tool["features"].items()
+        if result["said"]
+    ]
+    before, _, rest = text.partition(BEGINS)
+    made = "\n".join([table(record), "", "What differs, as the reports say it:", "", *said])
+    return before + BEGINS + made + ENDS + rest.partition(ENDS)[2]
+
+
+BEGINS, ENDS = "<!-- same run -->\n", "\n<!-- end of same run -->"
+
+
+def version(environment: Path, package: str) -> str:
+    """Of a package in an environment."""
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    command = [str(environment / "bin" / "python"), "-c", code]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def recorded() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return found
+
+
+def run(arguments: argparse.Namespace) -> bool:
+    """Runs what is asked for into the record; whether what differs is said."""
+    fine = True
     for name in arguments.tool or TOOLS:
-        tool = TOOLS[name]
-        for feature in arguments.feature or tool.features:
+        tool, environment = TOOLS[name], arguments.folder / name
+        if not environment.exists():
+            print(f"{name}: left out, for there is no {environment}")
+            continue
+        for feature in [one for one in tool.features if one in (arguments.feature or tool.features)]:
             with tempfile.TemporaryDirectory(prefix="same-run-") as place:
                 folder = (arguments.keep or Path(place)) / name / feature.replace(" ", "-")
                 try:
-                    result = same_run(tool, feature, arguments.environments / name, folder)
+                    result = same_run(tool, feature, environment, folder)
                 except RuntimeError as error:
-                    result = {"error": str(error)}
-            found.setdefault(name, {})[feature] = result
-            print(name, feature, result.get("error", result), flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+                    print(name, feature, error, flush=True)
+                    fine = False
+                    continue
+            fine &= same(result) or bool(result["said"])
+            print(name, feature, result, flush=True)
+            record = recorded()
+            of_tool = record.setdefault(name, {"features": {}})
+            of_tool |= {"version": version(environment, name), "date": f"{datetime.date.today()}"}
+            of_tool["features"][feature] = result
+            RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    return fine
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("action", choices=("run", "write"))
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--tool", action="append", choices=TOOLS)
+    parser.add_argument("--feature", action="append")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER")
+    arguments = parser.parse_args()
+    if arguments.action == "run":
+        if arguments.folder is None:
+            parser.error("run needs the folder of the environments")
+        return 0 if run(arguments) else 1
+    PAGE.write_text(page(PAGE.read_text(), recorded()))
     return 0
 
 
