@@ -70,6 +70,8 @@ class Tool:
         model: a catalogue's model whose miniature is trained.
         place: where the miniature lies.
         before: what is run first.
+        prepare: puts more beside the miniature.
+        environment: variables of its own.
     """
 
     package: str
@@ -83,6 +85,8 @@ class Tool:
     model: str = "Qwen/Qwen3-0.6B"
     place: str = "model"
     before: Sequence[Sequence[str]] = ()
+    prepare: Callable[[Path], None] = lambda model: None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,9 @@ def contents(turns: Sequence[Row]) -> list[str]:
     return [turn["content"] for turn in turns if turn["role"] != "system"][:2]
 
 
-def run_tool(commands: Sequence[Sequence[str]], folder: Path, environment: Path) -> Run:
+def run_tool(
+    commands: Sequence[Sequence[str]], folder: Path, environment: Path, variables: Mapping[str, str]
+) -> Run:
     """Runs a tool's own commands, and reads what it has trained on."""
     seen = folder / "seen"
     (folder / "home").mkdir()
@@ -181,6 +187,7 @@ def run_tool(commands: Sequence[Sequence[str]], folder: Path, environment: Path)
         **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1"),
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
+        **variables,
     }
     for command in commands:
         program = str(environment / "bin" / command[0])
@@ -325,6 +332,7 @@ def same_run(tool: Tool, feature: str, environment: Path, folder: Path) -> dict[
     folder.mkdir(parents=True)
     config = shrink(catalog.entries()[tool.model]["config"]) | {"vocab_size": VOCABULARY}
     write_checkpoint(folder / tool.place, config, dtype="float32")
+    tool.prepare(folder / tool.place)
     write_rows(folder, range(ROWS))
     for name, text in tool.beside.items():
         (folder / name).write_text(text)
@@ -334,7 +342,7 @@ def same_run(tool: Tool, feature: str, environment: Path, folder: Path) -> dict[
     (folder / "seen").mkdir()
     shutil.copy(folder / tool.place / "config.json", folder / "seen" / "config.json")
     commands = [*tool.before, tool.commands.get(feature, tool.command)]
-    run = run_tool(commands, folder, environment)
+    run = run_tool(commands, folder, environment, tool.environment)
     write_rows(folder, replayed(run, folder / tool.place))
     found = compared(run, run_port(tool, folder))
     said, report = tool.says.get(feature, ""), " ".join((folder / "port.log").read_text().split())
@@ -507,7 +515,99 @@ LITGPT = Tool(
     before=[("litgpt", "convert_to_litgpt", "checkpoints/Qwen/Qwen3-0.6B", "--model_name", "Qwen3-0.6B")],
 )
 
-TOOLS: Mapping[str, Tool] = {tool.package: tool for tool in (LLAMAFACTORY, SWIFT, LITGPT)}
+QWEN2_SPLITS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+"""What Qwen 2's tokenizer, and torchtune's copy of it, split texts by before they merge bytes."""
+
+
+def as_torchtune_reads(model: Path) -> None:
+    """The tokenizer in Qwen's files, with the two tokens that torchtune asks for."""
+    path = model / "tokenizer.json"
+    made = json.loads(path.read_text())
+    like, known = made["added_tokens"][-1], made["model"]["vocab"]
+    for number, content in enumerate(("<tool_call>", "</tool_call>"), len(known)):
+        made["added_tokens"].append({**like, "id": number, "content": content})
+    pieces = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    splits = {"type": "Split", "pattern": {"Regex": QWEN2_SPLITS}, "behavior": "Isolated", "invert": False}
+    made["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [splits, pieces]}
+    path.write_text(json.dumps(made))
+    (model / "vocab.json").write_text(json.dumps(known))
+    merges = [one if isinstance(one, str) else " ".join(one) for one in made["model"]["merges"]]
+    (model / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+
+
+def of_chats(**more: Any) -> Config:
+    """torchtune's data set of a file."""
+    given = {"source": "json", "data_files": "data/chat.jsonl", "split": "train"}
+    columns = {"conversation_column": "messages", "conversation_style": "openai"}
+    return {"_component_": "torchtune.datasets.chat_dataset", **given, **columns, **more}
+
+
+QWEN2_5 = "checkpoints/Qwen2.5-0.5B-Instruct"
+OF_TOKENIZER: Config = {
+    "_component_": "torchtune.models.qwen2_5.qwen2_5_tokenizer",
+    "path": f"{QWEN2_5}/vocab.json",
+    "merges_file": f"{QWEN2_5}/merges.txt",
+    "special_tokens_path": f"{QWEN2_5}/tokenizer.json",
+    "max_seq_len": 256,
+}
+TORCHTUNE = Tool(
+    "torchtune",
+    ("tune", "run", "lora_finetune_single_device", "--config", "run.yaml"),
+    {
+        "model": {
+            "_component_": "torchtune.models.qwen2_5.lora_qwen2_5_0_5b",
+            "lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"],
+            "apply_lora_to_mlp": True,
+            **{"lora_rank": 4, "lora_alpha": 12, "lora_dropout": 0.0},
+        },
+        "tokenizer": OF_TOKENIZER,
+        "checkpointer": {
+            "_component_": "torchtune.training.FullModelHFCheckpointer",
+            "checkpoint_dir": QWEN2_5,
+            "checkpoint_files": [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)],
+            "recipe_checkpoint": None,
+            "output_dir": "out",
+            "model_type": "QWEN2",
+        },
+        "dataset": of_chats(),
+        **{"seed": 5, "shuffle": False, "batch_size": 2, "epochs": 1, "max_steps_per_epoch": STEPS},
+        "gradient_accumulation_steps": 2,
+        "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-3, "weight_decay": 0.01},
+        "lr_scheduler": {
+            "_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
+            "num_warmup_steps": 2,
+        },
+        "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
+        **{"device": "cpu", "dtype": "fp32", "compile": False, "resume_from_checkpoint": False},
+        **{"enable_activation_checkpointing": False, "enable_activation_offloading": False},
+        "metric_logger": {"_component_": "torchtune.training.metric_logging.DiskLogger", "log_dir": "out"},
+        **{"output_dir": "out", "log_every_n_steps": 1, "log_peak_memory_stats": False},
+        "save_adapter_weights_only": True,
+    },
+    {
+        "plain": {},
+        "no accumulation": {"gradient_accumulation_steps": 1},
+        "clipped": {"clip_grad_norm": 0.5},
+        "no schedule": {"lr_scheduler": None},
+        "shuffled": {"shuffle": True},
+        "train_on_input": {"dataset": of_chats(train_on_input=True)},
+        "cut": {"tokenizer": {**OF_TOKENIZER, "max_seq_len": 48}},
+        "epochs": {"epochs": 2, "max_steps_per_epoch": None},
+        "packing": {
+            "dataset": of_chats(data_files="data/even_chat.jsonl", packed=True),
+            "tokenizer": {**OF_TOKENIZER, "max_seq_len": 80},
+        },
+    },
+    model="Qwen/Qwen2.5-0.5B-Instruct",
+    place=QWEN2_5,
+    prepare=as_torchtune_reads,
+    environment={"SAME_RUN_PAD": "0", "SAME_RUN_ALPHA": "12"},
+)
+
+TOOLS: Mapping[str, Tool] = {tool.package: tool for tool in (LLAMAFACTORY, SWIFT, TORCHTUNE, LITGPT)}
 
 
 QUANTITIES = ("tokens", "masks", "steps", "rates", "losses")

@@ -34,6 +34,18 @@ def take(step: int, rate: float, loss: Any, batch: Mapping[str, Any]) -> None:
         file.write(json.dumps(line | {name: array.tolist() for name, array in arrays.items()}) + "\n")
 
 
+def save_peft(arrays: Mapping[str, Any], rank: int, alpha: float) -> None:
+    """An adapter that PEFT has not made, as PEFT saves one."""
+    from safetensors.torch import save_file
+
+    (OUT / "adapter").mkdir()
+    kept = {name: array.detach().clone().contiguous() for name, array in arrays.items()}
+    save_file(kept, OUT / "adapter" / "adapter_model.safetensors", metadata={"format": "pt"})
+    targets = sorted({name.split(".")[-3] for name in arrays})
+    said = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": targets}
+    (OUT / "adapter" / "adapter_config.json").write_text(json.dumps(said))
+
+
 def of_transformers(module: ModuleType) -> None:
     """transformers' Trainer, and those made from it."""
     inner = module.Trainer.training_step
@@ -103,8 +115,6 @@ def of_litgpt(module: ModuleType) -> None:
         return fit(**given)
 
     def save_adapter(model: Any) -> None:
-        from safetensors.torch import save_file
-
         config, rank, found = model.config, model.config.lora_r, {}
         names = {"proj": "self_attn.o_proj", "fc_1": "mlp.gate_proj", "fc_2": "mlp.up_proj"}
         for layer, block in enumerate(model.transformer.h):
@@ -121,20 +131,101 @@ def of_litgpt(module: ModuleType) -> None:
                 found[f"{place}.lora_B.weight"] = found[f"{place}.lora_A.weight"].new_zeros(
                     (heads * config.head_size, rank)
                 )
-        (OUT / "adapter").mkdir()
-        arrays = {name: array.detach().clone().contiguous() for name, array in found.items()}
-        save_file(arrays, OUT / "adapter" / "adapter_model.safetensors", metadata={"format": "pt"})
-        targets = sorted({name.split(".")[-3] for name in found})
-        said = {"peft_type": "LORA", "r": rank, "lora_alpha": config.lora_alpha, "target_modules": targets}
-        (OUT / "adapter" / "adapter_config.json").write_text(json.dumps(said))
+        save_peft(found, rank, config.lora_alpha)
 
     module.fit, module.chunked_cross_entropy, module.CycleIterator = fitted, chunked_cross_entropy, Cycle
+
+
+TORCHTUNE: dict[str, Any] = {"batches": [], "steps": 0}
+
+
+def sizes_of_torchtune(module: ModuleType) -> None:
+    """A builder's model gets the sizes of the checkpoint that is at hand."""
+    inner = module.lora_qwen2
+    given = json.loads((OUT / "config.json").read_text())
+    sizes = {
+        "vocab_size": given["vocab_size"],
+        "num_layers": given["num_hidden_layers"],
+        "num_heads": given["num_attention_heads"],
+        "num_kv_heads": given["num_key_value_heads"],
+        "embed_dim": given["hidden_size"],
+        "intermediate_dim": given["intermediate_size"],
+        "max_seq_len": given["max_position_embeddings"],
+        "tie_word_embeddings": given["tie_word_embeddings"],
+    }
+    module.lora_qwen2 = lambda *rest, **more: inner(*rest, **{**more, **sizes})
+
+
+def adapters_of_torchtune(module: ModuleType) -> None:
+    """What its recipe looks up of a model is the adapters as they begin."""
+    inner = module.get_adapter_params
+
+    def get_adapter_params(model: Any) -> Any:
+        found = inner(model)
+        TORCHTUNE["adapters"] = found
+        return found
+
+    module.get_adapter_params = get_adapter_params
+
+
+def batches_of_torchtune(module: ModuleType) -> None:
+    """What moves a micro-batch to the device is called once for each."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    inner = module.batch_to_device
+
+    def before(optimizer: Any, *rest: Any) -> None:
+        TORCHTUNE["rate"] = optimizer.param_groups[0]["lr"]
+
+    def batch_to_device(batch: Any, device: Any) -> None:
+        if not (OUT / "adapter").exists():
+            save_torchtune(TORCHTUNE["adapters"])
+        tokens = batch["tokens"]
+        real = (tokens != int(os.environ["SAME_RUN_PAD"])).flip(1).long().cumsum(1).flip(1) > 0
+        kept = {"input_ids": tokens.clone(), "labels": batch["labels"].clone(), "attention_mask": real.long()}
+        kept |= {"position_ids": batch["input_pos"].clone()} if "input_pos" in batch else {}
+        TORCHTUNE["batches"].append(kept)
+        inner(batch, device)
+
+    register_optimizer_step_pre_hook(before)
+    module.batch_to_device = batch_to_device
+
+
+def save_torchtune(adapters: Mapping[str, Any]) -> None:
+    """torchtune's adapters by PEFT's names; those of B are zero, so that no order of heads matters."""
+    names = {"output_proj": "o_proj", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+    found = {}
+    for name, array in adapters.items():
+        _, layer, block, module, letter, _ = name.split(".")
+        part = {"attn": "self_attn", "mlp": "mlp"}[block]
+        key = f"base_model.model.model.layers.{layer}.{part}.{names.get(module, module)}"
+        found[f"{key}.lora_{letter[-1].upper()}.weight"] = array
+    rank = next(array.shape[0] for name, array in found.items() if "lora_A" in name)
+    save_peft(found, rank, float(os.environ["SAME_RUN_ALPHA"]))
+
+
+def log_of_torchtune(module: ModuleType) -> None:
+    """A step is logged when it is done."""
+    inner = module.DiskLogger.log_dict
+
+    def log_dict(self: Any, payload: Any, step: int) -> None:
+        batches, TORCHTUNE["batches"] = TORCHTUNE["batches"], []
+        TORCHTUNE["steps"] += 1
+        for batch in batches:
+            take(TORCHTUNE["steps"], TORCHTUNE["rate"], float(payload["loss"]) / len(batches), batch)
+        inner(self, payload, step)
+
+    module.DiskLogger.log_dict = log_dict
 
 
 HOOKS = {
     "transformers.trainer": of_transformers,
     "litgpt.config": sizes_of_litgpt,
     "litgpt.finetune.lora": of_litgpt,
+    "torchtune.models.qwen2_5._model_builders": sizes_of_torchtune,
+    "torchtune.modules.peft": adapters_of_torchtune,
+    "torchtune.utils": batches_of_torchtune,
+    "torchtune.training.metric_logging": log_of_torchtune,
 }
 
 
