@@ -156,7 +156,12 @@ def run_tool(
     for command in commands:
         program = str(environment / "bin" / command[0])
         called([program, *command[1:]], folder, folder / "tool.log", given)
-    lines = [json.loads(line) for line in (seen / "steps.jsonl").read_text().splitlines()]
+    return read_tool(folder)
+
+
+def read_tool(folder: Path) -> Run:
+    """What the hook has taken down."""
+    lines = [json.loads(line) for line in (folder / "seen" / "steps.jsonl").read_text().splitlines()]
     run = Run()
     for step in range(1, lines[-1]["step"] + 1):
         parts = [line for line in lines if line["step"] == step]
