@@ -268,3 +268,11 @@ def test_the_log_is_taken_over(tmp_path: Path) -> None:
     logger = {"_component_": "torchtune.training.metric_logging.CometLogger"}
     made = ported("torchtune", tmp_path, {**LORA, "metric_logger": logger})
     assert verdict(made, "metric_logger._component_") is Verdict.UNSUPPORTED
+
+
+def test_an_epoch_ends_with_its_last_whole_step(tmp_path: Path) -> None:
+    ledger = ported("torchtune", tmp_path, LORA)
+    assert verdict(ledger, "epochs") is Verdict.APPROXIMATED
+    assert "there they are passed over" in finding(ledger, "epochs").note
+    counted = ported("torchtune", tmp_path, {**LORA, "epochs": 1, "max_steps_per_epoch": 10})
+    assert verdict(counted, "max_steps_per_epoch") is Verdict.EXACT

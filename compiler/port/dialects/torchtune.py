@@ -58,6 +58,12 @@ exact cache_dir streaming num_proc trust_remote_code: how it is read, not what i
 SCHEDULE = "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup"
 
 
+WHOLE_STEPS = (
+    "an epoch's last rows take a step here that they do not fill; there they are passed over, or join the "
+    "next epoch's first step"
+)
+
+
 def port(ledger: Ledger) -> None:
     """Says what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE, {"dtype": "bf16", "gradient_accumulation_steps": 1})
@@ -136,7 +142,7 @@ def _batch(keys: Keys) -> None:
 def _length(keys: Keys) -> None:
     epochs, most = keys.integer("epochs") or 1, keys.integer("max_steps_per_epoch")
     if most is None:
-        keys.say("epochs", {"train.epochs": epochs})
+        keys.say("epochs", {"train.epochs": epochs}, WHOLE_STEPS)
         keys.same("max_steps_per_epoch", note="null: whole epochs")
         return
     note = "" if epochs == 1 else "the data go on here; there they are begun anew after so many steps"

@@ -26,6 +26,7 @@ class Template:
             {"data.chat_template": Jinja} for one that is written out, {} for the model's own tokenizer's.
         note: how its text differs from the tool's, "" where it is the same; why a name is not known here.
         last: whether something ends the whole, once for all turns.
+        forgets: as of Turns.
         ends: what a written template's answers end with.
         known: False for a name that no template stands for here.
     """
@@ -33,6 +34,7 @@ class Template:
     sets: dict[str, Any]
     note: str = ""
     last: bool = False
+    forgets: bool = False
     ends: str = ""
     known: bool = True
 
@@ -58,6 +60,8 @@ class Turns:
         in_user: whether the system message is written into the first user message.
         adds_bos: whether what the tokenizer begins texts with comes before everything.
         thought: what opens and closes a thought, which each answer begins with in a reasoning template.
+        learns_empty: whether an empty thought is trained on that the template has put before an answer.
+        forgets: whether earlier answers have no thoughts where the last one alone is trained on.
         after: what follows each answer; it is not trained on.
         between: likewise, where a message follows.
         last: what the whole ends with, which is trained on.
@@ -74,6 +78,8 @@ class Turns:
     in_user: bool = False
     adds_bos: bool = False
     thought: tuple[str, str] | None = None
+    learns_empty: bool = True
+    forgets: bool = False
     after: str = ""
     between: str = ""
     last: str = ""
@@ -178,7 +184,8 @@ def of(tool: str, name: str | None, model: Model | None) -> Template:
         turns = replace(turns, prefix=f"\0bos_token\0{turns.prefix}")
     made = {"data.chat_template": written(turns)}
     ends = turns.assistant.partition("{}")[2]
-    return Template(made, _foreign(turns, model), last=bool(turns.last), ends=ends)
+    note = _foreign(turns, model)
+    return Template(made, note, last=bool(turns.last), forgets=turns.forgets, ends=ends)
 
 
 def llamafactory(
@@ -240,7 +247,7 @@ def written(turns: Turns, thinking: bool = True) -> str:
     answer = "answer" if turns.thought and not thinking else says["assistant"]
     said = f"{{{{- {_expression(turns.assistant, answer)} -}}}}"
     inside, outside = (_thought(turns.thought, thinking), "") if turns.thought else ("", "")
-    if not thinking:
+    if not (thinking and turns.learns_empty):
         inside, outside = outside, inside
     tail = f"{{{{- {_expression(turns.after)} -}}}}" if turns.after else ""
     if turns.between:
