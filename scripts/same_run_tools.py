@@ -172,6 +172,10 @@ SWIFT = Tool(
         "dpo": {"rlhf_type": "dpo", "dataset": ["data/rejected.jsonl"]},
     },
     commands={"dpo": ("swift", "rlhf", "run.yaml")},
+    says={
+        "last_round": "there the last answer alone has one",
+        "cut": "there it takes a place in its step",
+    },
 )
 
 OF_LITGPT: Config = {

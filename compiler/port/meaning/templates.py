@@ -52,6 +52,9 @@ class Turns:
         in_user: whether the system message is written into the first user message.
         thought: what opens and closes a thought, which each answer begins with in a reasoning template.
         learns_empty: whether an empty thought is trained on that the template has put before an answer.
+        learns_opening: whether what the assistant's turn begins with is trained on too.
+        final: what an answer that is the last message ends with; None where it ends as the others.
+        learns_final: whether it is trained on.
         last: what the whole ends with.
         tokens: the tokenizers in which the marks are tokens; to others they are text. Empty where they are
             text to all.
@@ -66,6 +69,9 @@ class Turns:
     in_user: bool = False
     thought: tuple[str, str] | None = None
     learns_empty: bool = True
+    learns_opening: bool = False
+    final: str | None = None
+    learns_final: bool = True
     last: str = ""
     tokens: tuple[str, ...] = ()
 
@@ -205,17 +211,25 @@ def written(turns: Turns, thinking: bool = True, after: str = "") -> str:
     opening = f"{{{{- {_expression(turns.opening)} -}}}}" if turns.opening else ""
     said = "answer" if turns.thought and not thinking else "message.content"
     answer = f"{{{{- {_expression(turns.assistant, said)} -}}}}"
+    ending = f"{{{{- {_expression(after)} -}}}}" if after else ""
+    if turns.final is not None:
+        begins, _, ends = turns.assistant.partition("{}")
+        more = f"{{%- if not loop.last -%}}{{{{- {_expression(ends)} -}}}}{{%- endif -%}}"
+        answer = f"{{{{- {_expression(begins + '{}', said)} -}}}}{more}"
+        final = f"{{{{- {_expression(turns.final)} -}}}}" if turns.final else ""
+        final = f"{{%- if loop.last -%}}{final}{{%- endif -%}}"
+        answer, ending = (answer + final, "") if turns.learns_final else (answer, final)
     inside, outside = (_thought(turns.thought, thinking), "") if turns.thought else ("", "")
     if not (thinking and turns.learns_empty):
         inside, outside = outside, inside
-    tail = f"{{{{- {_expression(after)} -}}}}" if after else ""
     out += [
         "{%- for message in turns -%}",
         "{%- if message.role == 'user' -%}",
         f"{{{{- {_expression(turns.user, f'({content})' if turns.in_user else content)} -}}}}",
         "{%- elif message.role == 'assistant' and not message.tool_calls -%}",
-        f"{opening}{outside}",
-        f"{{%- generation -%}}{inside}{answer}{{%- endgeneration -%}}{tail}",
+        "" if turns.learns_opening else f"{opening}{outside}",
+        f"{{%- generation -%}}{opening if turns.learns_opening else ''}{inside}{answer}"
+        f"{{%- endgeneration -%}}{ending}",
         "{%- else -%}",
         "{{- raise_exception('this template writes no tools') -}}",
         "{%- endif -%}",
