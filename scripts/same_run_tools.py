@@ -167,7 +167,6 @@ SWIFT = Tool(
         "dropped": {"max_length": 80},
         "cut": {"max_length": 48, "truncation_strategy": "right"},
         "epochs": {"max_steps": None, "num_train_epochs": 2},
-        "packing": {"dataset": ["data/even_chat.jsonl"], "packing": True, "max_length": 80},
         "template qwen2_5": {"template": "qwen2_5"},
         "dpo": {"rlhf_type": "dpo", "dataset": ["data/rejected.jsonl"]},
     },
