@@ -167,11 +167,14 @@ SWIFT = Tool(
         "dropped": {"max_length": 80},
         "cut": {"max_length": 48, "truncation_strategy": "right"},
         "epochs": {"max_steps": None, "num_train_epochs": 2},
-        "packing": {"dataset": ["data/even_chat.jsonl"], "packing": True, "max_length": 80},
         "template qwen2_5": {"template": "qwen2_5"},
         "dpo": {"rlhf_type": "dpo", "dataset": ["data/rejected.jsonl"]},
     },
     commands={"dpo": ("swift", "rlhf", "run.yaml")},
+    says={
+        "last_round": "there the last answer alone has one",
+        "cut": "there it takes a place in its step",
+    },
 )
 
 OF_LITGPT: Config = {

@@ -113,6 +113,7 @@ FOLLOWS = (
 END = "what ends the last answer is learnt after that one alone"
 NO_TOOLS = "rows with calls of tools are left out: it writes none here"
 HISTORY = "earlier answers have thoughts here, empty ones too; there the last answer alone has one"
+CUT_OFF = "a row with no answer left is left out here; there it takes a place in its step"
 COGNITION = words("swift/self-cognition modelscope/self-cognition")
 """A data set with marks for the model's name and its author's."""
 READS = {"": "", "AlpacaZhPreprocessor()": "", "LongAlpacaPreprocessor()": "Answer: "}
@@ -454,7 +455,7 @@ def _lengths(keys: Keys, ranking: bool) -> None:
     strategy = keys.text("truncation_strategy") or "delete"
     if strategy in ("delete", "right") and keys.value("max_length") is not None:
         sets = {"data.overlong": "drop" if strategy == "delete" else "truncate"}
-        keys.say("truncation_strategy", sets)
+        keys.say("truncation_strategy", sets, "" if strategy == "delete" else CUT_OFF)
         keys.ledger.set(
             "data.overlong", sets["data.overlong"], "ms-swift's default" if strategy == "delete" else ""
         )

@@ -62,6 +62,9 @@ class Turns:
         thought: what opens and closes a thought, which each answer begins with in a reasoning template.
         learns_empty: whether an empty thought is trained on that the template has put before an answer.
         forgets: whether earlier answers have no thoughts where the last one alone is trained on.
+        learns_opening: whether what the assistant's turn begins with is trained on too.
+        final: what an answer that is the last message ends with; None where it ends as the others.
+        learns_final: whether it is trained on.
         after: what follows each answer; it is not trained on.
         between: likewise, where a message follows.
         last: what the whole ends with, which is trained on.
@@ -80,6 +83,9 @@ class Turns:
     thought: tuple[str, str] | None = None
     learns_empty: bool = True
     forgets: bool = False
+    learns_opening: bool = False
+    final: str | None = None
+    learns_final: bool = True
     after: str = ""
     between: str = ""
     last: str = ""
@@ -246,19 +252,27 @@ def written(turns: Turns, thinking: bool = True) -> str:
     opening = f"{{{{- {_expression(turns.opening)} -}}}}" if turns.opening else ""
     answer = "answer" if turns.thought and not thinking else says["assistant"]
     said = f"{{{{- {_expression(turns.assistant, answer)} -}}}}"
-    inside, outside = (_thought(turns.thought, thinking), "") if turns.thought else ("", "")
-    if not (thinking and turns.learns_empty):
-        inside, outside = outside, inside
     tail = f"{{{{- {_expression(turns.after)} -}}}}" if turns.after else ""
     if turns.between:
         tail += f"{{%- if not loop.last -%}}{{{{- {_expression(turns.between)} -}}}}{{%- endif -%}}"
+    if turns.final is not None:
+        begins, _, ends = turns.assistant.partition("{}")
+        more = f"{{%- if not loop.last -%}}{{{{- {_expression(ends)} -}}}}{{%- endif -%}}"
+        said = f"{{{{- {_expression(begins + '{}', answer)} -}}}}{more}"
+        final = f"{{{{- {_expression(turns.final)} -}}}}" if turns.final else ""
+        final = f"{{%- if loop.last -%}}{final}{{%- endif -%}}"
+        said, tail = (said + final, tail) if turns.learns_final else (said, final + tail)
+    inside, outside = (_thought(turns.thought, thinking), "") if turns.thought else ("", "")
+    if not (thinking and turns.learns_empty):
+        inside, outside = outside, inside
+    before, learnt = ("", opening) if turns.learns_opening else (opening, "")
     out += [
         "{%- for message in turns -%}",
         "{%- if message.role == 'user' -%}",
         f"{{{{- {_expression(turns.user, asked)} -}}}}",
         "{%- elif message.role == 'assistant' and not message.tool_calls -%}",
-        f"{opening}{outside}",
-        f"{{%- generation -%}}{inside}{said}{{%- endgeneration -%}}{tail}",
+        f"{before}{outside}",
+        f"{{%- generation -%}}{learnt}{inside}{said}{{%- endgeneration -%}}{tail}",
         "{%- else -%}",
         "{{- raise_exception('this template writes no tools') -}}",
         "{%- endif -%}",
