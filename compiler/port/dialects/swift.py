@@ -432,9 +432,12 @@ def _template(keys: Keys, named: Named | None, ranking: bool) -> None:
         keys.refuse(
             "use_chat_template", "E1147", "texts without a template are of swift pt", "remove the key"
         )
-    made = templates.of(NAME, taken, model)
+    changes: dict[str, Any] = {} if keys.flag("add_non_thinking_prefix") else {"thought": None}
+    changes |= {"learns_empty": True} if keys.flag("disable_ignore_empty_think") else {}
+    made = templates.of(NAME, taken, model, changes)
     if made.known:
-        history = made.forgets and "last_round" in _scale(keys, ranking)
+        forgets = made.forgets and "last_round" in _scale(keys, ranking)
+        history = forgets or keys.value("preserve_thinking") is False
         notes = (made.note, NO_TOOLS, templates.PIECES, END if made.last else "", HISTORY if history else "")
         note = "; ".join(filter(None, notes))
         if name is None:

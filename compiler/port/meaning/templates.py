@@ -180,12 +180,16 @@ def unsloth(name: str, model: Model | None) -> Template:
     return of("unsloth", name, model)
 
 
-def of(tool: str, name: str | None, model: Model | None) -> Template:
-    """A tool's template by its name, written out; one that is not known has the reason as its note."""
+def of(tool: str, name: str | None, model: Model | None, changes: Mapping[str, Any] = {}) -> Template:
+    """A tool's template by its name, written out; one that is not known has the reason as its note.
+
+    Args:
+        changes: fields of its Turns that the run has otherwise.
+    """
     row = written_by(tool).get(name or "", "")
     if isinstance(row, str):
         return replace(UNKNOWN, note=row)
-    turns = turns_of(row)
+    turns = replace(turns_of(row), **changes)
     if turns.adds_bos and (model is None or tokenizer_of(model) in known("adds_bos")):
         turns = replace(turns, prefix=f"\0bos_token\0{turns.prefix}")
     made = {"data.chat_template": written(turns)}
