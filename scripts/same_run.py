@@ -336,9 +336,8 @@ def table(record: Mapping[str, Any]) -> str:
     for tool, of_tool in record.items():
         for feature, result in of_tool["features"].items():
             cells = [result[name] or "same" for name in QUANTITIES]
-            lines.append(
-                f"| {tool} {of_tool['version']} | {feature} | {' | '.join(cells)} | {result['most']} |"
-            )
+            which = f"{tool} {of_tool['version']}, {of_tool['date']}"
+            lines.append(f"| {which} | {feature} | {' | '.join(cells)} | {result['most']} |")
     return "\n".join(lines)
 
 
@@ -351,7 +350,15 @@ def page(text: str, record: Mapping[str, Any]) -> str:
         if result["said"]
     ]
     before, _, rest = text.partition(BEGINS)
-    made = "\n".join([table(record), "", "What differs, as the reports say it:", "", *said])
+    made = "\n".join(
+        [
+            table(record),
+            "",
+            "A cell that is not `same` says how many steps differ. What differs, as the reports say it:",
+            "",
+            *said,
+        ]
+    )
     return before + BEGINS + made + ENDS + rest.partition(ENDS)[2]
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from recipec.compiler.port.dialects import llamafactory, swift
+
 STEPS = 10
 
 Config = Mapping[str, Any]
@@ -100,7 +102,7 @@ LLAMAFACTORY = Tool(
         "own template": {"template": None, "dataset": "chat"},
         "dpo": {"stage": "dpo", "dataset": "pairs"},
     },
-    says={"cut": "its questions and answers are shortened in proportion"},
+    says={"cut": llamafactory.CUT},
     files=("run.yaml", "data/dataset_info.json"),
     beside={
         "data/dataset_info.json": json.dumps(
@@ -172,8 +174,8 @@ SWIFT = Tool(
     },
     commands={"dpo": ("swift", "rlhf", "run.yaml")},
     says={
-        "last_round": "there the last answer alone has one",
-        "cut": "there it takes a place in its step",
+        "last_round": swift.HISTORY,
+        "cut": swift.CUT_OFF,
     },
 )
 
