@@ -162,7 +162,8 @@ OWN_WAY = (
     "_preprocess_inputs",
 )
 """Methods of ms-swift's templates, of which one of its own writes other texts."""
-THINKING = ("thinking_prefix", "non_thinking_prefix", "history_thinking_prefix", "is_thinking")
+THOUGHT = "<think>", "</think>"
+"""What an answer begins with that ms-swift puts no thought before, and what ends one."""
 
 
 def swift(package: Package) -> dict[str, Row | str]:
@@ -250,8 +251,11 @@ def _swift(meta: Mapping[str, Any], classes: Mapping[str, ast.ClassDef]) -> Row:
         own = {node.name for node in classes[base].body if isinstance(node, ast.FunctionDef)}
         if base != "Template" and own.intersection(OWN_WAY):
             raise ValueError(f"{base} writes it by code of its own")
-    if any(meta[key] for key in THINKING):
-        raise ValueError("it writes and removes thoughts")
+    empty = meta["non_thinking_prefix"]
+    if meta["preserve_thinking"] is False:
+        raise ValueError("it takes the thoughts out of earlier answers")
+    if empty and not (empty.startswith(THOUGHT[0]) and THOUGHT[1] in empty):
+        raise ValueError("it writes an empty thought otherwise than one that is there")
     if meta["chat_sep"] is None:
         raise ValueError("it is for one question and its answer alone")
     keys = ("prefix", "prompt", "chat_sep", "suffix", "system_prefix")
@@ -279,8 +283,16 @@ def _swift(meta: Mapping[str, Any], classes: Mapping[str, ast.ClassDef]) -> Row:
             "system": system.removeprefix(prefix).replace(SYSTEM, "{}"),
             "default_system": meta["default_system"] or "",
             "adds_bos": meta["auto_add_bos"],
+            "thought": _thought(empty) if empty else None,
+            "learns_empty": not (empty and meta["is_thinking"]),
+            "forgets": bool(empty or meta["is_thinking"]) and not meta["preserve_thinking"],
         }
     )
+
+
+def _thought(empty: str) -> tuple[str, str]:
+    begins, end, after = empty.partition(THOUGHT[1])
+    return begins, end + after
 
 
 def _prompt(parts: Sequence[str | Sequence[Any]] | None) -> str:

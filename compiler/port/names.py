@@ -8,6 +8,7 @@ Everything in this room that knows a family by its name asks here:
     litgpt          its names of models, with their ids; prompt styles that are a tokenizer's chat template
     maxtext         its names of models that are not in its own table of ids
     llamafactory    parts of names of vision towers, by family
+    swift           the template that it takes for a model, by what the id has: the first that fits
     axolotl         chat templates that are a tokenizer's own; tokenizers whose chat-tuned models end a turn
                     with their eos_token
     unsloth         its names of templates that are a tokenizer's own, by Axolotl's

@@ -40,7 +40,9 @@ def main() -> None:
     rows = json.loads(TABLE.read_text(encoding="utf-8"))["swift"]["templates"]
     for name in (name for name, row in rows.items() if not isinstance(row, str)):
         tokenizer.model_meta = SimpleNamespace(is_multimodal=False, template=name, model_type="x")
-        template = Template(tokenizer, TEMPLATE_MAPPING[name], max_length=10**6)
+        meta = TEMPLATE_MAPPING[name]
+        scale = "default" + "+ignore_empty_think" * bool(meta.is_thinking and meta.non_thinking_prefix)
+        template = Template(tokenizer, meta, max_length=10**6, loss_scale=scale)  # as its arguments are read
         template.set_mode("train")
         talks = [TALK, [SYSTEM, *TALK]] if template.template_meta.support_system else [TALK]
         out[name] = [parts(tokenizer, template.encode({"messages": list(map(dict, talk))})) for talk in talks]

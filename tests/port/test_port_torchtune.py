@@ -11,6 +11,7 @@ from recipec.compiler.port.dialects.torchtune import BUILDERS, COLUMNS, KINDS, P
 from recipec.compiler.port.keys import keys_of, tools
 from recipec.compiler.port.ledger import Verdict
 from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
+from tests.port.test_port_names import rendered
 
 SECTIONS = tools()["torchtune"]["sections"]
 DATA = {"_component_": "torchtune.datasets.chat_dataset", "source": "a/b", "conversation_column": "messages"}
@@ -254,10 +255,26 @@ def test_qwen3_is_built(tmp_path: Path) -> None:
     assert "<|im_start|>" in made.value("data.chat_template")
 
 
-def test_what_is_said_of_the_marks_goes_with_the_loss(tmp_path: Path) -> None:
-    for whole, told in ((False, True), (True, False)):
-        made = ported("torchtune", tmp_path, changed("dataset", train_on_input=whole))
-        assert ("loss" in finding(made, "tokenizer._component_").note) is told
+@pytest.mark.parametrize(
+    ("length", "whole", "learnt", "after"),
+    [(64, False, "", "<|im_end|>"), (None, False, "<|im_end|>", ""), (64, True, "", "")],
+)
+def test_what_an_answer_begins_with_is_learnt_and_its_end_where_it_is_not_masked(
+    tmp_path: Path, length: int | None, whole: bool, learnt: str, after: str
+) -> None:
+    """As torchtune 0.6.1 trains: scripts/same_run.py holds its tokens and masks against a port's."""
+    tokenizer = {"_component_": "torchtune.models.qwen2_5.qwen2_5_tokenizer", "max_seq_len": length}
+    content = {**changed("dataset", train_on_input=whole), "tokenizer": tokenizer}
+    template = str(ported("torchtune", tmp_path, content).value("data.chat_template"))
+    marks = template.replace("{%- generation -%}", "{{- '[' -}}").replace(
+        "{%- endgeneration -%}", "{{- ']' -}}"
+    )
+    turns = [("user", "Why?"), ("assistant", "So."), ("user", "And?"), ("assistant", "No.")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    assert rendered(marks, messages) == (
+        "<|im_start|>user\nWhy?<|im_end|>\n[<|im_start|>assistant\nSo.<|im_end|>\n]"
+        f"<|im_start|>user\nAnd?<|im_end|>\n[<|im_start|>assistant\nNo.{learnt}]{after}"
+    )
 
 
 def test_the_log_is_taken_over(tmp_path: Path) -> None:
@@ -268,3 +285,11 @@ def test_the_log_is_taken_over(tmp_path: Path) -> None:
     logger = {"_component_": "torchtune.training.metric_logging.CometLogger"}
     made = ported("torchtune", tmp_path, {**LORA, "metric_logger": logger})
     assert verdict(made, "metric_logger._component_") is Verdict.UNSUPPORTED
+
+
+def test_an_epoch_ends_with_its_last_whole_step(tmp_path: Path) -> None:
+    ledger = ported("torchtune", tmp_path, LORA)
+    assert verdict(ledger, "epochs") is Verdict.APPROXIMATED
+    assert "there they are passed over" in finding(ledger, "epochs").note
+    counted = ported("torchtune", tmp_path, {**LORA, "epochs": 1, "max_steps_per_epoch": 10})
+    assert verdict(counted, "max_steps_per_epoch") is Verdict.EXACT

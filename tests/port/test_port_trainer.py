@@ -160,3 +160,30 @@ def test_what_is_missing_is_asked_for(tmp_path: Path, gone: str) -> None:
     ledger = ported("trainer", tmp_path, arguments, name="args.json", adapter_config=adapter)
     found = [diagnostic for diagnostic in ledger.diagnostics if diagnostic.code in ("E1144", "E1143")]
     assert len(found) == 1 and found[0].help is not None and "--set" in found[0].help
+
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("float32", "float32"), ("bfloat16", "bfloat16")])
+def test_weights_are_of_the_checkpoints_type_where_no_other_is_said(
+    tmp_path: Path, dtype: str, expected: str
+) -> None:
+    """As LLaMA-Factory loads them without bf16 and fp16."""
+    config = QWEN3 | {"dtype": dtype}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    given = {"model_name_or_path": "./model", "stage": "sft", "dataset": "own", "template": "qwen3_nothink"}
+    made = ported("llamafactory", tmp_path, given, dataset_info={"own": {"file_name": "own.json"}})
+    assert values(made, "model.dtype") == [expected]

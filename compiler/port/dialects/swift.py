@@ -29,6 +29,7 @@ from recipec.compiler.port.meaning.models import Named
 from recipec.compiler.port.meaning.rows import Rows
 from recipec.compiler.port.meaning.sharding import Launch
 from recipec.compiler.port.meaning.trainer import Run
+from recipec.compiler.port.names import known
 
 NAME = "swift"
 TITLE = "ms-swift"
@@ -100,20 +101,19 @@ TYPES = {"dpo": "dpo", "orpo": "orpo"}
 OF_PREFERENCES = ("beta", "rpo_alpha", "ld_alpha", "ref_model")
 
 OWN = {
-    "qwen2": words("qwen qwen2_5"),
-    "qwen3": words("qwen3 qwen3_thinking qwen3_nothinking qwen3_coder"),
     "qwen3_5": words("qwen3_5"),
     "llama3": words("llama3_2"),
-    "gemma2": words("gemma"),
     "gemma3": words("gemma3 gemma3_text gemma3_vision"),
     "gemma4": words("gemma4 gemma4_text"),
-    "phi4": words("phi4"),
 }
-"""ms-swift's templates that follow the one of a tokenizer."""
+"""ms-swift's templates that are not written out, and follow the one of a tokenizer."""
 FOLLOWS = (
     "the tokenizer's own template, which ms-swift's follows: blanks and thoughts may be written otherwise"
 )
 END = "what ends the last answer is learnt after that one alone"
+NO_TOOLS = "rows with calls of tools are left out: it writes none here"
+HISTORY = "earlier answers have thoughts here, empty ones too; there the last answer alone has one"
+CUT_OFF = "a row with no answer left is left out here; there it takes a place in its step"
 COGNITION = words("swift/self-cognition modelscope/self-cognition")
 """A data set with marks for the model's name and its author's."""
 READS = {"": "", "AlpacaZhPreprocessor()": "", "LongAlpacaPreprocessor()": "Answer: "}
@@ -315,7 +315,7 @@ def _data(keys: Keys, named: Named | None, objective: str) -> None:
     keys.learnt("cached_dataset", ([],), "rows that are tokenised already are not read")
     _held_out(keys)
     _loss(keys, ranking)
-    _template(keys, named)
+    _template(keys, named, ranking)
     _lengths(keys, ranking)
 
 
@@ -333,8 +333,8 @@ def _filled(keys: Keys) -> dict[str, tuple[str, str]]:
 
 def _read(name: str) -> str:
     """What reads the rows of a data set of that name, "" for what goes by their columns."""
-    known = keys_of(NAME, "datasets")
-    return next((reads for id, (reads, other) in known.items() if name in (id, other)), "")
+    sets = keys_of(NAME, "datasets")
+    return next((reads for id, (reads, other) in sets.items() if name in (id, other)), "")
 
 
 def _prefix(keys: Keys) -> str:
@@ -356,14 +356,14 @@ def _sources(keys: Keys, key: str) -> list[Any]:
     """`[hf::|ms::]ID_OR_PATH[:SUBSET/...][#COUNT]` each."""
     found = keys.texts(key) or []
     out: list[Any] = []
-    known = keys_of(NAME, "datasets")
+    sets = keys_of(NAME, "datasets")
     for text in [found] if isinstance(found, str) else found:
         hub, _, rest = text.rpartition("::")
         head, _, count = rest.rpartition("#") if re.search(r"#\d+$", rest) else (rest, "", "")
         name, _, subsets = head.partition(":")
         local = datasets.is_local(name)
         use_hf = keys.flag("use_hf") if hub not in ("hf", "ms") else hub == "hf"
-        reads, other = _read(name), known.get(name, ["", None])[1]
+        reads, other = _read(name), sets.get(name, ["", None])[1]
         if local or use_hf:
             other = name
         if other is None:
@@ -397,10 +397,14 @@ def _held_out(keys: Keys) -> None:
     keys.passive(("val_dataset", "cached_val_dataset", "split_dataset_ratio"), "nothing is held out")
 
 
+def _scale(keys: Keys, ranking: bool) -> list[str]:
+    """What is learnt, with what changes that."""
+    return (keys.text("loss_scale") or ("last_round" if ranking else "default")).split("+")
+
+
 def _loss(keys: Keys, ranking: bool) -> None:
-    scale = keys.text("loss_scale") or ("last_round" if ranking else "default")
     kinds = {"default": "assistant", "last_round": "last_assistant", "all": "all"}
-    parts = [part for part in scale.split("+") if part != "ignore_empty_think"]
+    parts = [part for part in _scale(keys, ranking) if part != "ignore_empty_think"]
     base = next((part for part in parts if part in kinds), "default")
     others = [part for part in parts if part not in kinds]
     if others:
@@ -418,18 +422,28 @@ def _loss(keys: Keys, ranking: bool) -> None:
     )
 
 
-def _template(keys: Keys, named: Named | None) -> None:
+def _template(keys: Keys, named: Named | None, ranking: bool) -> None:
     """ms-swift writes templates itself: a tokenizer's own that it follows, or one that is written out."""
     name, model = keys.text("template"), named.model if named else None
+    of_models = known(NAME, "of_models").items()
+    taken = name or next((found for part, found in of_models if named and part in named.id), None)
     own = name is None or (model is not None and name in OWN.get(templates.tokenizer_of(model), ()))
     if keys.value("use_chat_template") is False:
         keys.refuse(
             "use_chat_template", "E1147", "texts without a template are of swift pt", "remove the key"
         )
-    made = templates.of(NAME, name, model)
-    if made.known and not own:
-        notes = (made.note, templates.PIECES, END if made.last else "")
-        keys.say("template", made.sets, "; ".join(filter(None, notes)))
+    changes: dict[str, Any] = {} if keys.flag("add_non_thinking_prefix") else {"thought": None}
+    changes |= {"learns_empty": True} if keys.flag("disable_ignore_empty_think") else {}
+    made = templates.of(NAME, taken, model, changes)
+    if made.known:
+        forgets = made.forgets and "last_round" in _scale(keys, ranking)
+        history = forgets or keys.value("preserve_thinking") is False
+        notes = (made.note, NO_TOOLS, templates.PIECES, END if made.last else "", HISTORY if history else "")
+        note = "; ".join(filter(None, notes))
+        if name is None:
+            keys.default("template", taken, made.sets, f"ms-swift's for this model: {note}")
+        else:
+            keys.say("template", made.sets, note)
     elif own:
         keys.default("template", None, {}, FOLLOWS) if name is None else keys.say("template", {}, FOLLOWS)
         if model is not None:
@@ -444,7 +458,7 @@ def _lengths(keys: Keys, ranking: bool) -> None:
     strategy = keys.text("truncation_strategy") or "delete"
     if strategy in ("delete", "right") and keys.value("max_length") is not None:
         sets = {"data.overlong": "drop" if strategy == "delete" else "truncate"}
-        keys.say("truncation_strategy", sets)
+        keys.say("truncation_strategy", sets, "" if strategy == "delete" else CUT_OFF)
         keys.ledger.set(
             "data.overlong", sets["data.overlong"], "ms-swift's default" if strategy == "delete" else ""
         )

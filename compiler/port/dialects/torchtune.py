@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,12 @@ lost data_dir=null: a folder of a repository: name its files as data_files
 exact cache_dir streaming num_proc trust_remote_code: how it is read, not what it holds
 """)
 SCHEDULE = "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup"
+
+
+WHOLE_STEPS = (
+    "an epoch's last rows take a step here that they do not fill; there they are passed over, or join the "
+    "next epoch's first step"
+)
 
 
 def port(ledger: Ledger) -> None:
@@ -136,7 +142,7 @@ def _batch(keys: Keys) -> None:
 def _length(keys: Keys) -> None:
     epochs, most = keys.integer("epochs") or 1, keys.integer("max_steps_per_epoch")
     if most is None:
-        keys.say("epochs", {"train.epochs": epochs})
+        keys.say("epochs", {"train.epochs": epochs}, WHOLE_STEPS)
         keys.same("max_steps_per_epoch", note="null: whole epochs")
         return
     note = "" if epochs == 1 else "the data go on here; there they are begun anew after so many steps"
@@ -554,18 +560,18 @@ PROMPTED = ("llama2_tokenizer", "mistral_tokenizer")
 """Tokenizers whose marks are of a prompt template, which null takes away."""
 
 
-def _differs(turns: templates.Turns, whole: bool) -> str:
+def _differs(turns: templates.Turns, opened: bool) -> str:
     """How a written template's tokens are not quite torchtune's.
 
     Args:
-        whole: whether everything carries loss.
+        opened: whether what an answer begins with carries loss as it does there.
     """
     if not turns.opening:
         once = "; a system message stands before the first question alone" if turns.system != "{}" else ""
         return f"as torchtune writes messages, though each is tokenised by itself there{once}"
-    lost = "no end-of-text token after the last"
-    lost += "" if whole else ", and no loss on an answer's first"
-    return f"torchtune's marks around messages, though {lost}"
+    missing = [] if turns.final is not None else ["no end-of-text token after the last"]
+    missing += [] if opened else ["no loss on an answer's first"]
+    return f"torchtune's marks around messages, though {', and '.join(missing)}" if missing else ""
 
 
 def _tokenizer(keys: Keys, model: Model | None, settings: Mapping[str, Any]) -> None:
@@ -579,7 +585,12 @@ def _tokenizer(keys: Keys, model: Model | None, settings: Mapping[str, Any]) -> 
         bare = section.stands("prompt_template") and not section.given("prompt_template")
         if bare and name in PROMPTED:
             turns = templates.PLAIN
-        section.say("_component_", {"data.chat_template": templates.written(turns)}, _differs(turns, whole))
+        if turns.final is not None and section.integer("max_seq_len") is not None:
+            # Where there is a longest length, torchtune masks the last token of each sample.
+            turns = replace(turns, final="" if whole else turns.final, learns_final=False)
+        opened = whole or (turns.learns_opening and form == "chat")
+        made = {"data.chat_template": templates.written(turns)}
+        section.say("_component_", made, _differs(turns, opened))
     elif form in ("chat", "preference") and model is not None:
         templates.say_own(keys.ledger, model)
         note = f"the model's chat template here: {name or 'no tokenizer'} is not known"

@@ -61,6 +61,17 @@ def _found(name: str, folder: Path) -> Model | None:
         return None
 
 
+def stored(name: str | None, folder: Path) -> str:
+    """The type that a checkpoint's config.json says its weights have, "auto" where it is not at hand.
+
+    Args:
+        folder: what a relative path is relative to.
+    """
+    found = _found(name, folder) if name is not None else None
+    config = found.config if found is not None else {}
+    return str(config.get("dtype") or config.get("torch_dtype") or "auto")
+
+
 def say_model(keys: Keys, key: str, revision: str) -> Named | None:
     """Says what becomes of the keys that name a model and its revision; None where none is named.
 

@@ -26,6 +26,7 @@ class Template:
             {"data.chat_template": Jinja} for one that is written out, {} for the model's own tokenizer's.
         note: how its text differs from the tool's, "" where it is the same; why a name is not known here.
         last: whether something ends the whole, once for all turns.
+        forgets: as of Turns.
         ends: what a written template's answers end with.
         known: False for a name that no template stands for here.
     """
@@ -33,6 +34,7 @@ class Template:
     sets: dict[str, Any]
     note: str = ""
     last: bool = False
+    forgets: bool = False
     ends: str = ""
     known: bool = True
 
@@ -58,6 +60,11 @@ class Turns:
         in_user: whether the system message is written into the first user message.
         adds_bos: whether what the tokenizer begins texts with comes before everything.
         thought: what opens and closes a thought, which each answer begins with in a reasoning template.
+        learns_empty: whether an empty thought is trained on that the template has put before an answer.
+        forgets: whether earlier answers have no thoughts where the last one alone is trained on.
+        learns_opening: whether what the assistant's turn begins with is trained on too.
+        final: what an answer that is the last message ends with; None where it ends as the others.
+        learns_final: whether it is trained on.
         after: what follows each answer; it is not trained on.
         between: likewise, where a message follows.
         last: what the whole ends with, which is trained on.
@@ -74,6 +81,11 @@ class Turns:
     in_user: bool = False
     adds_bos: bool = False
     thought: tuple[str, str] | None = None
+    learns_empty: bool = True
+    forgets: bool = False
+    learns_opening: bool = False
+    final: str | None = None
+    learns_final: bool = True
     after: str = ""
     between: str = ""
     last: str = ""
@@ -168,17 +180,22 @@ def unsloth(name: str, model: Model | None) -> Template:
     return of("unsloth", name, model)
 
 
-def of(tool: str, name: str | None, model: Model | None) -> Template:
-    """A tool's template by its name, written out; one that is not known has the reason as its note."""
+def of(tool: str, name: str | None, model: Model | None, changes: Mapping[str, Any] = {}) -> Template:
+    """A tool's template by its name, written out; one that is not known has the reason as its note.
+
+    Args:
+        changes: fields of its Turns that the run has otherwise.
+    """
     row = written_by(tool).get(name or "", "")
     if isinstance(row, str):
         return replace(UNKNOWN, note=row)
-    turns = turns_of(row)
+    turns = replace(turns_of(row), **changes)
     if turns.adds_bos and (model is None or tokenizer_of(model) in known("adds_bos")):
         turns = replace(turns, prefix=f"\0bos_token\0{turns.prefix}")
     made = {"data.chat_template": written(turns)}
     ends = turns.assistant.partition("{}")[2]
-    return Template(made, _foreign(turns, model), last=bool(turns.last), ends=ends)
+    note = _foreign(turns, model)
+    return Template(made, note, last=bool(turns.last), forgets=turns.forgets, ends=ends)
 
 
 def llamafactory(
@@ -239,19 +256,27 @@ def written(turns: Turns, thinking: bool = True) -> str:
     opening = f"{{{{- {_expression(turns.opening)} -}}}}" if turns.opening else ""
     answer = "answer" if turns.thought and not thinking else says["assistant"]
     said = f"{{{{- {_expression(turns.assistant, answer)} -}}}}"
-    inside, outside = (_thought(turns.thought, thinking), "") if turns.thought else ("", "")
-    if not thinking:
-        inside, outside = outside, inside
     tail = f"{{{{- {_expression(turns.after)} -}}}}" if turns.after else ""
     if turns.between:
         tail += f"{{%- if not loop.last -%}}{{{{- {_expression(turns.between)} -}}}}{{%- endif -%}}"
+    if turns.final is not None:
+        begins, _, ends = turns.assistant.partition("{}")
+        more = f"{{%- if not loop.last -%}}{{{{- {_expression(ends)} -}}}}{{%- endif -%}}"
+        said = f"{{{{- {_expression(begins + '{}', answer)} -}}}}{more}"
+        final = f"{{{{- {_expression(turns.final)} -}}}}" if turns.final else ""
+        final = f"{{%- if loop.last -%}}{final}{{%- endif -%}}"
+        said, tail = (said + final, tail) if turns.learns_final else (said, final + tail)
+    inside, outside = (_thought(turns.thought, thinking), "") if turns.thought else ("", "")
+    if not (thinking and turns.learns_empty):
+        inside, outside = outside, inside
+    before, learnt = ("", opening) if turns.learns_opening else (opening, "")
     out += [
         "{%- for message in turns -%}",
         "{%- if message.role == 'user' -%}",
         f"{{{{- {_expression(turns.user, asked)} -}}}}",
         "{%- elif message.role == 'assistant' and not message.tool_calls -%}",
-        f"{opening}{outside}",
-        f"{{%- generation -%}}{inside}{said}{{%- endgeneration -%}}{tail}",
+        f"{before}{outside}",
+        f"{{%- generation -%}}{learnt}{inside}{said}{{%- endgeneration -%}}{tail}",
         "{%- else -%}",
         "{{- raise_exception('this template writes no tools') -}}",
         "{%- endif -%}",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recipec.compiler.port.keys import Keys, table
-from recipec.compiler.port.meaning import sharding, training
+from recipec.compiler.port.meaning import models, sharding, training
 from recipec.compiler.port.meaning.sharding import DeepSpeed, Launch
 
 AUTOCAST = (
@@ -75,6 +75,8 @@ def say_run(keys: Keys, run: Run, launch: Launch, taken: DeepSpeed, dtype: str) 
     length(keys)
     optimizer(keys, run, taken)
     schedule(keys, run, taken)
+    if dtype == "auto":
+        dtype = models.stored(keys.ledger.value("model.id"), keys.source.path.parent)
     precision(keys, run, launch, dtype)
     order(keys)
 

@@ -1,0 +1,314 @@
+"""The tools of scripts/same_run.py: how each is run, what each run says, and what each feature says more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recipec.compiler.port.dialects import llamafactory, swift
+
+STEPS = 10
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool, and how it is run.
+
+    Attributes:
+        package: its distribution.
+        command: its own, as it is run in the folder of its files.
+        config: what every run of it says, beside which a feature says more.
+        features: what each says, by its name; None removes a key.
+        commands: of features that have another.
+        says: of features whose runs differ, what the report of the port says of it.
+        files: those that are ported, the config first.
+        beside: further files by path.
+        model: a catalogue's model whose miniature is trained.
+        place: where the miniature lies.
+        before: what is run first.
+        prepare: puts more beside the miniature.
+        environment: variables of its own.
+    """
+
+    package: str
+    command: Sequence[str]
+    config: Config
+    features: Mapping[str, Config]
+    commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    says: Mapping[str, str] = field(default_factory=dict)
+    files: Sequence[str] = ("run.yaml",)
+    beside: Mapping[str, str] = field(default_factory=dict)
+    model: str = "Qwen/Qwen3-0.6B"
+    place: str = "model"
+    before: Sequence[Sequence[str]] = ()
+    prepare: Callable[[Path], None] = lambda model: None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def of_json(**more: Any) -> Config:
+    """litgpt's data module of a file."""
+    given = {"json_path": "data/split", "num_workers": 0}
+    return {"class_path": "litgpt.data.JSON", "init_args": {**given, **more}}
+
+
+HF: Config = {
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": 1e-3,
+    "max_steps": STEPS,
+    "lr_scheduler_type": "cosine",
+    "weight_decay": 0.01,
+    "logging_steps": 1,
+    "output_dir": "out",
+    "report_to": "none",
+    "save_strategy": "no",
+}
+"""What tools on transformers' Trainer say alike."""
+
+LLAMAFACTORY = Tool(
+    "llamafactory",
+    ("llamafactory-cli", "train", "run.yaml"),
+    {
+        "model_name_or_path": "./model",
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "lora",
+        "lora_rank": 4,
+        "lora_alpha": 12,
+        "lora_target": "all",
+        "dataset": "plain",
+        "dataset_dir": "data",
+        "template": "qwen3_nothink",
+        "cutoff_len": 256,
+        "disable_shuffling": True,
+        **HF,
+    },
+    {
+        "plain": {},
+        "no accumulation": {"gradient_accumulation_steps": 1},
+        "warm-up": {"warmup_ratio": 0.25},
+        "turns": {"dataset": "chat"},
+        "mask_history": {"dataset": "chat", "mask_history": True},
+        "shuffled": {"disable_shuffling": None},
+        "cut": {"dataset": "chat", "cutoff_len": 48},
+        "epochs": {"max_steps": None, "num_train_epochs": 2},
+        "packing": {"dataset": "even", "packing": True, "neat_packing": True, "cutoff_len": 81},
+        "template default": {"template": "default", "dataset": "chat"},
+        "own template": {"template": None, "dataset": "chat"},
+        "dpo": {"stage": "dpo", "dataset": "pairs"},
+    },
+    says={"cut": llamafactory.CUT},
+    files=("run.yaml", "data/dataset_info.json"),
+    beside={
+        "data/dataset_info.json": json.dumps(
+            {
+                **{name: {"file_name": f"{name}.jsonl"} for name in ("plain", "even")},
+                "chat": {
+                    "file_name": "chat.jsonl",
+                    "formatting": "sharegpt",
+                    "columns": {"messages": "messages"},
+                    "tags": {
+                        "role_tag": "role",
+                        "content_tag": "content",
+                        "user_tag": "user",
+                        "assistant_tag": "assistant",
+                        "system_tag": "system",
+                    },
+                },
+                "pairs": {
+                    "file_name": "pairs.jsonl",
+                    "formatting": "sharegpt",
+                    "ranking": True,
+                    "columns": {"messages": "conversations", "chosen": "chosen", "rejected": "rejected"},
+                    "tags": {
+                        "role_tag": "role",
+                        "content_tag": "content",
+                        "user_tag": "user",
+                        "assistant_tag": "assistant",
+                        "system_tag": "system",
+                    },
+                },
+            },
+            indent=1,
+        )
+    },
+)
+
+SWIFT = Tool(
+    "ms-swift",
+    ("swift", "sft", "run.yaml"),
+    {
+        "model": "./model",
+        "model_type": "qwen3",
+        "template": "qwen3",
+        "tuner_type": "lora",
+        "lora_rank": 4,
+        "lora_alpha": 12,
+        "lora_dropout": 0,
+        "target_modules": ["all-linear"],
+        "torch_dtype": "float32",
+        **dict.fromkeys(("fp16", "bf16"), False),
+        "dataset": ["data/chat.jsonl"],
+        "split_dataset_ratio": 0,
+        "dataset_shuffle": False,
+        "train_dataloader_shuffle": False,
+        "max_length": 256,
+        **{**HF, "report_to": ["none"]},
+    },
+    {
+        "plain": {},
+        "no accumulation": {"gradient_accumulation_steps": 1},
+        "warm-up": {"warmup_ratio": 0.25},
+        "shuffled": {"dataset_shuffle": None, "train_dataloader_shuffle": None},
+        "last_round": {"loss_scale": "last_round"},
+        "dropped": {"max_length": 80},
+        "cut": {"max_length": 48, "truncation_strategy": "right"},
+        "epochs": {"max_steps": None, "num_train_epochs": 2},
+        "template qwen2_5": {"template": "qwen2_5"},
+        "dpo": {"rlhf_type": "dpo", "dataset": ["data/rejected.jsonl"]},
+    },
+    commands={"dpo": ("swift", "rlhf", "run.yaml")},
+    says={
+        "last_round": swift.HISTORY,
+        "cut": swift.CUT_OFF,
+    },
+)
+
+OF_LITGPT: Config = {
+    "epochs": 1,
+    "global_batch_size": 4,
+    "micro_batch_size": 2,
+    "max_steps": STEPS,
+    "lr_warmup_steps": 1,
+    "max_seq_length": 256,
+    "save_interval": 1000,
+    "log_interval": 1,
+}
+LITGPT = Tool(
+    "litgpt",
+    ("litgpt", "finetune_lora", "--config", "run.yaml"),
+    {
+        "checkpoint_dir": "checkpoints/Qwen/Qwen3-0.6B",
+        "out_dir": "out",
+        "precision": "32-true",
+        **{"lora_r": 4, "lora_alpha": 12, "lora_dropout": 0.0},
+        **{f"lora_{part}": True for part in ("query", "key", "value", "projection", "mlp")},
+        "data": of_json(),
+        "train": OF_LITGPT,
+        "eval": {"interval": 1000, "max_iters": 1, "max_new_tokens": 1},
+        "optimizer": {
+            "class_path": "torch.optim.AdamW",
+            "init_args": {"lr": 1e-3, "weight_decay": 0.01, "betas": [0.9, 0.95]},
+        },
+    },
+    {
+        "plain": {},
+        "mask_prompt": {"data": of_json(mask_prompt=True)},
+        "no accumulation": {"train": {**OF_LITGPT, "micro_batch_size": 4}},
+        "warm-up": {"train": {**OF_LITGPT, "lr_warmup_steps": 3}},
+        "epochs": {"train": {**OF_LITGPT, "epochs": 2, "max_steps": None}},
+        "cut": {"train": {**OF_LITGPT, "max_seq_length": 64}},
+        "chatml": {"data": of_json(prompt_style="qwen3")},
+    },
+    place="checkpoints/Qwen/Qwen3-0.6B",
+    before=[("litgpt", "convert_to_litgpt", "checkpoints/Qwen/Qwen3-0.6B", "--model_name", "Qwen3-0.6B")],
+)
+
+QWEN2_SPLITS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+"""What Qwen 2's tokenizer, and torchtune's copy of it, split texts by before they merge bytes."""
+
+
+def as_torchtune_reads(model: Path) -> None:
+    """The tokenizer in Qwen's files, with the two tokens that torchtune asks for."""
+    path = model / "tokenizer.json"
+    made = json.loads(path.read_text())
+    like, known = made["added_tokens"][-1], made["model"]["vocab"]
+    for number, content in enumerate(("<tool_call>", "</tool_call>"), len(known)):
+        made["added_tokens"].append({**like, "id": number, "content": content})
+    pieces = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    splits = {"type": "Split", "pattern": {"Regex": QWEN2_SPLITS}, "behavior": "Isolated", "invert": False}
+    made["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [splits, pieces]}
+    path.write_text(json.dumps(made))
+    (model / "vocab.json").write_text(json.dumps(known))
+    merges = [one if isinstance(one, str) else " ".join(one) for one in made["model"]["merges"]]
+    (model / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+
+
+def of_chats(**more: Any) -> Config:
+    """torchtune's data set of a file."""
+    given = {"source": "json", "data_files": "data/chat.jsonl", "split": "train"}
+    columns = {"conversation_column": "messages", "conversation_style": "openai"}
+    return {"_component_": "torchtune.datasets.chat_dataset", **given, **columns, **more}
+
+
+QWEN2_5 = "checkpoints/Qwen2.5-0.5B-Instruct"
+OF_TOKENIZER: Config = {
+    "_component_": "torchtune.models.qwen2_5.qwen2_5_tokenizer",
+    "path": f"{QWEN2_5}/vocab.json",
+    "merges_file": f"{QWEN2_5}/merges.txt",
+    "special_tokens_path": f"{QWEN2_5}/tokenizer.json",
+    "max_seq_len": 256,
+}
+TORCHTUNE = Tool(
+    "torchtune",
+    ("tune", "run", "lora_finetune_single_device", "--config", "run.yaml"),
+    {
+        "model": {
+            "_component_": "torchtune.models.qwen2_5.lora_qwen2_5_0_5b",
+            "lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"],
+            "apply_lora_to_mlp": True,
+            **{"lora_rank": 4, "lora_alpha": 12, "lora_dropout": 0.0},
+        },
+        "tokenizer": OF_TOKENIZER,
+        "checkpointer": {
+            "_component_": "torchtune.training.FullModelHFCheckpointer",
+            "checkpoint_dir": QWEN2_5,
+            "checkpoint_files": [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)],
+            "recipe_checkpoint": None,
+            "output_dir": "out",
+            "model_type": "QWEN2",
+        },
+        "dataset": of_chats(),
+        **{"seed": 5, "shuffle": False, "batch_size": 2, "epochs": 1, "max_steps_per_epoch": STEPS},
+        "gradient_accumulation_steps": 2,
+        "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-3, "weight_decay": 0.01},
+        "lr_scheduler": {
+            "_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
+            "num_warmup_steps": 2,
+        },
+        "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
+        **{"device": "cpu", "dtype": "fp32", "compile": False, "resume_from_checkpoint": False},
+        **{"enable_activation_checkpointing": False, "enable_activation_offloading": False},
+        "metric_logger": {"_component_": "torchtune.training.metric_logging.DiskLogger", "log_dir": "out"},
+        **{"output_dir": "out", "log_every_n_steps": 1, "log_peak_memory_stats": False},
+        "save_adapter_weights_only": True,
+    },
+    {
+        "plain": {},
+        "no accumulation": {"gradient_accumulation_steps": 1},
+        "clipped": {"clip_grad_norm": 0.5},
+        "no schedule": {"lr_scheduler": None},
+        "shuffled": {"shuffle": True},
+        "train_on_input": {"dataset": of_chats(train_on_input=True)},
+        "cut": {"tokenizer": {**OF_TOKENIZER, "max_seq_len": 48}},
+        "epochs": {"epochs": 2, "max_steps_per_epoch": None},
+        "packing": {
+            "dataset": of_chats(data_files="data/even_chat.jsonl", packed=True),
+            "tokenizer": {**OF_TOKENIZER, "max_seq_len": 80},
+        },
+    },
+    model="Qwen/Qwen2.5-0.5B-Instruct",
+    place=QWEN2_5,
+    prepare=as_torchtune_reads,
+    environment={"SAME_RUN_PAD": "0", "SAME_RUN_ALPHA": "12"},
+)
+
+TOOLS: Mapping[str, Tool] = {tool.package: tool for tool in (LLAMAFACTORY, SWIFT, TORCHTUNE, LITGPT)}

@@ -1,0 +1,89 @@
+"""ms-swift's templates: what they write, and what of it is learnt. scripts/same_run.py holds runs against
+ms-swift's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipec.compiler.port.ledger import Verdict
+from tests.port.dialects import codes, finding, ported
+from tests.port.test_port_names import rendered
+
+BASE = {"model": "Qwen/Qwen3-8B", "dataset": ["a.jsonl"], "tuner_type": "lora"}
+TALK = [
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nSo."},
+    {"role": "user", "content": "And?"},
+    {"role": "assistant", "content": "No."},
+]
+
+
+def test_an_empty_thought_stands_before_an_answer_without_being_learnt(tmp_path: Path) -> None:
+    ledger = ported("swift", tmp_path, BASE)
+    template = str(ledger.value("data.chat_template"))
+    assert finding(ledger, "template").verdict is Verdict.DEFAULTED and codes(ledger) == []
+    before, begins = template.split("{%- generation -%}")[0], "{{- '<think>\\n\\n</think>\\n\\n' -}}"
+    assert begins in before and template.count(begins) == 1
+    assert rendered(template, TALK) == (
+        "<|im_start|>user\nWhy?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\nHm.\n</think>\n\nSo.<|im_end|>\n"
+        "<|im_start|>user\nAnd?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\nNo.<|im_end|>\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "begins"),
+    [
+        ("Qwen/Qwen2.5-7B", None, "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud."),
+        ("Qwen/Qwen2-7B", None, "<|im_start|>system\nYou are a helpful assistant.<|im_end|>"),
+        ("Qwen/Qwen3-4B-Instruct-2507", None, "<|im_start|>user\nWhy?"),
+        ("Qwen/Qwen3-8B", "qwen2_5", "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud."),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", None, "<|im_start|>user\nWhy?"),
+        ("01-ai/Yi-1.5-6B", None, "<|im_start|>user\nWhy?"),
+    ],
+)
+def test_a_model_without_a_template_has_ms_swifts(
+    tmp_path: Path, model: str, name: str | None, begins: str
+) -> None:
+    given = {**BASE, "model": model, **({"template": name} if name else {})}
+    template = str(ported("swift", tmp_path, given).value("data.chat_template"))
+    said = rendered(template, TALK)
+    assert said.startswith(begins) and said.endswith("<|im_start|>assistant\nNo.<|im_end|>\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "learnt", "said"),
+    [
+        ({}, "No.", False),
+        ({"disable_ignore_empty_think": True}, "<think>\n\n</think>\n\nNo.", False),
+        ({"loss_scale": "last_round"}, "No.", True),
+        ({"loss_scale": "last_round", "template": "qwen2_5"}, "No.", False),
+        ({"preserve_thinking": False}, "No.", True),
+        ({"rlhf_type": "dpo"}, "No.", True),
+    ],
+)
+def test_what_is_learnt_of_thoughts(tmp_path: Path, more: dict[str, object], learnt: str, said: bool) -> None:
+    ledger = ported("swift", tmp_path, {**BASE, **more})
+    template = str(ledger.value("data.chat_template"))
+    marked = template.replace("{%- generation -%}", "{{- '[' -}}").replace(
+        "{%- endgeneration -%}", "{{- ']' -}}"
+    )
+    assert rendered(marked, TALK).rpartition("[")[2] == f"{learnt}<|im_end|>\n]"
+    assert ("the last answer alone has one" in finding(ledger, "template").note) is said
+
+
+def test_no_thought_is_written_where_none_is_asked_for(tmp_path: Path) -> None:
+    ledger = ported("swift", tmp_path, {**BASE, "add_non_thinking_prefix": False})
+    said = rendered(str(ledger.value("data.chat_template")), TALK)
+    assert said.endswith("<|im_start|>assistant\nNo.<|im_end|>\n")
+    assert "<think>\nHm." in said
+
+
+def test_a_template_that_is_not_written_out_is_the_tokenizers(tmp_path: Path) -> None:
+    given = {**BASE, "model": "meta-llama/Llama-3.2-1B", "template": "llama3_2"}
+    ledger = ported("swift", tmp_path, given)
+    assert ledger.value("data.chat_template") is None
+    assert ledger.value("model.tokenizer") == "meta-llama/Llama-3.2-1B-Instruct"

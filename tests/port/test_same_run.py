@@ -1,0 +1,65 @@
+"""Ported runs beside the tools' own: the page says what scripts/same_run.json records.
+
+With SAME_RUN_ENVIRONMENTS, a folder of the tools' environments, `make nightly` runs them again. Without it
+there are no such tests.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripts.same_run import PAGE, TOOLS, Run, Sample, compared, page, recorded, same, same_run, samples
+
+
+def test_the_page_has_the_record() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert page(text, recorded()) == text
+    for name, of_tool in recorded().items():
+        assert set(of_tool["features"]) <= set(TOOLS[name].features)
+        assert [
+            feature for feature, one in of_tool["features"].items() if not (same(one) or one["said"])
+        ] == []
+
+
+def test_a_packed_row_is_its_samples() -> None:
+    """By positions that begin anew, by the numbers of a mask, or by which positions see each other."""
+    batch = {"input_ids": [[5, 6, 7, 8, 0]], "labels": [[-100, 6, -100, 8, -100]]}
+    numbers = np.array([1, 1, 2, 2, 0])
+    sees = np.tril(numbers[:, None] == numbers) & (numbers > 0)
+    masks = (
+        {"attention_mask": [[1, 1, 1, 1, 0]], "position_ids": [[0, 1, 0, 1, 2]]},
+        {"attention_mask": [numbers.tolist()]},
+        {"attention_mask": np.where(sees, 0.0, -1e9)[None, None].tolist()},
+    )
+    expected = [Sample((5, 6), (False, True)), Sample((7, 8), (False, True))]
+    assert [list(samples({**batch, **mask})) for mask in masks] == [expected] * 3
+
+
+def test_what_differs_is_named() -> None:
+    one, other = Sample((5, 6), (False, True)), Sample((5, 6), (False, False))
+    run = Run([[one, other]], [2.0], [1e-3])
+    assert same(compared(run, Run([[other, one]], [2.00005], [1e-3])))
+    found = compared(run, Run([[one, one]], [2.1], [1.1e-3]))
+    assert {name for name, value in found.items() if value} == {"masks", "rates", "losses", "most"}
+    assert compared(run, Run([[one, other]] * 2, [2.0] * 2, [1e-3] * 2))["steps"] == "1, and 2 here"
+
+
+if FOLDER := os.environ.get("SAME_RUN_ENVIRONMENTS"):
+
+    @pytest.mark.nightly
+    @pytest.mark.parametrize(
+        ("name", "feature"),
+        [
+            (name, feature)
+            for name in TOOLS
+            if (Path(FOLDER) / name).exists()
+            for feature in TOOLS[name].features
+        ],
+    )
+    def test_a_port_learns_the_same(name: str, feature: str, tmp_path: Path) -> None:
+        result = same_run(TOOLS[name], feature, Path(str(FOLDER)) / name, tmp_path / "run")
+        assert same(result) or result["said"], result
