@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +38,9 @@ BASE_MEMORY, LAYER_MEMORY = 2.0e9, 0.15e9
 60 layers of Gemma 4 31B took 9 GB, 6 of them 2.4 GB."""
 BASE_SECONDS, LAYER_SECONDS = 10.0, 5.0
 """What a compile is first taken to need, for its progress; each that ends corrects it."""
+
+REFUSED = re.compile(r"Illegal value '([^']*)' specified for flag '([^']+)'")
+"""What libtpu says of a flag before it ends the process."""
 
 Progress = Callable[[float, str], None]
 """progress(share of all the work, from 0 to 1; what is going on)."""
@@ -246,6 +250,11 @@ def read_result(status: int, line: str, said: Sequence[str]) -> Compiled | Faile
         pass
     if status == -signal.SIGKILL:
         return Failed("the compile was killed, most likely because this machine's memory ran out", True)
+    if refused := next(filter(None, map(REFUSED.search, said)), None):
+        return Failed(
+            f"libtpu does not take the value {refused[1]} of the flag {refused[2]}",
+            help=f"correct xla.flags.{refused[2]}, or LIBTPU_INIT_ARGS where the environment has it",
+        )
     last = next((text for text in reversed(said) if text.strip()), f"exit status {status}")
     return Failed(f"the compile ended without a result: {last[:300]}")
 
