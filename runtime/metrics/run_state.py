@@ -59,9 +59,16 @@ def recorded(
             temporary.replace(path)
             publish(path)
 
+    told = False
+
+    def tell(reason: str) -> None:
+        nonlocal told
+        told = True
+        write("failed", reason)
+
     write("training")
     try:
-        yield lambda reason: write("failed", reason)
+        yield tell
     except Interrupted as interrupted:
         write("stopped", name_of(interrupted.signum))
         raise
@@ -69,6 +76,7 @@ def recorded(
         write("failed", error.message)
         raise
     except BaseException as error:
-        write("failed", type(error).__name__)
+        if not told:  # else it follows from what was told
+            write("failed", type(error).__name__)
         raise
     write("done") if until == total else write("stopped", f"--steps {until}")
