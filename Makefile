@@ -68,6 +68,7 @@ mutants: .venv/.dev
 
 bench: compiled
 	$(BIN)/python -m tests.bench
+	$(BIN)/python -m scripts.step_times write
 
 generated: .venv/.train
 	$(BIN)/recipe build recipes/*.yaml --runtime wheel

@@ -15,6 +15,10 @@ STEPS = 10
 Config = Mapping[str, Any]
 
 
+TAGS = {f"{name}_tag": name for name in ("role", "content", "user", "assistant", "system")}
+"""How LLaMA-Factory is told of messages by role and content."""
+
+
 @dataclass(frozen=True)
 class Tool:
     """A tool, and how it is run.
@@ -112,26 +116,14 @@ LLAMAFACTORY = Tool(
                     "file_name": "chat.jsonl",
                     "formatting": "sharegpt",
                     "columns": {"messages": "messages"},
-                    "tags": {
-                        "role_tag": "role",
-                        "content_tag": "content",
-                        "user_tag": "user",
-                        "assistant_tag": "assistant",
-                        "system_tag": "system",
-                    },
+                    "tags": TAGS,
                 },
                 "pairs": {
                     "file_name": "pairs.jsonl",
                     "formatting": "sharegpt",
                     "ranking": True,
                     "columns": {"messages": "conversations", "chosen": "chosen", "rejected": "rejected"},
-                    "tags": {
-                        "role_tag": "role",
-                        "content_tag": "content",
-                        "user_tag": "user",
-                        "assistant_tag": "assistant",
-                        "system_tag": "system",
-                    },
+                    "tags": TAGS,
                 },
             },
             indent=1,

@@ -1,0 +1,10 @@
+"""The page on planning says what the time model gives for the published steps."""
+
+from __future__ import annotations
+
+from scripts.step_times import BEGIN, END, PAGE, table
+
+
+def test_the_page_has_the_table_that_the_model_gives() -> None:
+    said = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    assert said == f"{table()}\n", "python -m scripts.step_times write"
