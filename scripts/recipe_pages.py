@@ -87,7 +87,7 @@ class Planned:
         key: of everything in the resolved recipe that the figures depend on.
         date: on which it was compiled, as YYYY-MM-DD.
         versions: of the packages that the estimate rests on.
-        compiled_layers: depths that were compiled; the figures are of all layers.
+        compiled_layers: that were compiled to the end; the figures are of all layers.
         memory: bytes of one device.
         seconds: of a micro-batch, an estimate; None where its schedule was not read yet.
         interval: the low and the high factor by which it may differ, as compiler.plan.results.Interval has.

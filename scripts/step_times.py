@@ -32,8 +32,9 @@ from recipec.compiler.plan import rates
 from recipec.compiler.plan.hlo.parse import parse
 from recipec.compiler.plan.hlo.schedule import schedule
 from recipec.compiler.plan.kernels import DATA, Attention, KernelSeconds, Splash
+from recipec.compiler.plan.prices import priced
 from recipec.compiler.plan.schedule import Schedule
-from recipec.compiler.plan.timeline import Reached, combined, timeline
+from recipec.compiler.plan.timeline import Reached, timeline
 from recipec.compiler.plan.torus import Torus
 
 FOLDER = Path(__file__).parent / "published"
@@ -74,11 +75,7 @@ class Row:
 
     def predicted(self, reached: Reached) -> float:
         """Seconds of the step by the model."""
-        weights = [weight for weight, _ in self.schedules]
-        timelines = [timeline(one, reached) for _, one in self.schedules]
-        return combined(
-            timelines, lambda figures: sum(w * f for w, f in zip(weights, figures, strict=True))
-        ).seconds
+        return sum(weight * timeline(one, reached).seconds for weight, one in self.schedules)
 
 
 ROW: TypeAdapter[Row] = TypeAdapter(Row)
@@ -112,7 +109,7 @@ def reduced(out: Path) -> Row:
 def _schedule(path: Path, accelerator: Accelerator, torus: Torus, axes: dict[str, int]) -> Schedule:
     module = parse(path.read_text(encoding="utf-8"))
     published = rates.published(accelerator, KernelSeconds(accelerator).seconds)
-    return schedule(module, published, axes, torus)
+    return priced(*schedule(module, published, axes, torus))
 
 
 def _depth(path: Path) -> int | None:

@@ -11,13 +11,12 @@ from recipec.spec.diagnostics import Diagnostic
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     asked, accelerator = facts.recipe.xla, facts.accelerator
-    if accelerator is not None and asked.profile not in ("none", accelerator.generation):
-        own = accelerator.generation if accelerator.generation in libtpu.profiles() else "none"
+    if accelerator is not None and asked.profile not in ("none", "auto", accelerator.generation):
         yield Diagnostic(
             "E0223",
             f"the profile {asked.profile} has flags of another generation than {accelerator.name}",
             "xla.profile",
-            f"profile: {own}",
+            f"profile: {libtpu.own_profile(accelerator.generation)}",
         )
     for name in asked.flags:
         if not libtpu.known(name):

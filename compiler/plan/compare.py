@@ -31,8 +31,8 @@ TIMES: dict[str, Callable[[Timeline], float]] = {
 """The parts of a step, which add up to it."""
 
 ESTIMATES = (
-    "Times, tokens/s, MFU, hours and US$ are estimates; HBM and collectives are the compiler's own, "
-    "extrapolated where it did not compile every layer. Nothing was measured on a TPU."
+    "Times, tokens/s, MFU, hours and US$ are estimates; HBM and collectives are the compiler's own. "
+    "Nothing was measured on a TPU."
 )
 
 

@@ -1,15 +1,13 @@
-"""Which layers are compiled in place of all, and what the whole model is made of them.
+"""Which layers are compiled to the end, to price the operations of all.
 
-Every figure of a step is close to linear in how often a part of the layer pattern is repeated. A model is
-split into stretches of layers that repeat one pattern (the layers that share keys and values, or carry no
-adapter, are stretches of their own). One compile has each stretch short; one more for each stretch has it
-longer by whole repeats. The whole model is a weighted sum of these.
+A model is split into stretches of layers that repeat one pattern (the layers that share keys and values, or
+carry no adapter, are stretches of their own). What is compiled to the end has each of them short.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,53 +19,49 @@ from recipec.runtime.model.families import Architecture
 from recipec.runtime.model.families.transformers import TransformersArchitecture
 
 LEAST = 5
-"""Layers of a stretch in the smallest compile, at least. With fewer, temporaries are largest in the loss and
-not in the layers' backward pass, and do not grow with depth as they do from there on (seen with Llama 3.2 1B:
-1,354, 1,778 and 2,795 MiB with 4, 8 and 16 layers)."""
+"""Layers of a stretch in what is compiled to the end, at least: the first and the last layers are scheduled
+unlike those between them."""
 LEAST_OF_EXPERTS = 2
-"""The same where layers have experts: a block of these takes more than the loss, and minutes to compile."""
+"""The same where layers have experts, which take minutes each."""
 STRETCHES = 3
 """A model of more stretches is compiled whole."""
 
 
 @dataclass(frozen=True)
-class Depth:
-    """One compile of an extrapolation.
+class Part:
+    """One compile of a plan.
 
     Attributes:
         layers: indices of the layers that it has.
-        weight: of its figures in the sum that stands for the whole model; the weights' sum is 1.
+        scheduled: whether it ends with the schedule, before code is generated.
     """
 
     layers: tuple[int, ...]
-    weight: float
+    scheduled: bool = False
 
 
-def whole(program: Program) -> Depth:
-    """A compile of all layers."""
-    return Depth(tuple(range(program.architecture.num_layers)), 1.0)
-
-
-def depths(program: Program, small: bool = False) -> tuple[Depth, ...]:
-    """The compiles that a program's figures are extrapolated from; one of all its layers when they are few
-    or follow no pattern.
+def parts(program: Program, exact: bool = False) -> tuple[Part, ...]:
+    """The compiles of a plan: the schedule of all layers, and some of them compiled to the end; all of them
+    compiled to the end when they are few or follow no pattern.
 
     Args:
-        small: as few layers as the pattern allows, which is less accurate.
+        exact: compile all layers to the end.
     """
+    every = tuple(range(program.architecture.num_layers))
+    few = every if exact else _few(program)
+    return (Part(every),) if few == every else (Part(every, scheduled=True), Part(few))
+
+
+def _few(program: Program) -> tuple[int, ...]:
+    every = tuple(range(program.architecture.num_layers))
     if _names_layers(program) or _differ_unseen(program.architecture):
-        return (whole(program),)
+        return every
     stretches = _stretches(_kinds(program))
     if len(stretches) > STRETCHES:
-        return (whole(program),)
+        return every
     least = LEAST_OF_EXPERTS if program.architecture.expert_layers else LEAST
-    short = [_Cut.of(stretch, 1 if small else least) for stretch in stretches]
-    if all(cut.repeats <= 2 for cut in short):
-        return (whole(program),)
-    longer = [i for i, cut in enumerate(short) if cut.repeats > 1]
-    weights = {i: float(short[i].repeats - 1) for i in longer}
-    out = [Depth(_layers(short, {}), 1.0 - sum(weights.values()))]
-    return (*out, *(Depth(_layers(short, {i: 2}), weights[i]) for i in longer))
+    cuts = [_Cut.of(stretch, least) for stretch in stretches]
+    return every if all(cut.repeats <= 2 for cut in cuts) else tuple(i for cut in cuts for i in cut.layers)
 
 
 def shortened(architecture: Architecture, layers: Sequence[int]) -> Architecture:
@@ -90,11 +84,6 @@ def renumbered(lora: LoraSettings | None, layers: Sequence[int]) -> LoraSettings
     return replace(lora, layers=tuple(new for new, old in enumerate(layers) if old in lora.layers))
 
 
-def weighted(depths: Sequence[Depth], figures: Sequence[float]) -> float:
-    """The whole model's figure from those of its compiles."""
-    return sum(depth.weight * figure for depth, figure in zip(depths, figures, strict=True))
-
-
 @dataclass(frozen=True)
 class _Cut:
     """A stretch: `unit` layers that are there `repeats` times, and `rest` that begin another repeat."""
@@ -110,12 +99,9 @@ class _Cut:
         unit = pattern * -(-least // pattern)
         return cls(start, unit, max(1, length // unit), length % unit if length >= unit else 0)
 
-    def layers(self, repeats: int) -> range:
-        return range(self.start, self.start + repeats * self.unit + self.rest)
-
-
-def _layers(cuts: Sequence[_Cut], repeats: Mapping[int, int]) -> tuple[int, ...]:
-    return tuple(layer for i, cut in enumerate(cuts) for layer in cut.layers(repeats.get(i, 1)))
+    @property
+    def layers(self) -> range:
+        return range(self.start, self.start + self.unit + self.rest)
 
 
 def _stretches(kinds: Sequence[Any]) -> list[tuple[int, int, int]]:

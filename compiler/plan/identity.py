@@ -35,7 +35,7 @@ LATER = {"train": {"router_aux_loss_coef": 0.0}}
 """Keys that are younger than the plans that are kept: they count where they say something else than this."""
 OF_A_COMPILE = (
     *("abstract", "abstract_torchax", "depth", "job"),
-    *("kernels", "results", "schedule", "topology", "torus", "worker"),
+    *("kernels", "prices", "results", "schedule", "topology", "torus", "worker"),
 )
 """Modules of this folder that a compile runs, beside all of hlo/; the rest works on its result."""
 OF_DATA = ("max_length",)
@@ -48,7 +48,7 @@ def name(program: Program, job: Job) -> str:
     # Tunix's model is made from the architecture; transformers' from config.json, of which that is a part.
     config = program.config if job.backend is Backend.TORCHAX else None
     outer = os.environ.get(FLAGS, "")
-    return store.key(step(program), config, job.layers, job.backend, found, sources(), outer)
+    return store.key(step(program), config, job.layers, job.scheduled, job.backend, found, sources(), outer)
 
 
 def step(program: Program) -> dict[str, Any]:

@@ -19,12 +19,14 @@ class Job:
         sets: as --set takes them.
         layers: indices of the model's layers that are kept, in ascending order.
         backend: train.py's step, or train_torchax.py's.
+        scheduled: whether it ends with the schedule, before code is generated.
     """
 
     recipe: Path
     sets: tuple[str, ...]
     layers: tuple[int, ...]
     backend: Backend = Backend.TUNIX
+    scheduled: bool = False
 
 
 @dataclass(frozen=True)

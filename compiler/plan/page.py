@@ -308,8 +308,7 @@ def _drawn(estimate: Estimate) -> Iterator[Any]:
     }
     yield Text("The step as it is scheduled", "heading")
     yield Text(
-        f"Of the compile with {plural(estimate.compiled_layers[-1], 'layer')}. What lies in one column "
-        "happens at one time; short stretches are drawn together."
+        "What lies in one column happens at one time; short stretches are drawn together."
     )
     yield Plot("timeline", "", data, layout, 60 + 45 * len(lanes))
 
@@ -666,12 +665,15 @@ def best(search: Search) -> str:
 def _basis(plan: Plan) -> Section:
     """What is estimated, and from what."""
     estimate = plan.estimate
-    whole = f"All {plural(estimate.layers, 'layer')} were compiled; nothing is extrapolated."
+    layers = plural(estimate.layers, "layer")
+    whole = f"All {layers} were compiled to the end."
+    if estimate.compiled_layers != (estimate.layers,):
+        whole = f"All {layers} were scheduled, {estimate.compiled_layers[0]} were compiled to the end."
     came = ", and this plan came from the cache." if plan.cached else f", this plan {plan.seconds:,.0f} s."
     sentences = [
         "Everything on this page is an estimate: libtpu compiled the training step on a machine without a "
         "TPU. Nothing was measured on one.",
-        *([whole] if estimate.compiled_layers == (estimate.layers,) else []),
+        whole,
         "Bytes, FLOPs and times are those of one device and one micro-batch, forward, backward and the "
         "optimizer's update.",
         f"Compiling took {estimate.compile_seconds:,.0f} s{came}",

@@ -59,8 +59,8 @@ def _head(plan: Plan) -> Iterator[str]:
     if estimate.compiled_layers == (estimate.layers,):
         how = f"All {layers} were compiled for {plan.topology}"
     else:
-        how = f"{listing(estimate.compiled_layers)} of its {layers} were compiled for {plan.topology}"
-        how += f", and every figure is extrapolated to {estimate.layers}"
+        how = f"All {layers} were scheduled for {plan.topology}, {estimate.compiled_layers[0]} were compiled "
+        how += "to the end for the times of their operations"
     if plan.backend != "tunix":
         how = f"The step is {plan.script}'s. {how}"
     yield from wrapped(f"{how}; nothing was measured on a TPU.")
@@ -208,7 +208,7 @@ def _foot(plan: Plan) -> Iterator[str]:
     if plan.cached:
         yield f"Planned in {duration(plan.seconds)}, from the cache; {compiling} when it was filled."
     else:
-        yield f"Planned in {duration(plan.seconds)}; {compiling}, all depths together."
+        yield f"Planned in {duration(plan.seconds)}; {compiling}."
     yield from wrapped(", ".join(f"{name} {version}" for name, version in plan.versions.items()))
     for note in plan.notes:
         yield from wrapped(f"note: {note}")

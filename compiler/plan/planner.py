@@ -1,4 +1,4 @@
-"""A plan: the recipe's step compiled, extrapolated to the whole model, and multiplied to the whole run."""
+"""A plan: the recipe's step compiled, and multiplied to the whole run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import Statistics, planned_length
 from recipec.compiler.plan import identity
 from recipec.compiler.plan.at_hand import Unavailable
-from recipec.compiler.plan.depth import Depth, depths, whole
-from recipec.compiler.plan.estimate import extrapolate
+from recipec.compiler.plan.depth import Part, parts
+from recipec.compiler.plan.estimate import estimate
 from recipec.compiler.plan.job import Failed, Job
 from recipec.compiler.plan.placements import placements
 from recipec.compiler.plan.pool import Progress, compile_jobs
 from recipec.compiler.plan.results import Compiled, Estimate, Plan
-from recipec.compiler.wording import flow, listing
+from recipec.compiler.wording import flow
 
 SEARCHED = (
     "mesh.axes",
@@ -44,7 +44,7 @@ def plan(
 
     Args:
         sets: what --set changed in its recipe.
-        exact: compile all layers instead of extrapolating.
+        exact: compile all layers to the end.
         data: what is known of the recipe's data.
         backend: whose step is compiled.
 
@@ -54,28 +54,13 @@ def plan(
     """
     start = time.monotonic()
     check_target(program, backend)
-    chosen = (whole(program),) if exact else depths(program)
-    notes: list[str] = []
     fresh: list[int] = []
-
-    def compile_all() -> list[Compiled | Failed]:
-        jobs = [job(program, sets, depth, backend) for depth in chosen]
-        return compile_jobs(
-            jobs, progress, on_done=lambda index, _, cached: None if cached else fresh.append(index)
-        )
-
-    results = compile_all()
-    killed = next((result for result in results if isinstance(result, Failed) and result.killed), None)
-    smaller = depths(program, small=not exact)
-    if killed and smaller != chosen:
-        notes.append(
-            f"{killed.message[0].upper()}{killed.message[1:]}: "
-            f"{listing(len(depth.layers) for depth in smaller)} layers were compiled instead of "
-            f"{listing(len(depth.layers) for depth in chosen)}."
-        )
-        chosen = smaller
-        results = compile_all()
-    estimate = extrapolate(program, chosen, compiled_or_raise(results))
+    results = compile_jobs(
+        [job(program, sets, part, backend) for part in parts(program, exact)],
+        progress,
+        on_done=lambda index, _, cached: None if cached else fresh.append(index),
+    )
+    made = estimate(program, compiled_or_raise(results))
     a, recipe = program.accelerator, program.recipe
     return Plan(
         recipe=program.name,
@@ -86,12 +71,12 @@ def plan(
         devices=a.devices,
         hosts=a.hosts,
         axes=dict(recipe.mesh.axes),
-        estimate=estimate,
-        run=planned_length(program, estimate, data),
+        estimate=made,
+        run=planned_length(program, made, data),
         placements=placements(program, backend),
         settings=settings(program),
         versions=identity.versions(backend),
-        notes=(*notes, *([] if backend is Backend.TUNIX else [UNMEASURED])),
+        notes=() if backend is Backend.TUNIX else (UNMEASURED,),
         cached=not fresh,
         seconds=time.monotonic() - start,
         backend=backend.value,
@@ -126,19 +111,20 @@ def estimate_of(
     progress: Progress | None = None,
     backend: Backend = Backend.TUNIX,
 ) -> Estimate | None:
-    """The estimate of a program, extrapolated; None when it cannot be compiled."""
-    chosen = depths(program)
-    results = compile_jobs([job(program, sets, depth, backend) for depth in chosen], progress)
+    """The estimate of a program; None when it cannot be compiled."""
+    results = compile_jobs([job(program, sets, part, backend) for part in parts(program)], progress)
     if any(isinstance(result, Failed) for result in results):
         return None
-    return extrapolate(program, chosen, compiled_or_raise(results))
+    return estimate(program, compiled_or_raise(results))
 
 
 def job(
-    program: Program, sets: Sequence[str], depth: Depth, backend: Backend = Backend.TUNIX
+    program: Program, sets: Sequence[str], part: Part, backend: Backend = Backend.TUNIX
 ) -> tuple[Program, Job]:
-    """What is compiled for one depth of a program."""
-    return program, Job(Path(program.source).resolve(), tuple(sets), depth.layers, backend)
+    """One compile of a program."""
+    return program, Job(
+        Path(program.source).resolve(), tuple(sets), part.layers, backend, part.scheduled
+    )
 
 
 def settings(program: Program) -> dict[str, str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter
 
+from recipec.compiler.plan.prices import Prices
 from recipec.compiler.plan.schedule import Schedule
 
 
@@ -158,16 +159,18 @@ class OutOfMemory:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A step compiled at one depth.
+    """A step with some or all of the model's layers, compiled to its schedule or to the end.
 
     Attributes:
-        layers: decoder layers that were compiled.
+        layers: decoder layers that it has.
         weights, adapters, optimizer, batch: bytes of the arguments by what they are, from their shapes.
         arguments: bytes as the compiler lays them out, padding included.
-        temporaries, code: bytes.
+        temporaries, code: bytes. What was not compiled to the end has constants and outputs alone for code.
         flops, bytes: of matrix products; read and written by every operation. Loops are counted in full,
             kernels as nothing.
         schedule: of the step, from which its time follows; empty where the compiler refused it.
+        prices: of its operations, of what was compiled to the end.
+        instructions: of the module, those of fusions included.
         trace_seconds, compile_seconds: what it took on this machine.
         out_of_memory: set when the compiler refused; then figures from `arguments` on are 0.
     """
@@ -183,6 +186,8 @@ class Compiled:
     flops: float = 0.0
     bytes: float = 0.0
     schedule: Schedule = field(default_factory=Schedule)
+    prices: Prices = field(default_factory=Prices)
+    instructions: int = 0
     collectives: tuple[Collective, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     largest: tuple[Temporary, ...] = ()
@@ -257,10 +262,10 @@ class Estimate:
 
     Attributes:
         layers: of the model.
-        compiled_layers: depths that were compiled; (layers,) when nothing is extrapolated.
+        compiled_layers: that were compiled to the end, as a tuple of one.
         memory: of one device.
         flops, bytes: of matrix products, and read and written; kernels are not among them.
-        timeline: of the step; its spans are those of the deepest compile.
+        timeline: of the step.
         seconds: of the step, the sum of the timeline's parts; 0 where the compiler refused it.
         interval: what the time of published runs was beside such an estimate.
         peak_flops, bandwidth: of one device, FLOP/s in bfloat16 and bytes/s.
@@ -268,7 +273,7 @@ class Estimate:
             recomputation not counted.
         mfu: model_flops over what the device could do in `seconds`.
         rows, row_length: of a micro-batch over all devices; a preference has two rows.
-        compile_seconds: of this machine, all depths together.
+        compile_seconds: of this machine, all compiles together.
     """
 
     layers: int

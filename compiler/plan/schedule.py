@@ -1,10 +1,12 @@
-"""A compiled step as a schedule: plain values, read from its text by `hlo/schedule.py`, run by `timeline.py`.
+"""A compiled step as a schedule: plain values, read from its text by `hlo/schedule.py`, priced by `prices.py`,
+run by `timeline.py`.
 
 Every figure is in seconds at the full published rates of the device.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -35,16 +37,48 @@ class Transfer:
 
 
 @dataclass(frozen=True)
+class Operation:
+    """An operation of the core, whose price is still to be found.
+
+    Attributes:
+        key: what it computes, on which shapes, in which layouts and memories.
+        alike: the same without the memories.
+        products: the matrix products alone, "" where there are none.
+        seconds: the longer one of its FLOPs and its bytes at full rates.
+    """
+
+    key: str
+    alike: str
+    products: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Work:
-    """What the core does without a pause: seconds of operations with matrix products, of others, which HBM or
-    the vector unit limit, and of custom kernels."""
+    """What the core does without a pause.
+
+    Attributes:
+        products: seconds of operations with matrix products.
+        memory: of others, which HBM or the vector unit limit.
+        kernels: of custom kernels.
+        operations: that have no price yet: their numbers, and how often they run.
+    """
 
     products: float = 0.0
     memory: float = 0.0
     kernels: float = 0.0
+    operations: tuple[tuple[int, int], ...] = ()
 
     def __add__(self, other: Work) -> Work:
-        return Work(self.products + other.products, self.memory + other.memory, self.kernels + other.kernels)
+        operations = self.operations or other.operations
+        if self.operations and other.operations:
+            operations = tuple((Counter(dict(self.operations)) + Counter(dict(other.operations))).items())
+        return Work(
+            self.products + other.products,
+            self.memory + other.memory,
+            self.kernels + other.kernels,
+            operations,
+        )
 
     def __mul__(self, times: float) -> Work:
         return Work(times * self.products, times * self.memory, times * self.kernels)
@@ -88,12 +122,14 @@ class Schedule:
     """A step.
 
     Attributes:
+        operations: by their numbers, until they are priced.
         uncounted_loops: of which the text does not tell how often they run; their bodies count once.
-        costed: share of the core's seconds that rest on libtpu's own cycles.
+        costed: share of the core's seconds that rest on libtpu's own cycles, once it is priced.
     """
 
     steps: tuple[Step, ...] = ()
     transfers: tuple[Transfer, ...] = ()
+    operations: tuple[Operation, ...] = ()
     uncounted_loops: int = 0
     costed: float = 1.0
 

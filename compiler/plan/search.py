@@ -25,8 +25,8 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import tp_sizes
 from recipec.compiler.plan import planner, pool
 from recipec.compiler.plan.bound import bound, rows
-from recipec.compiler.plan.depth import Depth, depths
-from recipec.compiler.plan.estimate import extrapolate
+from recipec.compiler.plan.depth import Part, parts
+from recipec.compiler.plan.estimate import estimate
 from recipec.compiler.plan.job import Failed, Job
 from recipec.compiler.plan.pool import Progress
 from recipec.compiler.plan.results import Collective, Compiled, Estimate, Point, Search
@@ -71,15 +71,15 @@ class Tools:
 
     Attributes:
         settle: a recipe with these --set arguments, checked.
-        depths: what is compiled of a program.
+        parts: what is compiled of a program.
         compile_jobs: as `pool.compile_jobs`.
-        extrapolate: as `estimate.extrapolate`.
+        estimate: as `estimate.estimate`.
     """
 
     settle: Callable[[Path, Sequence[str]], Lowered] = lambda path, sets: lower(load(path, sets), True)
-    depths: Callable[[Program], Sequence[Depth]] = depths
+    parts: Callable[[Program], Sequence[Part]] = parts
     compile_jobs: Compile = pool.compile_jobs
-    extrapolate: Callable[[Program, Sequence[Depth], Sequence[Compiled]], Estimate] = extrapolate
+    estimate: Callable[[Program, Sequence[Compiled]], Estimate] = estimate
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ class _Run:
         places: list[range] = []
         for candidate in now:
             program, sets = candidate.program, [*self.options.sets, *candidate.variant.sets]
-            chosen = self.tools.depths(program)
-            jobs = [planner.job(program, sets, depth, self.options.backend) for depth in chosen]
+            chosen = self.tools.parts(program)
+            jobs = [planner.job(program, sets, part, self.options.backend) for part in chosen]
             places.append(range(len(work), len(work) + len(jobs)))
             work += jobs
         done: dict[int, Compiled | Failed] = {}
@@ -256,7 +256,7 @@ class _Run:
             return
         compiled = [result for result in results if isinstance(result, Compiled)]
         program = candidate.program
-        estimate = self.tools.extrapolate(program, self.tools.depths(program), compiled)
+        estimate = self.tools.estimate(program, compiled)
         refused = next((one for one in compiled if one.out_of_memory), None)
         if refused is not None or estimate.memory.headroom < 0:
             needed = f"{estimate.memory.used / GIB:.1f} GiB of {estimate.memory.available / GIB:.1f} GiB"
@@ -467,8 +467,8 @@ def _policies(program: Program) -> list[str]:
 
 def _profiles(program: Program) -> list[str]:
     """The recipe's own, that of the generation where there is one, and none."""
-    generation = program.accelerator.generation
-    found = [program.recipe.xla.profile, *([generation] if generation in profiles() else []), "none"]
+    own, generation = program.recipe.xla.profile, program.accelerator.generation
+    found = [own, *([generation] if own != "auto" and generation in profiles() else []), "none"]
     return list(dict.fromkeys(found))
 
 

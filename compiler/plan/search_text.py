@@ -16,8 +16,6 @@ from recipec.compiler.wording import plural
 STATUSES = ("compiled", "too large", "pruned", "refused", "failed")
 REASONS = 6
 """Reasons that are told of those that were refused or failed."""
-TIGHT = 0.95
-"""Share of the memory from which on a figure that is extrapolated may be too low to be relied on."""
 LEGEND = (
     "mesh: {axes}. ms/token: milliseconds a real token, over all devices. step: seconds of a "
     "micro-batch. GiB, HBM: of each device, and the share of its memory. {price} waits: seconds of a step "
@@ -38,8 +36,8 @@ def text(program: Program, found: Search) -> str:
 
 def _front(program: Program, found: Search) -> Iterator[str]:
     yield from wrapped(
-        "Configurations that no other beats in time, memory and cost: estimates of the compiler, "
-        "extrapolated from a part of the layers; nothing was measured on a TPU"
+        "Configurations that no other beats in time, memory and cost: estimates of the compiler; "
+        "nothing was measured on a TPU"
     )
     if not found.front:
         yield "  none: nothing that was compiled fits"
@@ -90,11 +88,6 @@ def _best(program: Program, found: Search) -> Iterator[str]:
         yield from wrapped(
             f"It raises {rows} from {values[rows]} to {changed[rows]}: another optimisation, with fewer "
             "steps over the same data."
-        )
-    if best.memory and best.memory.share > TIGHT:
-        yield from wrapped(
-            f"It leaves {100 - 100 * best.memory.share:.1f} % of the memory free, less than extrapolation "
-            "may be off: recipe plan --exact compiles all layers."
         )
 
 

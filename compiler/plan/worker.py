@@ -10,6 +10,7 @@ Prints one line of JSON: a Compiled, or a Failed.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -19,11 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.plan.job import FAILED, JOB, Failed, Job
-from recipec.compiler.plan.results import COMPILED, Compiled, OutOfMemory
+from recipec.compiler.plan.results import COMPILED, Compiled
+
+POLL_SECONDS = 0.1
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.compiler.plan.abstract import AbstractStep
+    from recipec.compiler.plan.hlo.assigned import Assigned
+    from recipec.compiler.plan.hlo.parse import Module
     from recipec.compiler.plan.torus import Torus
     from recipec.runtime.settings import RunSettings
 
@@ -34,6 +39,7 @@ def main() -> None:
     adapter: Any = COMPILED if isinstance(result, Compiled) else FAILED
     kind = "compiled" if isinstance(result, Compiled) else "failed"
     print(f'{{"{kind}": {adapter.dump_json(result).decode()}}}', flush=True)
+    os._exit(0)  # what was only scheduled goes on to generate code
 
 
 def compile_step(job: Job) -> Compiled | Failed:
@@ -77,6 +83,8 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
 
     from recipec.compiler.lowering.settings import run_settings
     from recipec.compiler.plan import topology
+    from recipec.compiler.plan.hlo.assigned import untupled
+    from recipec.compiler.plan.hlo.parse import parse
     from recipec.compiler.plan.hlo.refusal import parse_refusal
     from recipec.compiler.plan.torus import Torus
     from recipec.runtime.model import mesh as meshes
@@ -87,18 +95,46 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     with mesh:
         made = _abstract(job, program, settings, mesh)
         lowered = made.step.jit().lower(*made.arguments)
-        traced = time.monotonic()
-        found = replace(made.sizes, trace_seconds=traced - start)
+    traced = time.monotonic()
+    found = replace(made.sizes, trace_seconds=traced - start)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         try:
-            compiled = lowered.compile()
+            text, assigned, code = _compiled(lowered, Path(folder), job.scheduled)
+            module = untupled(parse(text), Path(folder))
         except jax.errors.JaxRuntimeError as error:
-            if parse_refusal(str(error)) is None:
+            refused = parse_refusal(str(error), Path(folder))
+            if refused is None:
                 return Failed(f"libtpu refused the step: {_first_line(error)}")
-            refused = _refusal(lowered, str(error))
             return replace(found, compile_seconds=time.monotonic() - traced, out_of_memory=refused)
-    took = time.monotonic() - traced
     torus = Torus.of(program.accelerator, topology.places(mesh.devices.flat, program.accelerator.slices))
-    return _read(replace(found, compile_seconds=took), program, compiled, torus)
+    read = _read(found, program, module, torus)
+    return replace(
+        read,
+        arguments=assigned.arguments,
+        temporaries=assigned.temporaries,
+        code=code + assigned.rest,
+        compile_seconds=time.monotonic() - traced,
+    )
+
+
+def _compiled(lowered: Any, folder: Path, scheduled: bool) -> tuple[str, Assigned, float]:
+    """The module's text, its memory, and bytes of its code; these are 0 where the compile is left once its
+    schedule is there."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from recipec.compiler.plan.hlo import assigned
+    from recipec.compiler.plan.hlo.refusal import dump_options
+
+    compiling = ThreadPoolExecutor(1).submit(lowered.compile, compiler_options=dump_options(folder))
+    while scheduled and not compiling.done():
+        if found := assigned.scheduled(folder):
+            return *found, 0.0
+        time.sleep(POLL_SECONDS)
+    compiled = compiling.result()
+    found = assigned.scheduled(folder)
+    if found is None:
+        raise RuntimeError("libtpu left no schedule of the step that it compiled")
+    return compiled.as_text(), found[1], compiled.memory_analysis().generated_code_size_in_bytes
 
 
 def _abstract(job: Job, program: Program, settings: RunSettings, mesh: Any) -> AbstractStep:
@@ -112,46 +148,27 @@ def _abstract(job: Job, program: Program, settings: RunSettings, mesh: Any) -> A
     return abstract_step(program, job.layers, settings, mesh)
 
 
-def _refusal(lowered: Any, message: str) -> OutOfMemory | None:
-    """What libtpu says of a step that does not fit. Its message names no array: compiled once more, it leaves
-    the program that it refused, whose text does."""
-    import jax
-
-    from recipec.compiler.plan.hlo.refusal import dump_options, parse_refusal
-
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            lowered.compile(compiler_options=dump_options(Path(folder)))
-        except jax.errors.JaxRuntimeError as error:
-            message = str(error)
-        return parse_refusal(message, Path(folder))
-
-
-def _read(found: Compiled, program: Program, compiled: Any, torus: Torus) -> Compiled:
-    """What the compiler says of a program, and what its text shows."""
+def _read(found: Compiled, program: Program, module: Module, torus: Torus) -> Compiled:
+    """What a program's module shows."""
     from recipec.compiler.plan import rates
     from recipec.compiler.plan.hlo.collectives import collectives
     from recipec.compiler.plan.hlo.costs import costs
     from recipec.compiler.plan.hlo.liveness import largest
-    from recipec.compiler.plan.hlo.parse import parse
     from recipec.compiler.plan.hlo.schedule import schedule
     from recipec.compiler.plan.kernels import KernelSeconds, kernels
 
     accelerator, axes = program.accelerator, program.recipe.mesh.axes
-    memory, module = compiled.memory_analysis(), parse(compiled.as_text())
     times = KernelSeconds(accelerator, 1 / axes.get("ep", 1))
     published = rates.published(accelerator, times.seconds)
     flops, moved = costs(module)
+    steps, prices = schedule(module, published, axes, torus, accelerator.slices)
     return replace(
         found,
-        arguments=memory.argument_size_in_bytes,
-        temporaries=memory.temp_size_in_bytes,
-        # Outputs that are no donated argument; the loss and the norm are all there is.
-        code=memory.generated_code_size_in_bytes
-        + max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
         flops=flops,
         bytes=moved,
-        schedule=schedule(module, published, axes, torus, accelerator.slices),
+        schedule=steps,
+        prices=prices,
+        instructions=sum(map(len, module.computations.values())),
         collectives=collectives(module, axes, accelerator.slices),
         kernels=kernels(module, times),
         largest=largest(module)[1],

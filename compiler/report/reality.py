@@ -74,13 +74,13 @@ def kept_plan(run: Run) -> Plan | None:
     backend = _backend(run)
     if program is None or backend is None or program.accelerator.platform != "tpu":
         return None
-    from recipec.compiler.plan.depth import depths, whole
+    from recipec.compiler.plan.depth import parts
     from recipec.compiler.plan.identity import name
     from recipec.compiler.plan.planner import job, plan
     from recipec.compiler.plan.pool import cached
 
-    for exact, chosen in ((False, depths(program)), (True, (whole(program),))):
-        jobs = [job(program, (), depth, backend) for depth in chosen]
+    for exact in (False, True):
+        jobs = [job(program, (), part, backend) for part in parts(program, exact)]
         if all(cached(name(*one)) is not None for one in jobs):
             return plan(program, exact=exact, data=_statistics(run, program), backend=backend)
     return None

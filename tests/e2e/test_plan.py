@@ -1,4 +1,4 @@
-"""`recipe plan` with libtpu's own compiler: topologies, extrapolation, fit, the flagship."""
+"""`recipe plan` with libtpu's own compiler: topologies, prices, fit, the flagship."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from recipec.compiler.lowering.hardware import from_name, generations
-from recipec.compiler.plan.depth import depths, whole
-from recipec.compiler.plan.estimate import extrapolate
+from recipec.compiler.plan.depth import parts
+from recipec.compiler.plan.estimate import estimate
 from recipec.compiler.plan.job import Job
+from recipec.compiler.plan.planner import job as job_of
 from recipec.compiler.plan.results import Compiled
 from tests.e2e import planned
 from tests.e2e.planned import program_of
@@ -97,18 +98,20 @@ def test_weights_are_split_over_all_devices(slices: dict[str, Compiled]) -> None
     assert large.weights == pytest.approx(small.weights / 16, rel=0.1)
 
 
-def test_extrapolation_is_within_3_percent_of_the_whole(small: Path) -> None:
+def test_prices_of_a_few_layers_are_those_of_all(small: Path) -> None:
+    """The whole model compiled to the end has the same schedule and memory, and nearly the same time."""
     program = program_of(small)
-    chosen = depths(program)
-    assert [len(depth.layers) for depth in chosen] == [6, 11]
-    work = {str(len(depth.layers)): ((), len(depth.layers)) for depth in (*chosen, whole(program))}
-    found = compiled(small, work)
-    extrapolated = extrapolate(program, chosen, [found["6"], found["11"]])
-    exact = extrapolate(program, [whole(program)], [found["16"]])
-    assert extrapolated.memory.used == pytest.approx(exact.memory.used, rel=0.03)
-    assert extrapolated.seconds == pytest.approx(exact.seconds, rel=0.03)
-    assert extrapolated.memory.weights == pytest.approx(exact.memory.weights, rel=1e-9)
-    assert [c.count for c in extrapolated.kernels] == [c.count for c in exact.kernels]
+    whole, few = parts(program)
+    (every,) = parts(program, exact=True)
+    assert (len(whole.layers), len(few.layers), len(every.layers)) == (16, 6, 16)
+    found = planned.compiled(
+        {str(i): job_of(program, (), part) for i, part in enumerate((whole, few, every))}
+    )
+    near, exact = estimate(program, [found["0"], found["1"]]), estimate(program, [found["2"]])
+    assert near.memory.temporaries == exact.memory.temporaries
+    assert near.memory.used == pytest.approx(exact.memory.used, rel=0.02)
+    assert near.seconds == pytest.approx(exact.seconds, rel=0.02)
+    assert (near.collectives, near.kernels) == (exact.collectives, exact.kernels)
 
 
 def test_the_compiled_program_is_another_without_the_constraints(root: Path, small: Path) -> None:
@@ -138,15 +141,15 @@ def test_the_flagship_is_planned_and_comes_back_from_the_cache(root: Path, tmp_p
     assert first.returncode == 0, first.stderr[-3000:]
     assert "<html" in page.read_text(encoding="utf-8")
     plan = json.loads(first.stdout)["plan"]
-    estimate, memory = plan["estimate"], plan["estimate"]["memory"]
-    assert plan["cached"] is False and estimate["compiled_layers"] == [6, 12] and estimate["layers"] == 60
+    made, memory = plan["estimate"], plan["estimate"]["memory"]
+    assert plan["cached"] is False and made["compiled_layers"] == [6] and made["layers"] == 60
     # 30.7 billion parameters in bfloat16 over four chips; 489,717,760 trained ones in float32, and Adam's two
     # moments of each.
     assert memory["weights"] == pytest.approx(30.7e9 * 2 / 4, rel=0.01)
     assert memory["adapters"] == pytest.approx(memory["optimizer"] / 2, rel=0.01)
     used = sum(value for key, value in memory.items() if key != "available")
     assert 0.5 * memory["available"] < used < memory["available"]
-    assert 0.3 < estimate["mfu"] < 1
+    assert 0.3 < made["mfu"] < 1
     again = recipe(root, "plan", "recipes/gemma4-31b-v5p8.yaml", "--json")
     assert json.loads(again.stdout)["plan"]["cached"] is True
     assert json.loads(again.stdout)["plan"]["estimate"] == estimate

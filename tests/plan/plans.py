@@ -99,7 +99,7 @@ INTERVAL = Interval(
 
 ESTIMATE = Estimate(
     layers=60,
-    compiled_layers=(6, 12),
+    compiled_layers=(6,),
     memory=MEMORY,
     flops=372.4e12,
     bytes=1.61e12,

@@ -48,12 +48,12 @@ def planned(*arguments: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("full_speed")
-def test_figures_are_extrapolated_to_the_models_depth(file: Path) -> None:
+def test_figures_are_those_of_all_layers(file: Path) -> None:
     plan = planned(file)["plan"]
     # 2 outside of the layers and 0.5 in each of the 60.
     assert plan["estimate"]["memory"]["weights"] == pytest.approx(32)
     assert plan["estimate"]["timeline"]["products"] == pytest.approx(32)
-    assert plan["estimate"]["compiled_layers"] == [6, 12] and plan["cached"] is False
+    assert plan["estimate"]["compiled_layers"] == [6] and plan["cached"] is False
     assert plan["run"]["steps"] == 100 and plan["run"]["hours"] == pytest.approx(100 * 32 / 3600)
     assert planned(file)["plan"]["cached"] is True
 
@@ -64,16 +64,12 @@ def test_exact_compiles_all_layers(file: Path) -> None:
     assert plan["estimate"]["memory"]["weights"] == pytest.approx(32)
 
 
-def test_an_exact_compile_that_is_killed_goes_to_a_smaller_depth(
-    file: Path, told: pytest.MonkeyPatch
-) -> None:
+def test_a_compile_that_is_killed_says_what_it_needs(file: Path, told: pytest.MonkeyPatch) -> None:
     told.setenv("FAKE_WORKER_TOLD", "killed above 12")
-    plan = planned(file, "--exact")["plan"]
-    assert plan["estimate"]["compiled_layers"] == [6, 12]
-    assert plan["notes"][0] == (
-        "The compile was killed, most likely because this machine's memory ran out: 6 and 12 layers were "
-        "compiled instead of 60."
-    )
+    with pytest.raises(ArtifactError) as caught:
+        run("plan", file)
+    assert "most likely because this machine's memory ran out" in str(caught.value)
+    assert caught.value.help and "--exact" in caught.value.help
 
 
 def test_what_cannot_be_compiled_is_one_sentence(file: Path, told: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,8 @@ def test_only_what_changes_is_shown() -> None:
         "US$                                  4.67        5.42  +16.0 %\n"
         "US$ a million tokens                 0.51        0.59  +15.9 %\n"
         "\n"
-        "Times, tokens/s, MFU, hours and US$ are estimates; HBM and collectives are the compiler's own,\n"
-        "extrapolated where it did not compile every layer. Nothing was measured on a TPU.\n"
+        "Times, tokens/s, MFU, hours and US$ are estimates; HBM and collectives are the compiler's own.\n"
+        "Nothing was measured on a TPU.\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Which layers stand for a model, and that figures linear in them come out exactly."""
+"""Which layers are compiled to the end for a model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.depth import depths, renumbered, shortened, weighted, whole
-from recipec.runtime.model.adapters import build_adapters
+from recipec.compiler.plan.depth import Part, parts
 from recipec.spec.load import load
 
 E2B = "model.id=google/gemma-4-E2B-it"
@@ -37,61 +36,30 @@ def programs(root: Path) -> dict[str, Program]:
 
 
 @pytest.mark.parametrize(
-    ("name", "counts"),
+    ("name", "few"),
     [
-        ("31b", [6, 12]),
-        ("12b", [6, 12]),
-        ("4b", [10, 16]),  # 34 layers: five repeats of six, and four more
-        ("llama", [7, 12]),  # 32 layers: six repeats of five, and two more
-        ("e2b", [10, 15, 15]),  # 15 layers with keys and values of their own, 20 that share them
-        ("some", [18, 24, 24]),  # 20 layers without adapters, 40 with them
-        ("few", [6, 12]),
-        ("moe", [6, 12]),
-        ("numbered", [60]),
+        ("31b", 6),
+        ("12b", 6),
+        ("4b", 10),  # 34 layers: five repeats of six, and four more
+        ("llama", 7),  # 32 layers: six repeats of five, and two more
+        ("e2b", 10),  # 15 layers with keys and values of their own, 20 that share them
+        ("some", 18),  # 20 layers without adapters, 40 with them
+        ("few", 6),
+        ("moe", 6),
     ],
 )
-def test_depths_are_whole_repeats_of_the_pattern(
-    programs: dict[str, Program], name: str, counts: list[int]
+def test_all_layers_are_scheduled_and_each_kind_of_layer_is_compiled(
+    programs: dict[str, Program], name: str, few: int
 ) -> None:
-    chosen = depths(programs[name])
-    assert [len(depth.layers) for depth in chosen] == counts
-    assert sum(depth.weight for depth in chosen) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("name", [name for name in SETS if name != "numbered"])
-def test_every_kind_of_layer_is_counted_as_often_as_the_model_has_it(
-    programs: dict[str, Program], name: str
-) -> None:
-    """Parameters, trained numbers and layers of each type: sums over layers come out exactly."""
     program = programs[name]
-    chosen = depths(program)
-
-    def numbers(layers: tuple[int, ...]) -> list[float]:
-        a, lora = shortened(program.architecture, layers), renumbered(program.lora, layers)
-        parameters = program.family.parameters(a)
-        assert lora is not None
-        adapters = build_adapters(program.family, a, lora, {p.path: p.spec for p in parameters})
-        return [
-            a.num_layers,
-            a.layer_types.count("full_attention"),
-            sum(size(p.shape) for p in parameters),
-            sum(size(p.shape) for p in parameters if p.sources),
-            sum(size(x.a_shape) + size(x.b_shape) for x in adapters),
-        ]
-
-    each = [numbers(depth.layers) for depth in chosen]
-    expected = numbers(whole(program).layers)
-    for figure, values in zip(expected, zip(*each, strict=True), strict=True):
-        assert weighted(chosen, values) == pytest.approx(figure, rel=1e-12)
+    whole, end = parts(program)
+    every = tuple(range(program.architecture.num_layers))
+    assert whole == Part(every, scheduled=True) and not end.scheduled
+    assert len(end.layers) == few and set(end.layers) <= set(every)
+    types = program.architecture.layer_types
+    assert {types[layer] for layer in end.layers} == set(types)
+    assert parts(program, exact=True) == (Part(every),)
 
 
-def size(shape: tuple[int, ...]) -> int:
-    out = 1
-    for length in shape:
-        out *= length
-    return out
-
-
-def test_the_small_depths_are_smaller_where_the_pattern_allows(programs: dict[str, Program]) -> None:
-    assert [len(depth.layers) for depth in depths(programs["llama"], small=True)] == [1, 2]
-    assert [len(depth.layers) for depth in depths(programs["31b"], small=True)] == [6, 12]
+def test_layers_that_a_pattern_names_are_all_compiled(programs: dict[str, Program]) -> None:
+    assert parts(programs["numbered"]) == (Part(tuple(range(60))),)

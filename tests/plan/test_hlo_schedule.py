@@ -8,6 +8,7 @@ import pytest
 
 from recipec.compiler.plan.hlo.parse import Array
 from recipec.compiler.plan.hlo.schedule import Rates, schedule
+from recipec.compiler.plan.prices import priced
 from recipec.compiler.plan.schedule import Exposed, Loop, Schedule, Start, Transfer, Wait, Work, total
 from recipec.compiler.plan.timeline import Reached, timeline
 from recipec.compiler.plan.torus import Torus
@@ -40,7 +41,7 @@ def read(
     entry: str, *computations: str, axes: Mapping[str, int] = AXES, slices: int = 1, kernel: Kernel = unknown
 ) -> Schedule:
     rates = Rates(CLOCK, FLOPS, HBM, HOST, kernel)
-    return schedule(module(entry, *computations), rates, axes, ROW, slices)
+    return priced(*schedule(module(entry, *computations), rates, axes, ROW, slices))
 
 
 def gathered(name: str = NAME, size: float = ALL_BYTES) -> Transfer:
@@ -205,7 +206,7 @@ def test_the_share_that_cycles_cost_counts_loops_turns() -> None:
     entry = f"""%p = {CARRIED} parameter(0)
         {loop("l", "p", "body", "9")}
         %w = {PART} get-tuple-element(%l), index=1
-        %n = {PART} negate(%w)"""
+        %n = {PART} abs(%w)"""
     found = read(entry, body)
     costed, other = 9 * 100 / CLOCK, 2 * PART_BYTES / HBM
     assert found.costed == pytest.approx(costed / (costed + other))
@@ -215,7 +216,7 @@ def test_of_a_conditional_the_longest_branch_runs_and_calls_run_whole() -> None:
     long = f"""long
         %a = {PART} parameter(0)
         %b = {PART} negate(%a), {cycles(5)}
-        ROOT %c = {PART} negate(%b), {cycles(6)}"""
+        ROOT %c = {PART} abs(%b), {cycles(6)}"""
     short = f"short\nROOT %a = {PART} parameter(0)"
     entry = f"""%a = {PART} parameter(0)
         %i = s32[] parameter(1)

@@ -17,7 +17,7 @@ from recipec.compiler.lowering.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.bound import Bound
 from recipec.compiler.plan.bound import bound as computed
-from recipec.compiler.plan.depth import Depth
+from recipec.compiler.plan.depth import Part
 from recipec.compiler.plan.job import Failed, Job
 from recipec.compiler.plan.results import (
     Collective,
@@ -37,7 +37,7 @@ from recipec.spec.load import load
 RECIPE = Path(__file__).resolve().parent.parent.parent / "recipes" / "gemma4-31b-v5p8.yaml"
 LENGTH = 3072
 GIB = 2**30
-DEPTHS = (Depth((0, 1), -1.0), Depth((0, 1, 2, 3), 2.0))
+PARTS = (Part((0, 1, 2, 3), scheduled=True), Part((0, 1)))
 
 
 def program() -> Program:
@@ -115,7 +115,7 @@ class Machine:
         self._sets: tuple[str, ...] = ()
 
     def tools(self) -> Tools:
-        return Tools(settle, lambda program: DEPTHS, self.compile_jobs, self.extrapolate)
+        return Tools(settle, lambda program: PARTS, self.compile_jobs, self.estimated)
 
     def compile_jobs(self, work: Sequence[tuple[Program, Job]], progress: Any, *, on_done: Any) -> object:
         for index, (_, job) in enumerate(work):
@@ -153,10 +153,8 @@ class Machine:
             names = [*self.times]
         return names.index(sets)
 
-    def extrapolate(
-        self, program: Program, depths: Sequence[Depth], compiled: Sequence[Compiled]
-    ) -> Estimate:
-        assert [one.layers for one in compiled] == [len(depth.layers) for depth in depths]
+    def estimated(self, program: Program, compiled: Sequence[Compiled]) -> Estimate:
+        assert [one.layers for one in compiled] == [len(part.layers) for part in PARTS]
         sets = [*self.times][int(compiled[0].batch)]
         seconds, used = self.estimate(program, sets)
         return an_estimate(program, seconds, used)
@@ -166,7 +164,7 @@ def an_estimate(program: Program, seconds: float, used: float) -> Estimate:
     waiting = Moved("all-gather", "", ("fsdp",), False, 2, 60e9, seconds, 0.25 * seconds)
     return Estimate(
         layers=60,
-        compiled_layers=(2, 4),
+        compiled_layers=(2,),
         memory=Memory(used, 0, 0, 0, 0, 0, 0, program.accelerator.hbm_bytes_per_device),
         flops=0,
         bytes=0,
@@ -260,7 +258,7 @@ def test_jobs_are_the_recipe_s_with_its_own_sets_first() -> None:
         SearchOptions(["data.max_length=3072"], most=2),
         tools=machine.tools(),
     )
-    assert [job.layers for job in machine.compiled] == [(0, 1), (0, 1, 2, 3)] * 2
+    assert [job.layers for job in machine.compiled] == [(0, 1, 2, 3), (0, 1)] * 2
     assert {job.recipe for job in machine.compiled} == {RECIPE.resolve()}
     assert machine.compiled[0].sets == ("data.max_length=3072",)
     assert machine.compiled[2].sets[0] == "data.max_length=3072" and len(machine.compiled[2].sets) > 1

@@ -54,8 +54,8 @@ def test_a_search_is_printed_with_its_front_and_the_lines_to_take() -> None:
 
 
 EXPECTED = """\
-Configurations that no other beats in time, memory and cost: estimates of the compiler, extrapolated
-from a part of the layers; nothing was measured on a TPU
+Configurations that no other beats in time, memory and cost: estimates of the compiler; nothing was
+measured on a TPU
   mesh   micro  remat    attn.   flags  ms/token   step   GiB   HBM   MFU  US$/M  waits
   2 x 2      2  none     splash  none     0.1083  1.291  58.1  61 %  62 %  0.467  0.178
   4 x 1      1  decoder  splash  none     0.1432  1.707  24.8  26 %  62 %  0.467  0.178
@@ -89,8 +89,8 @@ def test_a_search_that_raised_the_batch_is_printed_without_a_price() -> None:
 
 
 RAISED = """\
-Configurations that no other beats in time, memory and cost: estimates of the compiler, extrapolated
-from a part of the layers; nothing was measured on a TPU
+Configurations that no other beats in time, memory and cost: estimates of the compiler; nothing was
+measured on a TPU
   mesh   micro  rows  remat  attn.   flags  ms/token   step   GiB   HBM   MFU  dev-s/M  waits
   4 x 1      2     8  none   splash  none     0.1050  1.251  93.0  98 %  62 %      420  0.178
   4 x 1      1     4  none   splash  none     0.1100  1.311  70.0  74 %  62 %      440  0.178
@@ -107,8 +107,6 @@ The fastest, as lines of the recipe:
     micro_batch_size: 2
 It raises train.global_batch_size from 4 to 8: another optimisation, with fewer steps over the same
 data.
-It leaves 2.1 % of the memory free, less than extrapolation may be off: recipe plan --exact compiles
-all layers.
 
 2 configurations in 4.0 s: 2 compiled.
 """
@@ -128,8 +126,8 @@ def test_a_search_in_which_nothing_fits_says_so() -> None:
 
 
 NOTHING = """\
-Configurations that no other beats in time, memory and cost: estimates of the compiler, extrapolated
-from a part of the layers; nothing was measured on a TPU
+Configurations that no other beats in time, memory and cost: estimates of the compiler; nothing was
+measured on a TPU
   none: nothing that was compiled fits
 
 The recipe as it stands has no estimate: it needs 131.0 GiB of 95.0 GiB.

@@ -17,8 +17,8 @@ gemma4-31b-v5p8: google/gemma-4-31B-it
 v5p-8: 4 chips (the number in its name counts TensorCores), topology 2x2x1, 95 GiB each
 mesh fsdp 4 x tp 1 = 4 devices on 1 host; a micro-batch is 4 rows of 3,072 tokens
 mesh.axes {fsdp: 4, tp: 1}, train.micro_batch_size 1, remat.policy none, model.attention splash
-6 and 12 of its 60 layers were compiled for v5p:2x2x1, and every figure is extrapolated to 60;
-nothing was measured on a TPU.
+All 60 layers were scheduled for v5p:2x2x1, 6 were compiled to the end for the times of their
+operations; nothing was measured on a TPU.
 
 HBM of each device, as the compiler lays it out (an estimate, in GiB)
   base weights                 14.62  15.4 %
@@ -71,7 +71,7 @@ The whole run              estimate          within
   US$ a million real tokens     0.507  0.456 to 0.608
   10,000 samples of data/train.jsonl packed into 3,096 rows that are 97 % full.
 
-Planned in 96 s; compiling took 81 s, all depths together.
+Planned in 96 s; compiling took 81 s.
 recipec 0.1.0, jax 0.10.2, libtpu 0.0.43, google-tunix 0.1.7
 note: Every layer's keys and values of the ten global layers are one array.
 """

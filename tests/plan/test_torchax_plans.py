@@ -81,7 +81,7 @@ def test_each_backends_step_is_compiled_and_kept_for_itself(file: Path, fake: Pa
     assert planned(file, *TORCHAX)["plan"]["cached"] is True
     assert any("no measurement of one by it is published" in note for note in second["notes"])
     assert first["notes"] == [note for note in second["notes"] if "TorchAX" not in note]
-    # What is extrapolated from the same figures is the same.
+    # What is made from the same figures is the same.
     assert second["estimate"]["memory"] == first["estimate"]["memory"]
     assert set(second["versions"]) - set(first["versions"]) == {"torch", "torchax", "transformers", "peft"}
 

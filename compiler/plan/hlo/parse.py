@@ -34,6 +34,7 @@ class Instruction:
         name: without the percent sign.
         opcode: "fusion", "all-gather", "custom-call", ...
         arrays: of its result; a tuple's, flattened.
+        shape: of its result, as text with layouts.
         operands: names of the instructions that it reads.
         calls: names of the computations that it calls, bodies and conditions of loops included, and the
             functions of reductions.
@@ -52,6 +53,7 @@ class Instruction:
     op_name: str
     literal: str = ""
     root: bool = False
+    shape: str = ""
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ def _instruction(line: str) -> Instruction:
         op_name=op_name[1] if op_name else "",
         literal=literal,
         root=head[1] is not None,
+        shape=rest[: opcode.start()],
     )
 
 

@@ -1,8 +1,8 @@
 """What a compiled step does, in its order: the reduction of a scheduled module that times are read from.
 
 Every figure is in seconds at the full published rates of the device; `plan/timeline.py` runs the schedule at
-the rates that devices reach. An operation's time is that of the tiling that libtpu chose for it, in cycles
-that libtpu wrote beside it, and where it wrote none the longer one of its FLOPs and its bytes.
+the rates that devices reach. The schedule has operations without their times: those are the prices of a module
+that was compiled to the end, where libtpu wrote the cycles of the tiling that it chose beside each.
 """
 
 from __future__ import annotations
@@ -12,11 +12,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from recipec.compiler.plan.hlo.collectives import MEGASCALE, Exchange, exchanges
-from recipec.compiler.plan.hlo.costs import KERNEL, Products, Traffic, results_of
+from recipec.compiler.plan.hlo.costs import (
+    IN_PARTS,
+    KERNEL,
+    NO_ARRAYS,
+    NO_DATA,
+    NO_WORK,
+    Products,
+    Traffic,
+    results_of,
+)
+from recipec.compiler.plan.hlo.fingerprint import Fingerprints
 from recipec.compiler.plan.hlo.names import LAYER, Names
 from recipec.compiler.plan.hlo.overlap import Overlap, channel
 from recipec.compiler.plan.hlo.parse import Array, Instruction, Module
-from recipec.compiler.plan.schedule import Exposed, Loop, Schedule, Start, Step, Transfer, Wait, Work
+from recipec.compiler.plan.prices import Prices, prices
+from recipec.compiler.plan.schedule import (
+    Exposed,
+    Loop,
+    Operation,
+    Schedule,
+    Start,
+    Step,
+    Transfer,
+    Wait,
+    Work,
+)
 from recipec.compiler.plan.torus import Torus, between_slices
 
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -46,8 +67,8 @@ class Rates:
 
 def schedule(
     module: Module, rates: Rates, axes: Mapping[str, int], torus: Torus, slices: int = 1
-) -> Schedule:
-    """Reduces a module.
+) -> tuple[Schedule, Prices]:
+    """Reduces a module to its schedule, and to the prices of its operations, as far as the text has them.
 
     Args:
         axes: the mesh's sizes in order, with those of slices.
@@ -67,26 +88,26 @@ class _Reader:
     channels: dict[str, int] = field(default_factory=dict)
     marks: int = 0
     uncounted: int = 0
-    costed: float = 0.0
-    core: float = 0.0
+    operations: dict[Operation, int] = field(default_factory=dict)
+    cycles: dict[Operation, float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.fingerprints = Fingerprints(self.module)
         self.names = Names(self.module)
         self.overlap = Overlap(self.module)
         self.products = Products(self.module, passes=True)
         self.traffic = Traffic(self.module)
 
-    def read(self) -> Schedule:
-        steps = self._steps(self.module.entry, 1)
-        return Schedule(
-            steps, tuple(self.transfers), self.uncounted, self.costed / self.core if self.core else 1.0
-        )
+    def read(self) -> tuple[Schedule, Prices]:
+        steps = self._steps(self.module.entry)
+        found = Schedule(steps, tuple(self.transfers), tuple(self.operations), self.uncounted)
+        return found, prices(self.cycles.items())
 
-    def _steps(self, computation: str, times: int) -> tuple[Step, ...]:
+    def _steps(self, computation: str) -> tuple[Step, ...]:
         out: list[Step] = []
         open_marks: dict[str, list[int]] = {}
         for instruction in self.module.computations.get(computation, ()):
-            for step in self._of(instruction, computation, open_marks, times):
+            for step in self._of(instruction, computation, open_marks):
                 last = out[-1] if out else None
                 if isinstance(step, Work) and isinstance(last, Work):
                     out[-1] = last + step
@@ -95,7 +116,7 @@ class _Reader:
         return tuple(out)
 
     def _of(
-        self, instruction: Instruction, computation: str, open_marks: dict[str, list[int]], times: int
+        self, instruction: Instruction, computation: str, open_marks: dict[str, list[int]]
     ) -> Iterator[Step]:
         opcode, calls = instruction.opcode, instruction.calls
         part = self.overlap.part(instruction)
@@ -103,14 +124,14 @@ class _Reader:
             body = next((name for name in calls if name in self.module.trip_counts), None)
             self.uncounted += body is None
             count = self.module.trip_counts[body] if body else 1
-            inner = [step for name in calls for step in self._steps(name, times * count)]
+            inner = [step for name in calls for step in self._steps(name)]
             yield Loop(count, tuple(inner))
         elif opcode == "conditional" and calls:
             longest = max(calls, key=lambda name: len(self.module.computations.get(name, ())))
-            yield from self._steps(longest, times)
+            yield from self._steps(longest)
         elif opcode == "call":
             for name in calls:
-                yield from self._steps(name, times)
+                yield from self._steps(name)
         elif opcode == "recv-done":
             yield Wait(self._received(instruction))
         elif opcode.endswith("-done") or part == "done":
@@ -133,7 +154,7 @@ class _Reader:
             exchange = self._exchange(instruction, computation) if not part else None
             if exchange is not None:
                 yield Exposed(self._number(exchange))
-            yield from self._work(instruction, computation, times, exchange is not None)
+            yield from self._work(instruction, computation, exchange is not None)
 
     def _received(self, instruction: Instruction) -> int:
         """The mark of what comes over a channel: a loop receives it in one turn, and waits in the next."""
@@ -200,27 +221,23 @@ class _Reader:
         name = self._name(instruction)
         return Transfer(kind, name, (), False, size, size / rate, ("host" if kind == "host" else "hbm",))
 
-    def _work(
-        self, instruction: Instruction, computation: str, times: int, exchanged: bool
-    ) -> Iterator[Work]:
+    def _work(self, instruction: Instruction, computation: str, exchanged: bool) -> Iterator[Work]:
         """What an operation takes on the core."""
         if KERNEL in instruction.attributes:
             operands = [a for n in instruction.operands for a in self._arrays(computation, n)]
             yield Work(kernels=self.rates.kernel(instruction.name, operands, instruction.arrays))
             return
-        cycles = CYCLES.search(instruction.attributes)
-        flops = self.products.flops(instruction, computation)
-        if cycles is None and exchanged:
+        if instruction.opcode in NO_DATA | NO_ARRAYS | IN_PARTS or NO_WORK.search(instruction.attributes):
             return
-        if cycles is not None:
-            seconds = int(cycles[1]) / self.rates.clock
-            self.costed += times * seconds
-        else:
-            moved = self.traffic.bytes(instruction, computation) / self.rates.hbm
-            seconds = max(flops / self.rates.flops, moved)
-        if seconds:
-            self.core += times * seconds
-            yield Work(products=seconds) if flops else Work(memory=seconds)
+        flops = self.products.flops(instruction, computation)
+        moved = self.traffic.bytes(instruction, computation)
+        # Of a collective only its own cycles count here: what it moves is a transfer.
+        seconds = 0.0 if exchanged else max(flops / self.rates.flops, moved / self.rates.hbm)
+        key, alike, products = self.fingerprints.of(instruction, computation)
+        operation = Operation(key, alike, products if flops else "", seconds)
+        cycles = CYCLES.search(instruction.attributes)
+        self.cycles.setdefault(operation, int(cycles[1]) / self.rates.clock if cycles else None)
+        yield Work(operations=((self.operations.setdefault(operation, len(self.operations)), 1),))
 
     def _arrays(self, computation: str, name: str) -> tuple[Array, ...]:
         found = self.module.by_name[computation].get(name)

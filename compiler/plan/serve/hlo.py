@@ -16,6 +16,7 @@ from recipec.compiler.plan.hlo.parse import parse
 from recipec.compiler.plan.hlo.schedule import schedule
 from recipec.compiler.plan.hlo.walk import executed
 from recipec.compiler.plan.kernels import NUMBERS, TARGET
+from recipec.compiler.plan.prices import priced
 from recipec.compiler.plan.results import Collective, Timeline
 from recipec.compiler.plan.timeline import timeline
 from recipec.compiler.plan.torus import Torus
@@ -89,7 +90,7 @@ def read(text: str, topology: str, devices: int) -> Figures:
         if e.instruction.opcode == "custom-call" and TARGET in e.instruction.attributes:
             kernels[NUMBERS.sub("", e.instruction.name)] += e.times
     return Figures(
-        timeline(schedule(module, published, axes, torus), rates.reached(accelerator.generation)),
+        timeline(priced(*schedule(module, published, axes, torus)), rates.reached(accelerator.generation)),
         collectives(module, axes),
         tuple((name, float(kernels[name])) for name in sorted(kernels)),
     )

@@ -1,0 +1,88 @@
+"""What XLA leaves of a compile in a folder: the scheduled module, and where its arrays lie in HBM.
+
+libtpu writes both before it generates code. The sum of the allocations is what it holds against a device's
+HBM. (`jax.stages.Compiled.memory_analysis` counts gaps between temporaries twice.)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from recipec.compiler.plan.hlo.parse import INDEX, OP_NAME, Instruction, Module
+
+BEFORE = "*.before_optimizations.txt"
+MODULE = "*.after_optimizations.txt"
+ASSIGNED = "*.after_optimizations-buffer-assignment.txt"
+NEXT = "*.after_optimizations-buffer-assignment-values.txt"
+"""Written after the others: once it is there, they are whole."""
+ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
+ELSEWHERE = re.compile(r"\bcolor \d+\b")
+"""Of an allocation in another memory than HBM."""
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """HBM of a program, bytes.
+
+    Attributes:
+        arguments: padding included.
+        temporaries: all that live within a step, and the gaps between them.
+        rest: constants, and outputs that are no donated argument.
+    """
+
+    arguments: float
+    temporaries: float
+    rest: float
+
+
+def scheduled(folder: Path) -> tuple[str, Assigned] | None:
+    """The module's text and its memory; None while they are not there."""
+    if not any(folder.glob(NEXT)):
+        return None
+    module, assigned = (next(folder.glob(name)).read_text(encoding="utf-8") for name in (MODULE, ASSIGNED))
+    return module, assignment(assigned)
+
+
+def assignment(text: str) -> Assigned:
+    """Reads XLA's list of allocations."""
+    arguments = temporaries = rest = 0
+    for size, about in ALLOCATION.findall(text):
+        if ELSEWHERE.search(about):
+            continue
+        if about.startswith("parameter"):
+            arguments += int(size)
+        elif "preallocated-temp" in about:
+            temporaries += int(size)
+        else:
+            rest += int(size)
+    return Assigned(float(arguments), float(temporaries), float(rest))
+
+
+PARAMETER = re.compile(r" parameter\((\d+)\)")
+
+
+def untupled(module: Module, folder: Path) -> Module:
+    """A module with its arguments as parameters of the names that they were traced with. jax hands over more
+    than 2,000 arguments as one tuple, whose elements have no names."""
+    entry = module.computations[module.entry]
+    tuples = [i for i in entry if i.opcode == "parameter"]
+    if len(tuples) != 1 or not tuples[0].shape.startswith("("):
+        return module
+    names: dict[str, str] = {}
+    for line in next(folder.glob(BEFORE)).read_text(encoding="utf-8").partition("\nENTRY ")[2].splitlines():
+        number, name = PARAMETER.search(line), OP_NAME.search(line)
+        if number and name:
+            names[number[1]] = name[1]
+
+    def of(instruction: Instruction) -> Instruction:
+        index = INDEX.search(instruction.attributes)
+        if instruction.opcode != "get-tuple-element" or instruction.operands != (tuples[0].name,) or not index:
+            return instruction
+        return replace(
+            instruction, opcode="parameter", operands=(), literal=index[1], op_name=names.get(index[1], "")
+        )
+
+    found = {**module.computations, module.entry: tuple(map(of, entry))}
+    return replace(module, computations=found)

@@ -1,0 +1,101 @@
+"""What operations take, by libtpu's own cycles.
+
+libtpu schedules a step first and chooses the tiling of each operation afterwards, while it generates code,
+which takes most of a compile. The same operation has the same cycles wherever it stands. So a few layers are
+compiled to the end, and what they give prices the schedule of all layers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from recipec.compiler.plan.schedule import Loop, Operation, Schedule, Step, Work
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Seconds of operations at full rates.
+
+    Attributes:
+        exact: by what an operation is; None for one to which libtpu gave no cycles.
+        alike: the mean of those that differ in the memories of their arrays alone.
+        products: the mean of those with the same matrix products.
+        beside: what operations with products, and all others, take of the longer one of their FLOPs and
+            their bytes.
+    """
+
+    exact: Mapping[str, float | None] = field(default_factory=dict)
+    alike: Mapping[str, float] = field(default_factory=dict)
+    products: Mapping[str, float] = field(default_factory=dict)
+    beside: tuple[float, float] = (1.0, 1.0)
+
+    def of(self, operation: Operation) -> tuple[float, bool]:
+        """Seconds, and whether they rest on libtpu's cycles."""
+        if operation.key in self.exact:
+            found = self.exact[operation.key]
+            return (operation.seconds, False) if found is None else (found, True)
+        for prices, key in ((self.alike, operation.alike), (self.products, operation.products)):
+            if key in prices:
+                return prices[key], True
+        return operation.seconds * self.beside[0 if operation.products else 1], False
+
+
+def prices(found: Iterable[tuple[Operation, float | None]]) -> Prices:
+    """Prices from the operations of a module that was compiled to the end.
+
+    Args:
+        found: each operation with its seconds by libtpu's cycles, None where it has none.
+    """
+    every = list(found)
+    costed = [(operation, seconds) for operation, seconds in every if seconds is not None]
+    return Prices(
+        {operation.key: seconds for operation, seconds in every},
+        _means((operation.alike, seconds) for operation, seconds in costed),
+        _means((operation.products, seconds) for operation, seconds in costed if operation.products),
+        (_beside(costed, lambda one: one.products != ""), _beside(costed, lambda one: one.products == "")),
+    )
+
+
+def _means(found: Iterable[tuple[str, float]]) -> dict[str, float]:
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for key, one in found:
+        seconds[key].append(one)
+    return {key: sum(each) / len(each) for key, each in seconds.items()}
+
+
+def _beside(found: Iterable[tuple[Operation, float]], which: Callable[[Operation], bool]) -> float:
+    pairs = [(seconds, one.seconds) for one, seconds in found if one.seconds and which(one)]
+    return sum(seconds for seconds, _ in pairs) / sum(least for _, least in pairs) if pairs else 1.0
+
+
+def priced(schedule: Schedule, by: Prices) -> Schedule:
+    """A schedule with the price of each operation in its place."""
+    seconds = [by.of(operation) for operation in schedule.operations]
+    core = costed = 0.0
+
+    def of(steps: tuple[Step, ...], times: int) -> tuple[Step, ...]:
+        nonlocal core, costed
+        out: list[Step] = []
+        for step in steps:
+            if isinstance(step, Loop):
+                out.append(Loop(step.times, of(step.body, times * step.times)))
+            elif isinstance(step, Work):
+                products, memory = step.products, step.memory
+                for number, count in step.operations:
+                    each, known = seconds[number]
+                    core += times * count * each
+                    costed += times * count * each * known
+                    if schedule.operations[number].products:
+                        products += count * each
+                    else:
+                        memory += count * each
+                if products or memory or step.kernels:
+                    out.append(Work(products, memory, step.kernels))
+            else:
+                out.append(step)
+        return tuple(out)
+
+    steps = of(schedule.steps, 1)
+    return replace(schedule, steps=steps, operations=(), costed=costed / core if core else 1.0)

@@ -1,0 +1,98 @@
+"""Prices of operations, and what makes two operations the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from recipec.compiler.plan.hlo.assigned import assignment
+from recipec.compiler.plan.hlo.fingerprint import Fingerprints
+from recipec.compiler.plan.hlo.parse import parse
+from recipec.compiler.plan.prices import Prices, priced, prices
+from recipec.compiler.plan.schedule import Exposed, Loop, Operation, Schedule, Work, total
+from tests.plan.hlo_text import module
+
+PRODUCT = Operation("a", "a-alike", "p", 1.0)
+COPY = Operation("c", "c-alike", "", 2.0)
+BARE = Operation("b", "b-alike", "", 0.5)
+FOUND = prices([(PRODUCT, 3.0), (Operation("a2", "a-alike", "p", 1.0), 5.0), (COPY, 2.5), (BARE, None)])
+
+
+@pytest.mark.parametrize(
+    ("operation", "seconds", "known"),
+    [
+        (PRODUCT, 3.0, True),
+        (BARE, 0.5, False),  # libtpu gave it no cycles
+        (Operation("a3", "a-alike", "p", 9.0), 4.0, True),  # in another memory: the mean
+        (Operation("a4", "other", "p", 9.0), 4.0, True),  # the same products beside something else
+        (Operation("x", "x", "y", 2.0), 8.0, False),  # products took four times the longer of both
+        (Operation("x", "x", "", 2.0), 2.5, False),
+    ],
+)
+def test_an_operation_takes_what_the_nearest_took(operation: Operation, seconds: float, known: bool) -> None:
+    assert FOUND.of(operation) == (pytest.approx(seconds), known)
+
+
+def test_a_schedule_is_priced_where_its_operations_stand() -> None:
+    turn = Loop(4, (Work(kernels=1.0, operations=((0, 2),)), Exposed(0)))
+    steps = (Work(operations=((1, 3),)) + Work(memory=1.0, operations=((2, 1), (1, 1))), turn)
+    found = priced(Schedule(steps, operations=(PRODUCT, COPY, BARE)), FOUND)
+    assert found.steps == (Work(memory=11.5), Loop(4, (Work(6.0, 0.0, 1.0), Exposed(0))))
+    assert total(found.steps) == Work(24.0, 11.5, 4.0) and found.operations == ()
+    assert found.costed == pytest.approx((24 + 10) / (24 + 10.5))
+
+
+def test_what_is_not_priced_takes_the_longer_of_its_flops_and_its_bytes() -> None:
+    found = priced(Schedule((Work(operations=((0, 2),)),), operations=(COPY,)), Prices())
+    assert found.steps == (Work(memory=4.0),) and found.costed == 0
+
+
+def fused(name: str, layer: int, columns: int, space: str, kind: str = "multiply") -> tuple[str, str]:
+    """A fusion of a product with something else, and its computation."""
+    left, right, out = (
+        f"bf16[{rows},{columns}]{{1,0:T(8,128)(2,1){space if rows == 8 else ''}}}" for rows in (8, 16, 8)
+    )
+    body = f"""f{name}
+        %p0.{name} = {left} parameter(0)
+        %p1.{name} = bf16[{columns},{columns}]{{1,0:T(8,128)(2,1)}} parameter(1)
+        %c.{name} = {out} convolution(%p0.{name}, %p1.{name}), dim_labels=bf_io->bf
+        ROOT %m.{name} = {out} {kind}(%c.{name}, %c.{name})"""
+    call = f"""%x{name} = {left} parameter(0)
+        %y{name} = bf16[{columns},{columns}]{{1,0:T(8,128)(2,1)}} parameter(1)
+        %z{name} = {out} fusion(%x{name}, %y{name}), kind=kOutput, calls=%f{name}, channel_id={layer}, metadata={{op_name="layers[{layer}]"}}, backend_config={{"estimated_cycles":"{layer}"}}"""
+    return call, body
+
+
+def identities(*found: tuple[str, str]) -> list[tuple[str, str, str]]:
+    text = module("\n".join(call for call, _ in found), *(body for _, body in found))
+    read = parse(text) if isinstance(text, str) else text
+    fingerprints = Fingerprints(read)
+    return [fingerprints.of(i, read.entry) for i in read.computations[read.entry] if i.opcode == "fusion"]
+
+
+def test_operations_are_the_same_whatever_their_layer_and_differ_in_what_they_do() -> None:
+    one, other, memory, wider, added = identities(
+        fused("a", 1, 128, ""),
+        fused("b", 2, 128, ""),
+        fused("c", 3, 128, "S(1)"),
+        fused("d", 4, 256, ""),
+        fused("e", 5, 128, "", "add"),
+    )
+    assert one == other
+    assert memory[0] != one[0] and memory[1:] == one[1:]
+    assert added[2] == one[2] and added[0] != one[0] and added[1] != one[1]
+    assert not set(wider) & set(one)
+
+
+def test_memory_is_what_xla_assigned_in_hbm() -> None:
+    found = assignment(
+        "BufferAssignment:\n"
+        "allocation 0: size 512, thread-local:\n"
+        " value: <2 reduce_sum.7 @0> (size=512,offset=0): f32[]\n"
+        "allocation 1: size 4096, parameter 3, shape |f32[8,128]| at ShapeIndex {}, maybe-live-out:\n"
+        "allocation 2: size 64, color 2, parameter 4, shape |s32[]| at ShapeIndex {}:\n"
+        "allocation 3: size 16, constant:\n"
+        "allocation 4: size 8, output shape is |(f32[])|, maybe-live-out:\n"
+        "allocation 5: size 65536, preallocated-temp:\n"
+        "allocation 6: size 9999, color 1, preallocated-temp:\n"
+    )
+    assert (found.arguments, found.temporaries, found.rest) == (4096, 65536, 512 + 16 + 8)
