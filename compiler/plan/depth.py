@@ -18,7 +18,7 @@ from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.model.families import Architecture
 from recipec.runtime.model.families.transformers import TransformersArchitecture
 
-LEAST = 5
+LEAST = 3
 """Layers of a stretch in what is compiled to the end, at least: the first and the last layers are scheduled
 unlike those between them."""
 LEAST_OF_EXPERTS = 2
@@ -60,8 +60,8 @@ def _few(program: Program) -> tuple[int, ...]:
     if len(stretches) > STRETCHES:
         return every
     least = LEAST_OF_EXPERTS if program.architecture.expert_layers else LEAST
-    cuts = [_Cut.of(stretch, least) for stretch in stretches]
-    return every if all(cut.repeats <= 2 for cut in cuts) else tuple(i for cut in cuts for i in cut.layers)
+    found = [layer for stretch in stretches for layer in _whole_patterns(*stretch, least)]
+    return tuple(found) if 2 * len(found) < len(every) else every
 
 
 def shortened(architecture: Architecture, layers: Sequence[int]) -> Architecture:
@@ -84,24 +84,9 @@ def renumbered(lora: LoraSettings | None, layers: Sequence[int]) -> LoraSettings
     return replace(lora, layers=tuple(new for new, old in enumerate(layers) if old in lora.layers))
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """A stretch: `unit` layers that are there `repeats` times, and `rest` that begin another repeat."""
-
-    start: int
-    unit: int
-    repeats: int
-    rest: int
-
-    @classmethod
-    def of(cls, stretch: tuple[int, int, int], least: int) -> _Cut:
-        start, length, pattern = stretch
-        unit = pattern * -(-least // pattern)
-        return cls(start, unit, max(1, length // unit), length % unit if length >= unit else 0)
-
-    @property
-    def layers(self) -> range:
-        return range(self.start, self.start + self.unit + self.rest)
+def _whole_patterns(start: int, length: int, pattern: int, least: int) -> range:
+    """The first layers of a stretch, as many whole patterns as have `least` layers."""
+    return range(start, start + min(length, pattern * -(-least // pattern)))
 
 
 def _stretches(kinds: Sequence[Any]) -> list[tuple[int, int, int]]:

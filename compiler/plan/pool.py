@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import IO
 
 from recipec import ROOT
@@ -49,13 +51,14 @@ Progress = Callable[[float, str], None]
 
 @dataclass
 class _Running:
-    """A process that compiles."""
+    """A process that compiles, and the folder of its files, some of which it writes until it ends."""
 
     index: int
     job: Job
     process: subprocess.Popen[bytes]
     output: IO[bytes]
     errors: IO[bytes]
+    folder: Path
     started: float = field(default_factory=time.monotonic)
 
 
@@ -185,19 +188,20 @@ class _Pool:
     def _start(self, index: int) -> None:
         job = self._jobs[index]
         output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        folder = Path(tempfile.mkdtemp(prefix="recipec-"))
         process = subprocess.Popen(
             [sys.executable, *WORKER],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=errors,
-            env=environment(),
+            env={**environment(), "TMPDIR": str(folder)},
             start_new_session=True,
         )
         assert process.stdin is not None
         with suppress(BrokenPipeError):
             process.stdin.write(JOB.dump_json(job))
             process.stdin.close()
-        self._running.append(_Running(index, job, process, output, errors))
+        self._running.append(_Running(index, job, process, output, errors, folder))
 
     def _result(self, item: _Running) -> Compiled | Failed:
         with item.output, item.errors:
@@ -205,6 +209,7 @@ class _Pool:
             item.errors.seek(0)
             lines = item.output.read().decode(errors="replace").strip().splitlines()
             said = item.errors.read().decode(errors="replace").strip().splitlines()
+        shutil.rmtree(item.folder, ignore_errors=True)
         self._pace = (time.monotonic() - item.started) / self._work(item.index)
         return read_result(item.process.returncode, lines[-1] if lines else "", said)
 
@@ -232,6 +237,7 @@ class _Pool:
             item.process.wait()
             item.output.close()
             item.errors.close()
+            shutil.rmtree(item.folder, ignore_errors=True)
         self._running.clear()
 
 

@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,12 @@ if TYPE_CHECKING:
 
 def main() -> None:
     job = JOB.validate_json(sys.stdin.read())
-    result = compile_step(job)
+    try:
+        result = compile_step(job)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
     adapter: Any = COMPILED if isinstance(result, Compiled) else FAILED
     kind = "compiled" if isinstance(result, Compiled) else "failed"
     print(f'{{"{kind}": {adapter.dump_json(result).decode()}}}', flush=True)

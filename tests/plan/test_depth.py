@@ -40,10 +40,10 @@ def programs(root: Path) -> dict[str, Program]:
     [
         ("31b", 6),
         ("12b", 6),
-        ("4b", 10),  # 34 layers: five repeats of six, and four more
-        ("llama", 7),  # 32 layers: six repeats of five, and two more
-        ("e2b", 10),  # 15 layers with keys and values of their own, 20 that share them
-        ("some", 18),  # 20 layers without adapters, 40 with them
+        ("4b", 6),
+        ("llama", 3),
+        ("e2b", 10),  # 15 layers with keys and values of their own, 20 that share them: five each
+        ("some", 12),  # 20 layers without adapters, 40 with them
         ("few", 6),
         ("moe", 6),
     ],

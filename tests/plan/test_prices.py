@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from recipec.compiler.plan.hlo.assigned import assignment
+from recipec.compiler.plan.hlo.assigned import assignment, untupled
 from recipec.compiler.plan.hlo.fingerprint import Fingerprints
-from recipec.compiler.plan.hlo.parse import parse
 from recipec.compiler.plan.prices import Prices, priced, prices
 from recipec.compiler.plan.schedule import Exposed, Loop, Operation, Schedule, Work, total
 from tests.plan.hlo_text import module
@@ -63,8 +64,7 @@ def fused(name: str, layer: int, columns: int, space: str, kind: str = "multiply
 
 
 def identities(*found: tuple[str, str]) -> list[tuple[str, str, str]]:
-    text = module("\n".join(call for call, _ in found), *(body for _, body in found))
-    read = parse(text) if isinstance(text, str) else text
+    read = module("\n".join(call for call, _ in found), *(body for _, body in found))
     fingerprints = Fingerprints(read)
     return [fingerprints.of(i, read.entry) for i in read.computations[read.entry] if i.opcode == "fusion"]
 
@@ -96,3 +96,24 @@ def test_memory_is_what_xla_assigned_in_hbm() -> None:
         "allocation 6: size 9999, color 1, preallocated-temp:\n"
     )
     assert (found.arguments, found.temporaries, found.rest) == (4096, 65536, 512 + 16 + 8)
+
+
+def test_arguments_that_jax_hands_over_as_a_tuple_have_their_names_again(tmp_path: Path) -> None:
+    whole = "(f32[8,128]{1,0:T(8,128)}, f32[128,64]{1,0:T(8,128)})"
+    read = module(
+        f"""%p = {whole} parameter(0)
+            %a = f32[8,128]{{1,0:T(8,128)}} get-tuple-element(%p), index=0
+            %b = f32[128,64]{{1,0:T(8,128)}} get-tuple-element(%p), index=1
+            %t = {whole} tuple(%a, %b)
+            %c = f32[8,128]{{1,0:T(8,128)}} get-tuple-element(%t), index=0"""
+    )
+    (tmp_path / "module_0000.jit.before_optimizations.txt").write_text(
+        "HloModule jit\n\nENTRY %main (a: f32[8,128], b: f32[128,64]) -> f32[8,128] {\n"
+        '  %a = f32[8,128] parameter(0), metadata={op_name="base[\'w\'].value"}\n'
+        '  %b = f32[128,64] parameter(1), metadata={op_name="batch[\'tokens\']"}\n}\n'
+    )
+    found = untupled(read, tmp_path).computations[read.entry]
+    named = {i.name: (i.opcode, i.literal, i.op_name) for i in found}
+    assert named["a"] == ("parameter", "0", "base['w'].value")
+    assert named["b"] == ("parameter", "1", "batch['tokens']")
+    assert named["c"][0] == "get-tuple-element"
