@@ -53,7 +53,7 @@ Step = Annotated[
 def plan(
     recipe: Recipe,
     backend: Step = Backend.TUNIX,
-    exact: Annotated[bool, typer.Option("--exact", help="Compile all layers to the end, where a few would do.")] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Compile all layers to the end.")] = False,
     search: Annotated[
         bool, typer.Option("--search", help="Look for better meshes, micro-batches, remat and attention.")
     ] = False,

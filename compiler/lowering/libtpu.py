@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.lowering.hardware import from_name
+from recipec.compiler.lowering.hardware import accelerator
 from recipec.spec.language.mesh import SCOPED_VMEM
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ DATA = Path(__file__).parents[1] / "data" / "libtpu.json"
 def flags(recipe: Recipe) -> tuple[str, ...]:
     """As LIBTPU_INIT_ARGS takes them: ("--xla_tpu_scoped_vmem_limit_kib=65536",)."""
     asked = recipe.xla
-    profile = asked.profile
+    profile: str = asked.profile
     if profile == "auto":
-        profile = own_profile(from_name(recipe.mesh.accelerator).generation)
+        profile = own_profile(accelerator(recipe.mesh).generation)
     found: dict[str, Any] = dict(_data()["profiles"][profile])
     if asked.scoped_vmem_kib is not None:
         found[SCOPED_VMEM] = asked.scoped_vmem_kib

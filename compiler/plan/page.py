@@ -307,9 +307,7 @@ def _drawn(estimate: Estimate) -> Iterator[Any]:
         "showlegend": False,
     }
     yield Text("The step as it is scheduled", "heading")
-    yield Text(
-        "What lies in one column happens at one time; short stretches are drawn together."
-    )
+    yield Text("What lies in one column happens at one time; short stretches are drawn together.")
     yield Plot("timeline", "", data, layout, 60 + 45 * len(lanes))
 
 

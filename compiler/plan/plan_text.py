@@ -18,7 +18,7 @@ from recipec.compiler.plan.units import (
     traffic,
     wrapped,
 )
-from recipec.compiler.wording import listing, plural
+from recipec.compiler.wording import plural
 
 EXPOSED, COLLECTIVES, KERNELS, TEMPORARIES = 4, 4, 4, 4
 """Rows that are shown of each."""

@@ -122,9 +122,7 @@ def job(
     program: Program, sets: Sequence[str], part: Part, backend: Backend = Backend.TUNIX
 ) -> tuple[Program, Job]:
     """One compile of a program."""
-    return program, Job(
-        Path(program.source).resolve(), tuple(sets), part.layers, backend, part.scheduled
-    )
+    return program, Job(Path(program.source).resolve(), tuple(sets), part.layers, backend, part.scheduled)
 
 
 def settings(program: Program) -> dict[str, str]:

@@ -260,7 +260,7 @@ def read_result(status: int, line: str, said: Sequence[str]) -> Compiled | Faile
         return Failed(
             "the compile was killed, most likely because this machine's memory ran out",
             killed=True,
-            help="free memory: a compile takes 2 to 10 GB, most of it for the layers, and --exact takes twice that",
+            help="free memory: a compile takes 2 to 10 GB, most of it for the layers; more with --exact",
         )
     if refused := next(filter(None, map(REFUSED.search, said)), None):
         return Failed(

@@ -1,5 +1,5 @@
-"""A compiled step as a schedule: plain values, read from its text by `hlo/schedule.py`, priced by `prices.py`,
-run by `timeline.py`.
+"""A compiled step as a schedule: plain values, read from its text by `hlo/schedule.py`, priced by
+`prices.py`, run by `timeline.py`.
 
 Every figure is in seconds at the full published rates of the device.
 """

@@ -14,8 +14,14 @@ from recipec.spec.load import load
 
 @pytest.mark.parametrize(
     ("machine", "profile"),
-    [("v5p-8", "v5p"), ("v5litepod-8", "v5e"), ("v6e-8", "v6e"), ("tpu7x-8", "tpu7x"), ("v4-8", "none")]
-    + [("cpu-8", "none")],
+    [
+        ("v5p-8", "v5p"),
+        ("v5litepod-8", "v5e"),
+        ("v6e-8", "v6e"),
+        ("tpu7x-8", "tpu7x"),
+        ("v4-8", "none"),
+        ("cpu-8", "none"),
+    ],
 )
 def test_auto_is_the_profile_of_the_accelerators_generation(root: Path, machine: str, profile: str) -> None:
     program = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml"), True).program

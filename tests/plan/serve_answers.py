@@ -32,6 +32,10 @@ HloModule jit_run_model_impl, is_scheduled=true, entry_computation_layout={(bf16
   ROOT %add.1 = bf16[] add(%x, %y), backend_config={"window_config":{"estimated_cycles":"777"}}
 }
 
+%f.95 (param_0.1: bf16[64,5376]) -> bf16[64,5376] {
+  ROOT %param_0.1 = bf16[64,5376]{1,0:T(8,128)(2,1)} parameter(0)
+}
+
 ENTRY %main.50_spmd (param.57: bf16[64,5376]) -> bf16[64] {
   %param.57 = bf16[64,5376]{1,0:T(8,128)(2,1)} parameter(0), sharding={devices=[8,1]<=[8]}
   %fusion.1 = bf16[64,5376]{1,0:T(8,128)(2,1)S(1)} fusion(%param.57), kind=kLoop, calls=%f.95, \

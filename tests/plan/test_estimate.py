@@ -14,7 +14,6 @@ from recipec.compiler.plan.prices import Prices
 from recipec.compiler.plan.rates import interval
 from recipec.compiler.plan.results import Collective, Compiled, Kernel, Moved, OutOfMemory, Temporary
 from recipec.compiler.plan.schedule import Exposed, Operation, Schedule, Start, Transfer, Wait, Work
-from recipec.compiler.plan.timeline import Reached
 from recipec.spec.load import load
 
 pytestmark = pytest.mark.usefixtures("full_speed")

@@ -49,9 +49,9 @@ def test_what_is_not_priced_takes_the_longer_of_its_flops_and_its_bytes() -> Non
 
 def fused(name: str, layer: int, columns: int, space: str, kind: str = "multiply") -> tuple[str, str]:
     """A fusion of a product with something else, and its computation."""
-    left, right, out = (
-        f"bf16[{rows},{columns}]{{1,0:T(8,128)(2,1){space if rows == 8 else ''}}}" for rows in (8, 16, 8)
-    )
+    left = out = f"bf16[8,{columns}]{{1,0:T(8,128)(2,1){space}}}"
+    about = f'metadata={{op_name="layers[{layer}]"}}, backend_config={{"estimated_cycles":"{layer}"}}'
+    notes = f"channel_id={layer}, {about}"
     body = f"""f{name}
         %p0.{name} = {left} parameter(0)
         %p1.{name} = bf16[{columns},{columns}]{{1,0:T(8,128)(2,1)}} parameter(1)
@@ -59,7 +59,7 @@ def fused(name: str, layer: int, columns: int, space: str, kind: str = "multiply
         ROOT %m.{name} = {out} {kind}(%c.{name}, %c.{name})"""
     call = f"""%x{name} = {left} parameter(0)
         %y{name} = bf16[{columns},{columns}]{{1,0:T(8,128)(2,1)}} parameter(1)
-        %z{name} = {out} fusion(%x{name}, %y{name}), kind=kOutput, calls=%f{name}, channel_id={layer}, metadata={{op_name="layers[{layer}]"}}, backend_config={{"estimated_cycles":"{layer}"}}"""
+        %z{name} = {out} fusion(%x{name}, %y{name}), kind=kOutput, calls=%f{name}, {notes}"""
     return call, body
 
 
@@ -109,8 +109,8 @@ def test_arguments_that_jax_hands_over_as_a_tuple_have_their_names_again(tmp_pat
     )
     (tmp_path / "module_0000.jit.before_optimizations.txt").write_text(
         "HloModule jit\n\nENTRY %main (a: f32[8,128], b: f32[128,64]) -> f32[8,128] {\n"
-        '  %a = f32[8,128] parameter(0), metadata={op_name="base[\'w\'].value"}\n'
-        '  %b = f32[128,64] parameter(1), metadata={op_name="batch[\'tokens\']"}\n}\n'
+        "  %a = f32[8,128] parameter(0), metadata={op_name=\"base['w'].value\"}\n"
+        "  %b = f32[128,64] parameter(1), metadata={op_name=\"batch['tokens']\"}\n}\n"
     )
     found = untupled(read, tmp_path).computations[read.entry]
     named = {i.name: (i.opcode, i.literal, i.op_name) for i in found}

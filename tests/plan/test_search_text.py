@@ -57,15 +57,15 @@ EXPECTED = """\
 Configurations that no other beats in time, memory and cost: estimates of the compiler; nothing was
 measured on a TPU
   mesh   micro  remat    attn.   flags  ms/token   step   GiB   HBM   MFU  US$/M  waits
-  2 x 2      2  none     splash  none     0.1083  1.291  58.1  61 %  62 %  0.467  0.178
-  4 x 1      1  decoder  splash  none     0.1432  1.707  24.8  26 %  62 %  0.467  0.178
+  2 x 2      2  none     splash  auto     0.1083  1.291  58.1  61 %  62 %  0.467  0.178
+  4 x 1      1  decoder  splash  auto     0.1432  1.707  24.8  26 %  62 %  0.467  0.178
 mesh: fsdp x tp. ms/token: milliseconds a real token, over all devices. step: seconds of a
 micro-batch. GiB, HBM: of each device, and the share of its memory. US$/M: of a million real tokens.
 waits: seconds of a step that the device waits for collectives and copies, a part of `step`.
 
 The recipe as it stands is not one of them. The fastest takes 0.971 times its time a token.
   mesh   micro  remat  attn.   flags  ms/token   step   GiB   HBM   MFU  US$/M  waits
-  4 x 1      1  none   splash  none     0.1115  1.329  72.5  76 %  62 %  0.467  0.178
+  4 x 1      1  none   splash  auto     0.1115  1.329  72.5  76 %  62 %  0.467  0.178
 
 The fastest, as lines of the recipe:
   mesh:
@@ -92,8 +92,8 @@ RAISED = """\
 Configurations that no other beats in time, memory and cost: estimates of the compiler; nothing was
 measured on a TPU
   mesh   micro  rows  remat  attn.   flags  ms/token   step   GiB   HBM   MFU  dev-s/M  waits
-  4 x 1      2     8  none   splash  none     0.1050  1.251  93.0  98 %  62 %      420  0.178
-  4 x 1      1     4  none   splash  none     0.1100  1.311  70.0  74 %  62 %      440  0.178
+  4 x 1      2     8  none   splash  auto     0.1050  1.251  93.0  98 %  62 %      420  0.178
+  4 x 1      1     4  none   splash  auto     0.1100  1.311  70.0  74 %  62 %      440  0.178
 mesh: fsdp x tp. ms/token: milliseconds a real token, over all devices. step: seconds of a
 micro-batch. GiB, HBM: of each device, and the share of its memory. dev-s/M: seconds of all devices
 together for a million real tokens; there is no price. waits: seconds of a step that the device

@@ -212,5 +212,5 @@ def test_long_timelines_are_drawn_with_few_stretches() -> None:
 
 def test_a_schedule_survives_its_file() -> None:
     steps = (Loop(3, (Start(0, 1), Work(1.0, 2.0, 3.0), Wait(1))), Exposed(0))
-    kept = Schedule(steps, (GATHER,), 1, 0.5)
+    kept = Schedule(steps, (GATHER,), uncounted_loops=1, costed=0.5)
     assert SCHEDULE.validate_json(SCHEDULE.dump_json(kept)) == kept

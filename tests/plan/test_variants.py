@@ -42,7 +42,7 @@ def test_the_flagships_variants_are_all_that_its_heads_and_rows_allow() -> None:
     policies = {"none", "block", "decoder", "save_attention", "save_dots", "offload_dots"}
     assert policies <= {v.remat for v in found}
     assert {v.attention for v in found} == {"dot", "splash"}
-    assert {v.profile for v in found} == {"none", "v5p"}
+    assert {v.profile for v in found} == {"none", "auto"}
     assert len(found) == 6 * len({v.remat for v in found}) * 2 * 2
     assert len({v.sets for v in found}) == len(found)
 

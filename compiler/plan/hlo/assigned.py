@@ -78,7 +78,7 @@ def untupled(module: Module, folder: Path) -> Module:
 
     def of(instruction: Instruction) -> Instruction:
         index = INDEX.search(instruction.attributes)
-        if instruction.opcode != "get-tuple-element" or instruction.operands != (tuples[0].name,) or not index:
+        if index is None or instruction.operands != (tuples[0].name,):
             return instruction
         return replace(
             instruction, opcode="parameter", operands=(), literal=index[1], op_name=names.get(index[1], "")

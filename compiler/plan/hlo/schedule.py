@@ -1,8 +1,8 @@
 """What a compiled step does, in its order: the reduction of a scheduled module that times are read from.
 
 Every figure is in seconds at the full published rates of the device; `plan/timeline.py` runs the schedule at
-the rates that devices reach. The schedule has operations without their times: those are the prices of a module
-that was compiled to the end, where libtpu wrote the cycles of the tiling that it chose beside each.
+the rates that devices reach. The schedule has operations without their times: those are the prices of a
+module that was compiled to the end, where libtpu wrote the cycles of its tiling beside each.
 """
 
 from __future__ import annotations
