@@ -72,6 +72,7 @@ class Case:
             f"train.global_batch_size={self.rows}",
             f"train.micro_batch_size={self.micro}",
             f"remat.policy={REMAT[generation]}",
+            "xla.profile=none",
         )
 
 
