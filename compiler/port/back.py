@@ -38,6 +38,7 @@ exact sharding: how weights lie on the TPU's mesh; accelerate's file says it of 
 exact cache: what is kept between runs here
 exact checkpoint.local: checkpoints on hosts' own disks
 exact launch cost: of the TPU's machines
+exact xla: flags of the TPU's compiler
 exact train.log.wandb_project: Weights & Biases' name of a project; WANDB_PROJECT is what the Trainer asks
 exact data.max_invalid_ratio: malformed rows stop the run there, or are trained on
 exact merge: what becomes of the weights afterwards; the tool's own merge does it
