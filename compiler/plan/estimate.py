@@ -12,11 +12,6 @@ from recipec.compiler.plan.prices import priced
 from recipec.compiler.plan.results import Compiled, Estimate, Memory, Timeline
 from recipec.compiler.plan.timeline import timeline as timeline_of
 
-SHARED_CODE = 300 * 2**20
-"""Bytes of code that no whole compile was seen to have: Gemma 3 4B's 10 and 16 layers have 107 and 171 MiB,
-and all 34, which share theirs, 64; Gemma 4 E2B's 35 have 271. A whole model is taken to have no more than
-this, or what its few layers have."""
-
 
 def estimate(program: Program, compiled: Sequence[Compiled]) -> Estimate:
     """The figures of a program.
@@ -76,8 +71,8 @@ def _with_refusal(compiled: Compiled) -> Compiled:
 
 
 def _code(whole: Compiled, few: Compiled) -> float:
-    """The code of all layers: of as many bytes an instruction as that of a few."""
-    if whole is few or not few.instructions:
+    """The code of all layers, of as many bytes an instruction as that of a few. docs/benchmarks.md has it
+    beside the code of all layers compiled to the end."""
+    if few.layers == whole.layers or not few.instructions:
         return whole.code
-    line = few.code * whole.instructions / few.instructions
-    return min(line, max(few.code, SHARED_CODE)) + whole.code
+    return few.code * whole.instructions / few.instructions + whole.code

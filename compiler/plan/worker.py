@@ -119,6 +119,7 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
         arguments=assigned.arguments,
         temporaries=assigned.temporaries,
         code=code + assigned.rest,
+        instructions=assigned.instructions,
         compile_seconds=time.monotonic() - traced,
     )
 
@@ -174,7 +175,6 @@ def _read(found: Compiled, program: Program, module: Module, torus: Torus) -> Co
         bytes=moved,
         schedule=steps,
         prices=prices,
-        instructions=sum(map(len, module.computations.values())),
         collectives=collectives(module, axes, accelerator.slices),
         kernels=kernels(module, times),
         largest=largest(module)[1],

@@ -9,7 +9,7 @@ import pytest
 
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.estimate import SHARED_CODE, estimate
+from recipec.compiler.plan.estimate import estimate
 from recipec.compiler.plan.prices import Prices
 from recipec.compiler.plan.rates import interval
 from recipec.compiler.plan.results import Collective, Compiled, Kernel, Moved, OutOfMemory, Temporary
@@ -129,12 +129,6 @@ def test_a_refused_step_has_memory_and_no_time(program: Program) -> None:
     assert one.memory.used == pytest.approx(2e11 + 6e10 + 6e6 * 6100 / 700 + 6e7)
     assert one.memory.headroom < 0 and one.seconds == 0 and one.mfu == 0
     assert one.largest[0].name == "scores"
-
-
-def test_code_is_not_more_than_whole_compiles_were_seen_to_have(program: Program) -> None:
-    few = replace(compiled(6), code=6e7)
-    assert estimate(program, [scheduled(60), few]).memory.code == SHARED_CODE + 5e3
-    assert estimate(program, [scheduled(60), replace(few, code=4e8)]).memory.code == 4e8 + 5e3
 
 
 def test_the_interval_is_that_of_the_generation_and_the_method(program: Program) -> None:

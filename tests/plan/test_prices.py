@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.plan.hlo.assigned import assignment, untupled
+from recipec.compiler.plan.hlo.assigned import assignment, scheduled, untupled
 from recipec.compiler.plan.hlo.fingerprint import Fingerprints
 from recipec.compiler.plan.prices import Prices, priced, prices
 from recipec.compiler.plan.schedule import Exposed, Loop, Operation, Schedule, Work, total
@@ -117,3 +117,18 @@ def test_arguments_that_jax_hands_over_as_a_tuple_have_their_names_again(tmp_pat
     assert named["a"] == ("parameter", "0", "base['w'].value")
     assert named["b"] == ("parameter", "1", "batch['tokens']")
     assert named["c"][0] == "get-tuple-element"
+
+
+def test_a_schedule_is_there_once_what_follows_it_is(tmp_path: Path) -> None:
+    left = tmp_path / "module_0000.jit.after_optimizations"
+    Path(f"{left}.txt").write_text(
+        "HloModule jit\n\n%f (p: f32[]) -> f32[] {\n  ROOT %p.1 = f32[] parameter(0)\n}\n\n"
+        "ENTRY %main (a: f32[]) -> f32[] {\n  %a = f32[] parameter(0)\n"
+        "  ROOT %b = f32[] fusion(%a), calls=%f\n}\n"
+    )
+    Path(f"{left}-buffer-assignment.txt").write_text("allocation 0: size 64, preallocated-temp:\n")
+    assert scheduled(tmp_path) is None
+    Path(f"{left}-buffer-assignment-values.txt").touch()
+    found = scheduled(tmp_path)
+    assert found is not None and found[0].startswith("HloModule")
+    assert (found[1].temporaries, found[1].instructions) == (64, 3)

@@ -13,6 +13,7 @@ from pathlib import Path
 from recipec.compiler.plan.hlo.parse import INDEX, OP_NAME, Instruction, Module
 
 BEFORE = "*.before_optimizations.txt"
+"""The module as it was traced."""
 MODULE = "*.after_optimizations.txt"
 ASSIGNED = "*.after_optimizations-buffer-assignment.txt"
 NEXT = "*.after_optimizations-buffer-assignment-values.txt"
@@ -20,21 +21,25 @@ NEXT = "*.after_optimizations-buffer-assignment-values.txt"
 ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 ELSEWHERE = re.compile(r"\bcolor \d+\b")
 """Of an allocation in another memory than HBM."""
+INSTRUCTION = re.compile(r"^ +(?:ROOT )?%\S+ = ", re.MULTILINE)
+PARAMETER = re.compile(r" parameter\((\d+)\)")
 
 
 @dataclass(frozen=True)
 class Assigned:
-    """HBM of a program, bytes.
+    """HBM of a program, bytes, before its code.
 
     Attributes:
         arguments: padding included.
         temporaries: all that live within a step, and the gaps between them.
         rest: constants, and outputs that are no donated argument.
+        instructions: that code is made for, those of fusions included; not bytes.
     """
 
     arguments: float
     temporaries: float
     rest: float
+    instructions: int = 0
 
 
 def scheduled(folder: Path) -> tuple[str, Assigned] | None:
@@ -42,7 +47,7 @@ def scheduled(folder: Path) -> tuple[str, Assigned] | None:
     if not any(folder.glob(NEXT)):
         return None
     module, assigned = (next(folder.glob(name)).read_text(encoding="utf-8") for name in (MODULE, ASSIGNED))
-    return module, assignment(assigned)
+    return module, replace(assignment(assigned), instructions=len(INSTRUCTION.findall(module)))
 
 
 def assignment(text: str) -> Assigned:
@@ -58,9 +63,6 @@ def assignment(text: str) -> Assigned:
         else:
             rest += int(size)
     return Assigned(float(arguments), float(temporaries), float(rest))
-
-
-PARAMETER = re.compile(r" parameter\((\d+)\)")
 
 
 def untupled(module: Module, folder: Path) -> Module:
