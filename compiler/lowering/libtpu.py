@@ -26,13 +26,16 @@ DATA = Path(__file__).parents[1] / "data" / "libtpu.json"
 def flags(recipe: Recipe) -> tuple[str, ...]:
     """As LIBTPU_INIT_ARGS takes them: ("--xla_tpu_scoped_vmem_limit_kib=65536",)."""
     asked = recipe.xla
-    profile: str = asked.profile
-    if profile == "auto":
-        profile = own_profile(accelerator(recipe.mesh).generation)
-    found: dict[str, Any] = dict(_data()["profiles"][profile])
+    found: dict[str, Any] = dict(profiles()[profile(recipe)])
     if asked.scoped_vmem_kib is not None:
         found[SCOPED_VMEM] = asked.scoped_vmem_kib
     return tuple(f"--{name}={_written(value)}" for name, value in {**found, **asked.flags}.items())
+
+
+def profile(recipe: Recipe) -> str:
+    """The profile that a recipe's `xla.profile` comes to."""
+    asked = recipe.xla.profile
+    return own_profile(accelerator(recipe.mesh).generation) if asked == "auto" else asked
 
 
 def own_profile(generation: str) -> str:

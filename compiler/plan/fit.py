@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 
 from recipec.compiler.emitters.backends import Backend, diagnosed
+from recipec.compiler.lowering import libtpu
 from recipec.compiler.lowering.hardware import Accelerator, arranged, from_topology, generations
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
@@ -243,13 +244,20 @@ def reductions(program: Program) -> Iterator[MemoryReduction]:
 
 def _ladders(program: Program) -> Iterator[list[MemoryReduction]]:
     """The ways, those together of which each takes less memory than the one before."""
-    kinds = [list(kind(program)) for kind in (_micro_batches, _attention, _policies, _tensor_parallel)]
+    of = (_profile, _micro_batches, _attention, _policies, _tensor_parallel)
+    kinds = [list(kind(program)) for kind in of]
     yield from kinds
     yield list(_data_parallel(program))
     for first, second in combinations([kind[-1] for kind in kinds if kind], 2):
         yield [first + second]
     yield list(_quantized(program))
     yield list(_larger(program))
+
+
+def _profile(program: Program) -> Iterator[MemoryReduction]:
+    """The compiler's defaults, which drop gathered weights at once."""
+    if libtpu.profile(program.recipe) != "none":
+        yield MemoryReduction(("xla.profile=none",), "products wait for the gathers of their weights")
 
 
 def _micro_batches(program: Program) -> Iterator[MemoryReduction]:

@@ -31,7 +31,21 @@ MODEL = ModelSettings(
     attention="splash",
     remat="save_attention",
 )
-MESH = MeshSettings(platform="tpu", devices=8, axes={"fsdp": 8, "tp": 1})
+MESH = MeshSettings(
+    platform="tpu",
+    devices=8,
+    axes={"fsdp": 8, "tp": 1},
+    flags=(
+        "--xla_tpu_scoped_vmem_limit_kib=65536",
+        "--xla_tpu_bf16_emission_mode=NATIVE_EMISSION",
+        "--xla_tpu_use_single_sparse_core_for_all_gather_offload=true",
+        "--xla_tpu_enable_sparse_core_reduce_scatter_v2=true",
+        "--xla_tpu_prefer_async_allgather_to_allreduce=true",
+        "--xla_tpu_enable_sparse_core_collective_aggregator=true",
+        "--xla_tpu_enable_latency_hiding_layer_scheduler=true",
+        "--xla_tpu_scheduler_percent_shared_memory_limit=150",
+    ),
+)
 LORA = LoraSettings(
     rank=64,
     alpha=64.0,

@@ -31,7 +31,23 @@ MODEL = ModelSettings(
     attention="splash",
     remat="save_attention",
 )
-MESH = MeshSettings(platform="tpu", devices=4, axes={"fsdp": 4, "tp": 1})
+MESH = MeshSettings(
+    platform="tpu",
+    devices=4,
+    axes={"fsdp": 4, "tp": 1},
+    flags=(
+        "--xla_tpu_enable_data_parallel_all_reduce_opt=true",
+        "--xla_tpu_data_parallel_opt_different_sized_ops=true",
+        "--xla_tpu_enable_async_collective_fusion=true",
+        "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
+        "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
+        "--xla_tpu_overlap_compute_collective_tc=true",
+        "--xla_enable_async_all_gather=true",
+        "--xla_tpu_megacore_fusion_allow_ags=false",
+        "--xla_enable_async_collective_permute=true",
+        "--xla_tpu_enable_ag_backward_pipelining=true",
+    ),
+)
 LORA = LoraSettings(
     rank=16,
     alpha=32.0,

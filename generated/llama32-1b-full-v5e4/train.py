@@ -31,7 +31,20 @@ MODEL = ModelSettings(
     attention="splash",
     remat="save_attention",
 )
-MESH = MeshSettings(platform="tpu", devices=4, axes={"fsdp": 4, "tp": 1})
+MESH = MeshSettings(
+    platform="tpu",
+    devices=4,
+    axes={"fsdp": 4, "tp": 1},
+    flags=(
+        "--xla_tpu_enable_data_parallel_all_reduce_opt=true",
+        "--xla_tpu_data_parallel_opt_different_sized_ops=true",
+        "--xla_tpu_enable_async_collective_fusion=true",
+        "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
+        "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
+        "--xla_tpu_overlap_compute_collective_tc=true",
+        "--xla_enable_async_all_gather=true",
+    ),
+)
 DATA = DataSettings(
     train=(Source("hf://ise-uiuc/Magicoder-Evol-Instruct-110K", split="train[:99%]"),),
     eval=(Source("hf://ise-uiuc/Magicoder-Evol-Instruct-110K", split="train[99%:]"),),

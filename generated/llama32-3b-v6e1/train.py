@@ -31,7 +31,25 @@ MODEL = ModelSettings(
     attention="splash",
     remat="save_attention",
 )
-MESH = MeshSettings(platform="tpu", devices=1, axes={"fsdp": 1, "tp": 1})
+MESH = MeshSettings(
+    platform="tpu",
+    devices=1,
+    axes={"fsdp": 1, "tp": 1},
+    flags=(
+        "--xla_tpu_enable_data_parallel_all_reduce_opt=true",
+        "--xla_tpu_data_parallel_opt_different_sized_ops=true",
+        "--xla_tpu_enable_async_collective_fusion=true",
+        "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
+        "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
+        "--xla_tpu_overlap_compute_collective_tc=true",
+        "--xla_enable_async_all_gather=true",
+        "--xla_tpu_scoped_vmem_limit_kib=98304",
+        "--xla_tpu_use_minor_sharding_for_major_trivial_input=true",
+        "--xla_tpu_relayout_group_size_threshold_for_reduce_scatter=1",
+        "--xla_tpu_assign_all_reduce_scatter_layout=true",
+        "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000",
+    ),
+)
 LORA = LoraSettings(
     rank=16,
     alpha=32.0,

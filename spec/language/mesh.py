@@ -208,13 +208,13 @@ FlagValue = Annotated[bool | int | float | str, field("Its value.")]
 class Xla(Section):
     """Flags that the step is compiled with."""
 
-    profile: Literal["none", "auto", "v5e", "v5p", "v6e", "tpu7x"] = field(
+    profile: Literal["auto", "none", "v5e", "v5p", "v6e", "tpu7x"] = field(
         "Flags of published runs on a generation, which let gathers of weights go on beside products; they "
         "cost memory, since gathered weights are kept longer.",
-        "none",
+        "auto",
         choices={
-            "none": "The compiler's defaults.",
             "auto": "That of the accelerator's generation; none on v4 and on a CPU.",
+            "none": "The compiler's defaults.",
             "v5e": "Collectives beside products, on TPU v5e.",
             "v5p": "The same on TPU v5p.",
             "v6e": "The same on TPU v6e, with a larger limit of VMEM.",

@@ -33,6 +33,7 @@ STATED = (
     "remat.policy=none",
     "train.micro_batch_size=1",
     "train.global_batch_size=4",
+    "xla.profile=none",
 )
 """What these tests rest on, whatever the recipe's own settings come to be."""
 
@@ -81,6 +82,13 @@ def test_the_flagships_ways_out_go_from_the_smallest_change_to_the_largest() -> 
         ("mesh.accelerator=v5p-16", "mesh.axes={fsdp: 4, tp: 2}"),
         ("mesh.accelerator=v5p-32", "mesh.axes={fsdp: 4, tp: 4}"),
     ]
+
+
+def test_the_compilers_defaults_are_tried_before_all_else_where_a_profile_has_flags() -> None:
+    found = sets_of(program("xla.profile=auto"))
+    assert found[0] == ("xla.profile=none",)
+    assert ("xla.profile=none", "remat.policy=decoder") in found
+    assert not any("xla.profile=none" in sets for sets in sets_of(program()))
 
 
 def test_micro_batches_are_halved_at_the_same_rows_of_a_step() -> None:
