@@ -190,7 +190,7 @@ class _Pool:
         output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         folder = Path(tempfile.mkdtemp(prefix="recipec-"))
         process = subprocess.Popen(
-            [sys.executable, *WORKER],
+            [sys.executable, *WORKER, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=errors,

@@ -1,7 +1,9 @@
 """Compiles one job: the training step of a recipe's train.py, or of another backend's script, for its TPU,
 from shapes alone.
 
-    python -m recipec.compiler.plan.worker < JOB.json
+    python -m recipec.compiler.plan.worker PARENT < JOB.json
+
+PARENT is the number of the process that waits for it, without which it ends.
 
 A process of its own, for libtpu has to be told of the machine before jax is imported, a compile that is
 killed for memory must not take the command along, and what one compile leaves in memory no other needs.
@@ -13,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from dataclasses import replace
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
+    threading.Thread(target=end_without, args=(int(sys.argv[1]),), daemon=True).start()
     job = JOB.validate_json(sys.stdin.read())
     try:
         result = compile_step(job)
@@ -46,6 +50,13 @@ def main() -> None:
     kind = "compiled" if isinstance(result, Compiled) else "failed"
     print(f'{{"{kind}": {adapter.dump_json(result).decode()}}}', flush=True)
     os._exit(0)  # what was only scheduled goes on to generate code
+
+
+def end_without(parent: int) -> None:
+    """Ends this process once the one that started it has ended, however that was."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def compile_step(job: Job) -> Compiled | Failed:

@@ -127,7 +127,10 @@ def test_the_compiled_program_is_another_without_the_constraints(root: Path, sma
     from recipec.compiler.plan.pool import read_result
 
     done = subprocess.run(
-        [sys.executable, str(script)], input=JOB.dump_json(job), capture_output=True, env=of_workers()
+        [sys.executable, str(script), str(os.getpid())],
+        input=JOB.dump_json(job),
+        capture_output=True,
+        env=of_workers(),
     )
     dropped = read_result(done.returncode, done.stdout.decode().strip().rpartition("\n")[2], [])
     assert isinstance(dropped, Compiled), done.stderr.decode()[-2000:]

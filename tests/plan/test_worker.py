@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from recipec.compiler.plan import topology, worker
 from recipec.compiler.plan.depth import shortened
 from recipec.compiler.plan.job import Failed, Job
 from recipec.spec.load import load
+from tests.waiting import gone, running
 
 RECIPE = """\
 recipe: 1
@@ -46,6 +49,19 @@ def test_a_topology_that_libtpu_does_not_know_is_a_sentence(
         "libtpu does not know the topology v5p:2x2x2: NOT_FOUND: no such layout",
         help="choose another mesh.accelerator or mesh.topology",
     )
+
+
+def test_a_worker_ends_with_the_process_that_started_it() -> None:
+    """It waits for its job here: a pipe that nobody writes to is its input."""
+    script = f"exec 3<&0; {sys.executable} -m recipec.compiler.plan.worker $$ <&3 & echo $!; wait"
+    with subprocess.Popen(
+        ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        worker_pid = int(parent.stdout.readline())
+        assert running(worker_pid)
+        parent.kill()
+        assert gone(worker_pid)
 
 
 def test_a_recipe_that_does_not_pass_its_checks_is_a_sentence(job: Job) -> None:
