@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -23,9 +24,8 @@ def crowded(tmp_path: Path) -> Path:
 
 def test_a_worker_is_recipecs_own(crowded: Path) -> None:
     """Without a job it fails, on what it has read."""
-    done = subprocess.run(
-        [sys.executable, *pool.WORKER], cwd=crowded, input="", capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, *pool.WORKER, str(os.getpid())]
+    done = subprocess.run(command, cwd=crowded, input="", capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "of the working folder" not in done.stderr and "validation error for Job" in done.stderr
 
