@@ -198,7 +198,10 @@ def page(programs: Mapping[str, Program], record: Record) -> str:
         ABOUT_FIGURES,
         table(_HEAD, rows),
         *(
-            ["A row without a step was not planned again by its schedule.\n"]
+            [
+                "A row without a step was not planned again by its schedule, or does not fit by it: its "
+                "recipe says which.\n"
+            ]
             if any(not row[-3] for row in rows)
             else []
         ),
