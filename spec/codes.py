@@ -1338,6 +1338,17 @@ PLAN: dict[str, Code] = {
         "once. vLLM handles as many as fit, and puts others off.",
         "Nothing where requests are shorter; else a lower max_num_seqs or max_model_len.",
     ),
+    "W1007": Code(
+        "a step that did not fit when it was planned",
+        "`recipe plan` compiled this step before, on this machine and with these versions: it needs more of each "
+        "device's memory than there is. Flags that hide gathers keep more of them.",
+        "`recipe plan` looks for a change that fits; without the flags of `xla.profile` a step takes less.",
+    ),
+    "E1008": Code(
+        "a flag's value that libtpu refuses",
+        "libtpu knows the flag, and was given a value of another type; it says so when it is loaded.",
+        "A value of the flag's type.",
+    ),
 }
 
 PARITY: dict[str, Code] = {

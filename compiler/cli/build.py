@@ -133,6 +133,7 @@ def check(recipes: Recipes, sets: Sets = None, format: Shown = Format.TEXT) -> N
     """Check recipes against the language, the model and the hardware."""
     pairs = _read_all(recipes, sets)
     diagnostics = [*(d for _, item in pairs for d in item.diagnostics), *_same_names(pairs)]
+    diagnostics += [] if has_errors(diagnostics) else _planned_before(pairs)
     show(diagnostics, format)
     if has_errors(diagnostics):
         raise typer.Exit(FAILED)
@@ -146,6 +147,26 @@ def _read_all(recipes: Sequence[Path], sets: Sequence[str] | None) -> list[tuple
     from recipec.runtime.progress import each
 
     return [read(path, sets) for path in each("checking", recipes)]
+
+
+def _planned_before(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
+    """What plans that are kept say of these recipes' steps. Costs nothing where there are none."""
+    from recipec.compiler.plan import store
+
+    if not store.folder().is_dir():
+        return []
+    from recipec.compiler.plan.fit import warning
+    from recipec.compiler.plan.planner import remembered
+    from recipec.spec.load import locate
+
+    out: list[Diagnostic] = []
+    for loaded, lowered in pairs:
+        program = lowered.program
+        if program is None or program.accelerator.platform != "tpu" or (made := remembered(program)) is None:
+            continue
+        found = warning(program, made)
+        out += [] if found is None else locate([found], loaded.sources)
+    return out
 
 
 def _same_names(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:

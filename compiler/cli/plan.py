@@ -91,7 +91,7 @@ def plan(
     _refuse_early(lowered.program, serve, html)
     asked = session.PlanOptions(tuple(sets or ()), exact, search, most, free_batch, model, data_dir, backend)
     try:
-        with progress_line(f"planning {lowered.program.name}") as progress:
+        with _refused_flags(loaded, format), progress_line(f"planning {lowered.program.name}") as progress:
             planned = session.run(loaded, lowered.program, asked, progress)
     except SearchInterrupted as interrupted:
         from recipec.compiler.plan.search_text import text as search_text
@@ -127,6 +127,23 @@ def _refuse_backend(loaded: Loaded, program: Program, backend: Backend, format: 
     if has_errors(found):
         show(found, format)
         raise typer.Exit(FAILED)
+
+
+@contextmanager
+def _refused_flags(loaded: Loaded, format: Format) -> Iterator[None]:
+    """Shows a value of the recipe's `xla` that libtpu refused where it stands."""
+    from recipec.compiler.plan.planner import CompileError
+    from recipec.spec.diagnostics import Diagnostic
+    from recipec.spec.load import locate
+
+    try:
+        yield
+    except CompileError as error:
+        path = f"xla.flags.{error.failed.flag}"
+        if not error.failed.flag or loaded.sources.origin(path).kind == "default":
+            raise
+        show(locate([Diagnostic("E1008", str(error), path, error.help or "")], loaded.sources), format)
+        raise typer.Exit(FAILED) from None
 
 
 def _refuse_early(program: Program, serve: bool, html: Path | None) -> None:
@@ -262,7 +279,7 @@ def cost(
     planned = None
     if train_hours is None and run is None:
         _refuse_backend(loaded, program, backend, format)
-        with progress_line(f"planning {program.name}") as progress:
+        with _refused_flags(loaded, format), progress_line(f"planning {program.name}") as progress:
             asked = session.PlanOptions(tuple(sets or ()), model=model, data_dir=data_dir, backend=backend)
             planned = session.plan_run(program, asked, progress)
     made = costs(program, training_hours(train_hours, run, planned, program.recipe.train.steps), hours)

@@ -151,6 +151,20 @@ def diagnostic(program: Program, estimate: Estimate, found: FitResult | None = N
     return Diagnostic("E1001", message, path, "\n".join(lines))
 
 
+def warning(program: Program, estimate: Estimate) -> Diagnostic | None:
+    """W1007, of a program that was planned before; None where it fits."""
+    if estimate.memory.headroom >= 0:
+        return None
+    profile = libtpu.profile(program.recipe)
+    flags = "" if profile == "none" else f" with the flags of profile {profile}"
+    message = (
+        f"by an earlier plan the step{flags} needs {gib(estimate.memory.used)} GiB of each device's memory, and a "
+        f"device of {program.accelerator.name} has {gib(estimate.memory.available)} GiB"
+    )
+    path = PATH if profile == "none" else "xla.profile"
+    return Diagnostic("W1007", message, path, f"`recipe plan {program.source}` looks for what fits")
+
+
 def yaml_lines(sets: Sequence[str]) -> list[str]:
     """--set arguments as the recipe's lines, each section once."""
     sections: dict[str, list[str]] = {}

@@ -37,11 +37,13 @@ class Failed:
         message: one sentence.
         killed: whether the process was killed, as the kernel does when memory runs out.
         help: a way out, "" for none.
+        flag: of libtpu, whose value it refuses; "" for another reason.
     """
 
     message: str
     killed: bool = False
     help: str = ""
+    flag: str = ""
 
 
 JOB: TypeAdapter[Job] = TypeAdapter(Job)

@@ -266,6 +266,7 @@ def read_result(status: int, line: str, said: Sequence[str]) -> Compiled | Faile
         return Failed(
             f"libtpu does not take the value {refused[1]} of the flag {refused[2]}",
             help=f"correct xla.flags.{refused[2]}, or LIBTPU_INIT_ARGS where the environment has it",
+            flag=refused[2],
         )
     last = next((text for text in reversed(said) if text.strip()), f"exit status {status}")
     return Failed(f"the compile ended without a result: {last[:300]}")

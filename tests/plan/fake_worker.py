@@ -36,6 +36,9 @@ def main() -> None:
     if told == "silent":
         print("no room for manoeuvre", file=sys.stderr)
         sys.exit(3)
+    if told == "refused":
+        print("Illegal value 'maybe' specified for flag 'xla_enable_async_all_gather'", file=sys.stderr)
+        sys.exit(1)
     if told == "failed":
         print(f'{{"failed": {FAILED.dump_json(Failed("it is not to be", help="do else")).decode()}}}')
         return

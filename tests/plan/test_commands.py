@@ -80,6 +80,18 @@ def test_what_cannot_be_compiled_is_one_sentence(file: Path, told: pytest.Monkey
     assert ended.value.code == 1
 
 
+def test_a_value_that_libtpu_refuses_is_told_where_it_stands(file: Path, told: pytest.MonkeyPatch) -> None:
+    told.setenv("FAKE_WORKER_TOLD", "refused")
+    file.write_text(RECIPE + "xla:\n  flags:\n    xla_enable_async_all_gather: maybe\n", encoding="utf-8")
+    done = run("plan", file)
+    assert done.exit_code == 1 and f"{file}:10:34" in done.stderr
+    assert "error[E1008]: libtpu does not take the value maybe of the flag xla_enable_" in done.stderr
+    file.write_text(RECIPE, encoding="utf-8")  # the environment has it
+    with pytest.raises(ArtifactError) as caught:
+        run("plan", file)
+    assert "LIBTPU_INIT_ARGS" in str(caught.value.help)
+
+
 @pytest.mark.usefixtures("full_speed")
 def test_a_budget_fails_the_plan(file: Path) -> None:
     sets = ("--set", "budget={max_hours: 0.5, max_usd: 1000, max_hbm_share: 0.5}")
@@ -99,6 +111,10 @@ def test_a_step_that_is_too_large_says_what_was_tried(file: Path, told: pytest.M
     told.setenv("FAKE_WORKER_TOLD", "too large")
     done = run("plan", file)
     assert done.exit_code == 1 and "error[E1001]" in done.stderr
+    checked = run("check", file)
+    assert checked.exit_code == 0
+    assert "warning[W1007]: by an earlier plan the step with the flags of profile v5p needs" in checked.stderr
+    assert "W1007" not in run("check", file, "--set", "lora.rank=8").stderr  # was not planned
 
 
 def test_a_page_is_written(file: Path, tmp_path: Path) -> None:

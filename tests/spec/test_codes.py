@@ -23,6 +23,8 @@ WITHOUT_GOLDEN = {
     "E1003": "of a compiled step",
     "E1004": "of a compiled step",
     "W1005": "of a compiled step",
+    "W1007": "of a compiled step",
+    "E1008": "of libtpu, when it is loaded",
     "E1050": "of `recipe parity`, by the packages that are installed",
     "W1118": "of a port's compiled steps",
     "W1119": "of a port to standard output, which leaves no recipe.yaml",
