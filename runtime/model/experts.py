@@ -33,6 +33,8 @@ TILE = (512, 1024, 512)
 """Of the kernel of `outer`: rows, in and out; 12 MiB of VMEM in float32, of the 16 that a kernel has."""
 LEAST_TILE = 128
 """Rows."""
+LANES = 128
+"""Values side by side in a tile of a TPU's memory."""
 BY_ROWS = jax.lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
 )
@@ -206,18 +208,38 @@ def _run(
     rows = _take(x.reshape(-1, hidden), order, inverse)
     if on_inputs:
         rows = (rows * weights.reshape(-1)[order][:, None]).astype(x.dtype)
-    if apart is None:
-        rows = _products(arrays, activation, rows, sizes)
-    else:
-        rows = _exchanged(activation, apart, rows, sizes, dict(arrays))
-    each = _take(rows, inverse, order).reshape(*choices.shape, hidden).astype(jnp.float32)
     share = jnp.ones_like(weights) if on_inputs else weights
-    out = jnp.einsum("BTKD,BTK->BTD", each, share)
+    places = order, inverse, sizes
+    if apart is None:
+        out = _summed(_products(arrays, activation, rows, sizes), share.reshape(-1, share.shape[-1]), places)
+    else:
+        out = _exchanged(activation, apart, rows, share.reshape(-1, share.shape[-1]), places, dict(arrays))
+    out = out.reshape(*x.shape)
     if split is not None:
         out = jax.lax.psum(out, split)
     if "down_bias" in arrays:
         out = out + jnp.einsum("BTKD,BTK->BTD", arrays["down_bias"].astype(jnp.float32)[choices], share)
     return out.astype(x.dtype)
+
+
+Places = tuple[jax.Array, jax.Array, jax.Array]
+"""Of the rows that tokens send to their experts, [T * K]: the order by expert, its inverse, int32[T * K], and
+int32[E], the rows of each expert."""
+
+
+def _summed(rows: jax.Array, share: jax.Array, places: Places) -> jax.Array:
+    """What the experts made of a token, times their shares.
+
+    Args:
+        rows: [T * K, D], sorted by expert.
+        share: float32[T, K].
+
+    Returns:
+        float32[T, D].
+    """
+    order, inverse, _ = places
+    each = _take(rows, inverse, order).reshape(*share.shape, -1).astype(jnp.float32)
+    return jnp.einsum("TKD,TK->TD", each, share)
 
 
 def _products(
@@ -233,42 +255,59 @@ def _products(
     Returns:
         [M, D].
     """
+    return _product(_features(arrays, activation, rows, sizes), "down", arrays, sizes)
+
+
+def _features(
+    arrays: Mapping[str, Stored], activation: Activation, rows: jax.Array, sizes: jax.Array
+) -> jax.Array:
+    """Of `_products`, what each expert's last product is of: [M, F]."""
     both = _product(rows, "gate_up", arrays, sizes)
     if (bias := arrays.get("gate_up_bias")) is not None:
         of_row = jnp.repeat(jnp.arange(len(bias)), sizes, total_repeat_length=len(rows))
         both = both + bias.reshape(len(bias), -1)[of_row]
-    return _product(activation(*jnp.split(both, 2, -1)), "down", arrays, sizes)
+    return activation(*jnp.split(both, 2, -1))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _exchanged(
-    activation: Activation, axis: str, rows: jax.Array, sizes: jax.Array, arrays: dict[str, Stored]
+    activation: Activation,
+    axis: str,
+    rows: jax.Array,
+    share: jax.Array,
+    places: Places,
+    arrays: dict[str, Stored],
 ) -> jax.Array:
-    """Sends rows to the devices that have their experts, and what comes of them back.
+    """Sends rows to the devices that have their experts, and sums what comes of them back.
 
     It takes as many turns as the fullest exchange of two devices needs: one where the experts are used nearly
     alike, and none is dropped whatever is chosen. The gradient takes the same turns, and computes anew what
-    each needs: how many there will be is not known while a program is compiled.
+    each needs: how many there will be is not known while a program is compiled. It does not need what came
+    back: a share's gradient is the product of an expert's output and its gradient, which is found where the
+    expert is, from its features, as an output without bias is linear in them. So a layer that is recomputed
+    exchanges nothing anew.
 
     Args:
-        rows: [M, D], this device's, sorted by expert.
-        sizes: int32[E], rows of each expert of all devices.
+        rows: [T * K, D], this device's, sorted by expert.
+        share: float32[T, K], of each expert of a token in the sum.
+        places: with the rows of each expert of all devices.
         arrays: of `_products`, of the experts of this device.
 
     Returns:
-        [M, D].
+        float32[T, D].
     """
-    exchange = _Exchange.of(rows, sizes, axis)
+    exchange = _Exchange.of(rows, places[2], axis)
 
     def turn(number: jax.Array, out: jax.Array) -> jax.Array:
         sent = exchange.turn(number)
-        return sent.back(sent.products(sent.there(rows), arrays, activation), out)
+        received, counts, back = sent.by_expert(sent.there(rows))
+        return sent.back(back(_products(arrays, activation, received, counts)), out)
 
-    return jax.lax.fori_loop(0, exchange.turns, turn, jnp.zeros_like(rows))
+    return _summed(jax.lax.fori_loop(0, exchange.turns, turn, jnp.zeros_like(rows)), share, places)
 
 
 def _exchanged_forward(
-    activation: Activation, axis: str, rows: Any, sizes: Any, arrays: dict[str, Any]
+    activation: Activation, axis: str, rows: Any, share: Any, places: Any, arrays: dict[str, Any]
 ) -> tuple[jax.Array, Any]:
     """The arguments are those of `_exchanged`, each leaf with whether its gradient is asked for."""
     given = {name: jax.tree.map(lambda leaf: leaf.value, array) for name, array in arrays.items()}
@@ -277,27 +316,51 @@ def _exchanged_forward(
     }
     kept = {name: array for name, array in given.items() if name in trained}
     frozen = {name: array for name, array in given.items() if name not in trained}
-    out = _exchanged(activation, axis, rows.value, sizes.value, given)
-    return out, (rows.value, sizes.value, kept, frozen)
+    where = tuple(place.value for place in places)
+    out = _exchanged(activation, axis, rows.value, share.value, where, given)
+    return out, (rows.value, share.value, where, kept, frozen)
 
 
-def _exchanged_backward(activation: Activation, axis: str, kept: Any, gradient: Any) -> Any:
-    rows, sizes, trained, frozen = kept
+def _exchanged_backward(activation: Activation, axis: str, kept: Any, gradient: jax.Array) -> Any:
+    rows, share, places, trained, frozen = kept
+    order, inverse, sizes = places
     exchange = _Exchange.of(rows, sizes, axis)
+    shared = (gradient[:, None] * share[..., None]).astype(rows.dtype).reshape(rows.shape)[order]
 
     def turn(number: jax.Array, sums: Any) -> Any:
         sent = exchange.turn(number)
-        _, pull = jax.vjp(
-            lambda rows, trained: sent.products(rows, {**frozen, **trained}, activation),
-            sent.there(rows),
+        received, counts, back = sent.by_expert(sent.there(rows))
+        of_outputs, _, _ = sent.by_expert(sent.there(shared))
+        features, pull = jax.vjp(
+            lambda rows, trained: _features({**frozen, **trained}, activation, rows, counts),
+            received,
             trained,
         )
-        of_rows, of_trained = pull(sent.there(gradient))
-        return sent.back(of_rows, sums[0]), jax.tree.map(jnp.add, sums[1], of_trained)
+        _, pull_down = jax.vjp(
+            lambda features, trained: _product(features, "down", {**frozen, **trained}, counts),
+            features,
+            trained,
+        )
+        of_features, of_down = pull_down(of_outputs)
+        of_rows, of_trained = pull(of_features)
+        # What share * output's gradient is; in as many lanes as a row of a tile has, and all of them alike.
+        of_shares = jnp.sum(of_features.astype(jnp.float32) * features.astype(jnp.float32), -1, keepdims=True)
+        of_shares = jnp.broadcast_to(of_shares, (len(of_shares), LANES))
+        return (
+            sent.back(back(of_rows), sums[0]),
+            sent.back(back(of_shares), sums[1]),
+            jax.tree.map(lambda *each: sum(each), sums[2], of_down, of_trained),
+        )
 
-    zeros = jnp.zeros_like(rows), jax.tree.map(jnp.zeros_like, trained)
-    of_rows, of_trained = jax.lax.fori_loop(0, exchange.turns, turn, zeros)
-    return of_rows, None, {**dict.fromkeys(frozen), **of_trained}
+    zeros = (
+        jnp.zeros_like(rows),
+        jnp.zeros((len(rows), LANES), jnp.float32),
+        jax.tree.map(jnp.zeros_like, trained),
+    )
+    of_rows, of_shares, of_trained = jax.lax.fori_loop(0, exchange.turns, turn, zeros)
+    # A share of 0 is of an expert whose score is 0, and has none of the score's gradient.
+    of_shares = of_shares[inverse, 0].reshape(share.shape) / jnp.where(share == 0, 1, share)
+    return of_rows, of_shares, None, {**dict.fromkeys(frozen), **of_trained}
 
 
 _exchanged.defvjp(_exchanged_forward, _exchanged_backward, symbolic_zeros=True)
@@ -364,12 +427,11 @@ class _Turn:
         """`out` [M, D] with what other devices made of its rows of this turn."""
         return _all_to_all(rows, out, self._places.T, self._amounts.T, self.starts.T, self.axis)
 
-    def products(self, rows: jax.Array, arrays: Mapping[str, Stored], activation: Activation) -> jax.Array:
-        """`_products` of rows that lie by sender."""
+    def by_expert(self, rows: jax.Array) -> tuple[jax.Array, jax.Array, Callable[[jax.Array], jax.Array]]:
+        """Rows that lie by sender, sorted by expert; how many each has here; and what sorts them back."""
         counts = self.counts[:, jax.lax.axis_index(self.axis)]
         order, inverse = _regrouped(counts, rows.shape[0])
-        done = _products(arrays, activation, _take(rows, order, inverse), counts.sum(0))
-        return _take(done, inverse, order)
+        return _take(rows, order, inverse), counts.sum(0), lambda rows: _take(rows, inverse, order)
 
     @property
     def _amounts(self) -> jax.Array:
@@ -419,14 +481,27 @@ def _all_to_all(
     own = jax.lax.axis_index(axis)
     if _on_tpu():
         return jax.lax.ragged_all_to_all(
-            rows, room, starts[own], amounts[own], places[own], amounts[:, own], axis_name=axis
-        )
+            _tiles(rows),
+            _tiles(room),
+            starts[own],
+            amounts[own],
+            places[own],
+            amounts[:, own],
+            axis_name=axis,
+        ).reshape(room.shape)
     every = jax.lax.all_gather(rows, axis)  # XLA has no ragged exchange on CPUs
     place = jnp.arange(room.shape[0])[:, None] - places[:, own]  # [R, P]: of each device's block
     mine = (place >= 0) & (place < amounts[:, own])
     sender = jnp.argmax(mine, axis=1)
     row = jnp.take_along_axis(starts[:, own] + place, sender[:, None], axis=1)[:, 0]
     return jnp.where(mine.any(1)[:, None], every[sender, jnp.clip(row, 0, rows.shape[0] - 1)], room)
+
+
+def _tiles(rows: jax.Array) -> jax.Array:
+    """Rows [M, D] as [M, D / 128, 128], where 128 divides D: what is sent is a row, which is whole tiles of a
+    TPU's memory then. Otherwise libtpu makes tiles of 2 x 128 of it, and counts four times the cycles to
+    fill a room."""
+    return rows.reshape(rows.shape[0], -1, LANES) if rows.shape[1] % LANES == 0 else rows
 
 
 def _product(rows: jax.Array, name: str, arrays: Mapping[str, Stored], sizes: jax.Array) -> jax.Array:

@@ -58,3 +58,23 @@ def test_values_and_gradients_are_those_of_one_device(one: Any, axes: dict[str, 
         found = one(lean)
     for mine, alone in zip(found, expected, strict=True):
         assert np.abs(mine - alone).max() <= 1e-5 * np.abs(alone).max()
+
+
+def test_a_recomputed_layer_exchanges_nothing_anew() -> None:
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import Mesh
+
+    from recipec.runtime.model.experts import route, run
+
+    shapes = {"gate_up": (EXPERTS, HIDDEN, 2, FEATURES), "down": (EXPERTS, FEATURES, HIDDEN)}
+    arrays = {name: jnp.ones(shape) for name, shape in shapes.items()}
+
+    @jax.checkpoint
+    def layer(x: Any) -> Any:
+        weights, choices = route(x[..., :EXPERTS], Experts(EXPERTS, 3, FEATURES))
+        return run(x, weights, choices, arrays, lambda gate, up: jax.nn.silu(gate) * up).sum()
+
+    with Mesh(np.array(jax.devices()[:4]), ("ep",)):
+        traced = str(jax.make_jaxpr(jax.grad(layer))(jnp.ones((8, 5, HIDDEN))))
+    assert traced.count(" while[") == 2  # forward and backward
