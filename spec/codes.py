@@ -1340,8 +1340,8 @@ PLAN: dict[str, Code] = {
     ),
     "W1007": Code(
         "a step that did not fit when it was planned",
-        "`recipe plan` compiled this step before, on this machine and with these versions: it needs more of each "
-        "device's memory than there is. Flags that hide gathers keep more of them.",
+        "`recipe plan` compiled this step before, on this machine and with these versions: it needs more of "
+        "each device's memory than there is. Flags that hide gathers keep more of them.",
         "`recipe plan` looks for a change that fits; without the flags of `xla.profile` a step takes less.",
     ),
     "E1008": Code(

@@ -2,7 +2,7 @@
 
 data/libtpu.json has those that the pinned libtpu takes, as `python -m scripts.libtpu_flags` found them, and
 the profiles: flags of published runs on each generation (MaxText's benchmarks, Google's TPU recipes) that it
-takes.
+takes, and of v5e v6e's threshold of windowed products (docs/planning.md has what it brings).
 """
 
 from __future__ import annotations

@@ -158,8 +158,8 @@ def warning(program: Program, estimate: Estimate) -> Diagnostic | None:
     profile = libtpu.profile(program.recipe)
     flags = "" if profile == "none" else f" with the flags of profile {profile}"
     message = (
-        f"by an earlier plan the step{flags} needs {gib(estimate.memory.used)} GiB of each device's memory, and a "
-        f"device of {program.accelerator.name} has {gib(estimate.memory.available)} GiB"
+        f"by an earlier plan the step{flags} needs {gib(estimate.memory.used)} GiB of each device's memory, "
+        f"and a device of {program.accelerator.name} has {gib(estimate.memory.available)} GiB"
     )
     path = PATH if profile == "none" else "xla.profile"
     return Diagnostic("W1007", message, path, f"`recipe plan {program.source}` looks for what fits")

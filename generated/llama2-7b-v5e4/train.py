@@ -44,6 +44,7 @@ MESH = MeshSettings(
         "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
         "--xla_tpu_overlap_compute_collective_tc=true",
         "--xla_enable_async_all_gather=true",
+        "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000",
     ),
 )
 LORA = LoraSettings(

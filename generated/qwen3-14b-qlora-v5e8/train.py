@@ -31,7 +31,21 @@ MODEL = ModelSettings(
     attention="splash",
     remat="decoder",
 )
-MESH = MeshSettings(platform="tpu", devices=8, axes={"fsdp": 8, "tp": 1})
+MESH = MeshSettings(
+    platform="tpu",
+    devices=8,
+    axes={"fsdp": 8, "tp": 1},
+    flags=(
+        "--xla_tpu_enable_data_parallel_all_reduce_opt=true",
+        "--xla_tpu_data_parallel_opt_different_sized_ops=true",
+        "--xla_tpu_enable_async_collective_fusion=true",
+        "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
+        "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
+        "--xla_tpu_overlap_compute_collective_tc=true",
+        "--xla_enable_async_all_gather=true",
+        "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000",
+    ),
+)
 LORA = LoraSettings(
     rank=32,
     alpha=64.0,
