@@ -365,7 +365,7 @@ def _remat(program: Program) -> list[str]:
 
 
 def _xla(program: Program) -> list[str]:
-    found = flags(program.recipe)
+    found = flags(program)
     if not found:
         return [
             "the compiler's defaults: every gather of weights is done before the product that needs it begins"

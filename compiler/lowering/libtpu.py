@@ -2,7 +2,8 @@
 
 data/libtpu.json has those that the pinned libtpu takes, as `python -m scripts.libtpu_flags` found them, and
 the profiles: flags of published runs on each generation (MaxText's benchmarks, Google's TPU recipes) that it
-takes, and of v5e v6e's threshold of windowed products (docs/planning.md has what it brings).
+takes, and of v5e v6e's threshold of windowed products (docs/planning.md has what it brings). `experts` has
+what those of models with experts had otherwise.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from recipec.compiler.lowering.hardware import accelerator
 from recipec.spec.language.mesh import SCOPED_VMEM
 
 if TYPE_CHECKING:
+    from recipec.compiler.lowering.program import Program
     from recipec.spec.language import Recipe
 
 DATA = Path(__file__).parents[1] / "data" / "libtpu.json"
 
 
-def flags(recipe: Recipe) -> tuple[str, ...]:
+def flags(program: Program) -> tuple[str, ...]:
     """As LIBTPU_INIT_ARGS takes them: ("--xla_tpu_scoped_vmem_limit_kib=65536",)."""
-    asked = recipe.xla
-    found: dict[str, Any] = dict(profiles()[profile(recipe)])
+    asked, named = program.recipe.xla, profile(program.recipe)
+    found: dict[str, Any] = dict(profiles()[named])
+    if program.family.expert_targets(program.architecture):
+        found |= _data()["experts"].get(named, {})
     if asked.scoped_vmem_kib is not None:
         found[SCOPED_VMEM] = asked.scoped_vmem_kib
     return tuple(f"--{name}={_written(value)}" for name, value in {**found, **asked.flags}.items())

@@ -39,7 +39,7 @@ def run_settings(program: Program) -> RunSettings:
             devices=accelerator.devices,
             axes=dict(recipe.mesh.axes),
             hosts=accelerator.hosts,
-            flags=flags(recipe) if accelerator.platform == "tpu" else (),
+            flags=flags(program) if accelerator.platform == "tpu" else (),
         ),
         lora=program.lora,
         data=data_settings(recipe, program.source.parent),

@@ -54,7 +54,7 @@ def name(program: Program, job: Job) -> str:
 def step(program: Program) -> dict[str, Any]:
     """Everything of a program that its compiled step depends on."""
     recipe: dict[str, Any] = program.recipe.model_dump(mode="json", exclude=set(OUTSIDE))
-    recipe["xla"] = flags(program.recipe)
+    recipe["xla"] = flags(program)
     if not recipe["xla"]:
         del recipe["xla"]
     recipe["data"] = {key: recipe["data"][key] for key in OF_DATA}

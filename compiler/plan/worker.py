@@ -90,7 +90,7 @@ def _configure(program: Program) -> None:
     from recipec.compiler.lowering.libtpu import flags
     from recipec.runtime.model.mesh import compile_with
 
-    compile_with(flags(program.recipe))  # libtpu is loaded with the topology
+    compile_with(flags(program))  # libtpu is loaded with the topology
     if program.recipe.model.dtype == "float32":
         jax.config.update("jax_default_matmul_precision", "highest")  # as runtime.training.train does
 
@@ -121,7 +121,7 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
         except jax.errors.JaxRuntimeError as error:
             refused = parse_refusal(str(error), Path(folder))
             if refused is None:
-                return Failed(f"libtpu refused the step: {_first_line(error)}")
+                return _refused(error)
             return replace(found, compile_seconds=time.monotonic() - traced, out_of_memory=refused)
     torus = Torus.of(program.accelerator, topology.places(mesh.devices.flat, program.accelerator.slices))
     read = _read(found, program, module, torus)
@@ -133,6 +133,17 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
         instructions=assigned.instructions,
         compile_seconds=time.monotonic() - traced,
     )
+
+
+def _refused(error: BaseException) -> Failed:
+    from recipec.compiler.plan.hlo.refusal import parse_vmem
+
+    if found := parse_vmem(str(error)):
+        return Failed(
+            "the kernel {} needs {} of a core's VMEM, and the step's flags leave it {}".format(*found),
+            help="another xla.scoped_vmem_kib: XLA chooses a kernel's tiles by it, and misses it by a little",
+        )
+    return Failed(f"libtpu refused the step: {_first_line(error)}")
 
 
 def _compiled(lowered: Any, folder: Path, scheduled: bool) -> tuple[str, Assigned, float]:

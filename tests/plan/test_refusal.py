@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.plan.hlo.refusal import parse_refusal
+from recipec.compiler.plan.hlo.refusal import parse_refusal, parse_vmem
 from recipec.compiler.plan.results import Temporary
 
 GIB, MIB = 2**30, 2**20
@@ -132,3 +132,8 @@ def test_a_refusal_in_smaller_units_is_read() -> None:
 )
 def test_other_errors_are_not_taken_for_refusals(message: str) -> None:
     assert parse_refusal(message) is None
+
+
+def test_a_kernel_that_exhausts_vmem_is_named_with_its_sizes() -> None:
+    assert parse_vmem(KERNEL) == ("shard_map.13", "64.00M", "16.00M")
+    assert parse_vmem(SUM) is parse_vmem(WINDOW) is None

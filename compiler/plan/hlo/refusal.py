@@ -27,6 +27,11 @@ FORMS = (
     re.compile(rf"Ran out of memory in memory space hbm\b.*?Used {SIZE} of {SIZE} hbm", re.DOTALL),
     re.compile(rf"unlikely to have enough device memory. Requires {SIZE}, has {SIZE} available", re.DOTALL),
 )
+VMEM = re.compile(
+    r"in memory space vmem while allocating on stack for %(\S+) = .*?"
+    r"size (\S+) and limit (\S+) exceeded scoped vmem limit",
+    re.DOTALL,
+)
 LIST = re.compile(r"Largest program allocations in hbm:?")
 ENTRY = re.compile(rf"^\s*\d+\. Size: {SIZE}\s*$", re.MULTILINE)
 OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
@@ -53,6 +58,13 @@ def parse_refusal(message: str, dump: Path | None = None) -> OutOfMemory | None:
         return None
     listed = _largest(message) or (_dumped(dump) if dump else ())
     return OutOfMemory(_bytes(found[1], found[2]), _bytes(found[3], found[4]), listed)
+
+
+def parse_vmem(message: str) -> tuple[str, str, str] | None:
+    """Of a kernel that needs more VMEM than flags leave it: its name, what it needs and has, as libtpu writes
+    sizes; None for a message about anything else."""
+    found = VMEM.search(message)
+    return None if found is None else (found[1], found[2], found[3])
 
 
 def _dumped(folder: Path) -> tuple[Temporary, ...]:
