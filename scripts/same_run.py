@@ -95,6 +95,10 @@ def write_rows(folder: Path, order: Sequence[int]) -> None:
         {"messages": turns, "rejected_response": pair["rejected"]["content"]}
         for turns, pair in zip(made, pairs, strict=True)
     ]
+    answers = [
+        {"messages": pair["conversations"], "chosen": pair["chosen"], "rejected": pair["rejected"]}
+        for pair in pairs
+    ]
     forms: Mapping[str, Sequence[Row]] = {
         "chat": chats,
         "plain": [{**row, "input": ""} for row in plain],
@@ -106,6 +110,7 @@ def write_rows(folder: Path, order: Sequence[int]) -> None:
         ],
         "pairs": pairs,
         "rejected": rejected,
+        "answers": answers,
     }
     (folder / "data" / "split").mkdir(exist_ok=True, parents=True)
     for name, rows in forms.items():
