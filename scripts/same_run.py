@@ -201,7 +201,7 @@ def cut(tokens: np.ndarray, real: np.ndarray, learnt: np.ndarray, starts: np.nda
         bounds = [0, *np.flatnonzero(starts[row]).tolist(), tokens.shape[1]]
         for begin, end in itertools.pairwise(bounds):
             kept = [at for at in range(begin, end) if real[row, at]]
-            if kept:
+            if len(set(tokens[row, kept].tolist())) > 1:  # padding may be a piece of its own
                 masks = (False, *(bool(learnt[row, at]) for at in kept[1:]))
                 yield Sample(tuple(tokens[row, kept].tolist()), masks)
 

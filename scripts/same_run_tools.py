@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.port.dialects import llamafactory, swift
+from recipec.compiler.port.dialects import axolotl_data, llamafactory, swift
 
 STEPS = 10
 
@@ -301,7 +301,10 @@ TORCHTUNE = Tool(
 )
 
 OF_CHATS: Config = {"path": "data/chat.jsonl", "ds_type": "json", "type": "chat_template"}
-PACKED: Config = {"sample_packing": True, "sequence_len": 80, "pad_to_sequence_len": True}
+PACKED: Config = {
+    **{"sample_packing": True, "sequence_len": 80, "pad_to_sequence_len": True},
+    **{"micro_batch_size": 1, "gradient_accumulation_steps": 1},
+}
 AXOLOTL = Tool(
     "axolotl",
     ("axolotl", "train", "run.yaml", "--launcher", "python"),
@@ -343,6 +346,7 @@ AXOLOTL = Tool(
             "datasets": [{**OF_CHATS, "path": "data/answers.jsonl", "type": "chat_template.default"}],
         },
     },
+    says={"dpo": axolotl_data.STRIPPED},
     environment={"AXOLOTL_DO_NOT_TRACK": "1", "DO_NOT_TRACK": "1"},
 )
 
