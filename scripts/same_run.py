@@ -95,6 +95,10 @@ def write_rows(folder: Path, order: Sequence[int]) -> None:
         {"messages": turns, "rejected_response": pair["rejected"]["content"]}
         for turns, pair in zip(made, pairs, strict=True)
     ]
+    answers = [
+        {"messages": pair["conversations"], "chosen": pair["chosen"], "rejected": pair["rejected"]}
+        for pair in pairs
+    ]
     forms: Mapping[str, Sequence[Row]] = {
         "chat": chats,
         "plain": [{**row, "input": ""} for row in plain],
@@ -106,6 +110,7 @@ def write_rows(folder: Path, order: Sequence[int]) -> None:
         ],
         "pairs": pairs,
         "rejected": rejected,
+        "answers": answers,
     }
     (folder / "data" / "split").mkdir(exist_ok=True, parents=True)
     for name, rows in forms.items():
@@ -196,7 +201,7 @@ def cut(tokens: np.ndarray, real: np.ndarray, learnt: np.ndarray, starts: np.nda
         bounds = [0, *np.flatnonzero(starts[row]).tolist(), tokens.shape[1]]
         for begin, end in itertools.pairwise(bounds):
             kept = [at for at in range(begin, end) if real[row, at]]
-            if kept:
+            if len(set(tokens[row, kept].tolist())) > 1:  # padding may be a piece of its own
                 masks = (False, *(bool(learnt[row, at]) for at in kept[1:]))
                 yield Sample(tuple(tokens[row, kept].tolist()), masks)
 

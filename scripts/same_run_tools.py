@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.port.dialects import llamafactory, swift
+from recipec.compiler.port.dialects import axolotl_data, llamafactory, swift
 
 STEPS = 10
 
@@ -101,7 +101,7 @@ LLAMAFACTORY = Tool(
         "shuffled": {"disable_shuffling": None},
         "cut": {"dataset": "chat", "cutoff_len": 48},
         "epochs": {"max_steps": None, "num_train_epochs": 2},
-        "packing": {"dataset": "even", "packing": True, "neat_packing": True, "cutoff_len": 81},
+        "packing": {"dataset": "even", "packing": True, "neat_packing": True, "cutoff_len": 80},
         "template default": {"template": "default", "dataset": "chat"},
         "own template": {"template": None, "dataset": "chat"},
         "dpo": {"stage": "dpo", "dataset": "pairs"},
@@ -165,10 +165,7 @@ SWIFT = Tool(
         "dpo": {"rlhf_type": "dpo", "dataset": ["data/rejected.jsonl"]},
     },
     commands={"dpo": ("swift", "rlhf", "run.yaml")},
-    says={
-        "last_round": swift.HISTORY,
-        "cut": swift.CUT_OFF,
-    },
+    says={"cut": swift.CUT_OFF, "dpo": swift.BOTH},
 )
 
 OF_LITGPT: Config = {
@@ -303,4 +300,54 @@ TORCHTUNE = Tool(
     environment={"SAME_RUN_PAD": "0", "SAME_RUN_ALPHA": "12"},
 )
 
-TOOLS: Mapping[str, Tool] = {tool.package: tool for tool in (LLAMAFACTORY, SWIFT, TORCHTUNE, LITGPT)}
+OF_CHATS: Config = {"path": "data/chat.jsonl", "ds_type": "json", "type": "chat_template"}
+PACKED: Config = {
+    **{"sample_packing": True, "sequence_len": 80, "pad_to_sequence_len": True},
+    **{"micro_batch_size": 1, "gradient_accumulation_steps": 1},
+}
+AXOLOTL = Tool(
+    "axolotl",
+    ("axolotl", "train", "run.yaml", "--launcher", "python"),
+    {
+        "base_model": "./model",
+        "adapter": "lora",
+        **{"lora_r": 4, "lora_alpha": 12, "lora_dropout": 0.0, "lora_target_linear": True},
+        # Kernels in Triton, which run on GPUs alone.
+        **{f"lora_{part}_kernel": False for part in ("mlp", "qkv", "o")},
+        "datasets": [OF_CHATS],
+        "sequence_len": 256,
+        "sample_packing": False,
+        "attn_implementation": "sdpa",
+        "micro_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-3,
+        "max_steps": STEPS,
+        "num_epochs": 1,
+        "lr_scheduler": "cosine",
+        "optimizer": "adamw_torch",
+        "weight_decay": 0.01,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "output_dir": "out",
+        "dataset_prepared_path": "prepared",
+        **dict.fromkeys(("bf16", "fp16", "tf32"), False),
+    },
+    {
+        "plain": {},
+        "no accumulation": {"gradient_accumulation_steps": 1},
+        "warm-up": {"warmup_ratio": 0.25},
+        "epochs": {"max_steps": None, "num_epochs": 2},
+        "train_on_inputs": {"train_on_inputs": True},
+        "dropped": {"sequence_len": 64},
+        "cut": {"sequence_len": 48, "excess_length_strategy": "truncate"},
+        "packing": {"datasets": [{**OF_CHATS, "path": "data/even_chat.jsonl"}], **PACKED},
+        "dpo": {
+            "rl": "dpo",
+            "datasets": [{**OF_CHATS, "path": "data/answers.jsonl", "type": "chat_template.default"}],
+        },
+    },
+    says={"dpo": axolotl_data.STRIPPED},
+    environment={"AXOLOTL_DO_NOT_TRACK": "1", "DO_NOT_TRACK": "1"},
+)
+
+TOOLS: Mapping[str, Tool] = {tool.package: tool for tool in (LLAMAFACTORY, SWIFT, AXOLOTL, TORCHTUNE, LITGPT)}

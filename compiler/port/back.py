@@ -51,6 +51,8 @@ near train.optimizer.master_weights: weights in another precision there, by whic
 near lora.dtype: adapters of another precision there
 near data.eval_seed: the rows that are held out are drawn by another seed there
 near data.shuffle_seed: another order of the samples
+near train.loss_normalization: a step's loss is the mean over its tokens in one of the two, and of its
+    micro-batches' means in the other
 near train.micro_batch_size: rows of a GPU at once; those of a step are the same
 lost data.eval data.eval_fraction: it evaluates on other rows there, or on none; what is trained is the same
 lost train.eval_every: nothing is evaluated there

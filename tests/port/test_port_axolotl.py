@@ -48,7 +48,7 @@ def test_defaults_are_written_out(tmp_path: Path) -> None:
         "model.dtype": "bfloat16",
         "remat.policy": "none",
         "checkpoint.keep": 4,
-        "train.loss_normalization": "tokens",
+        "train.loss_normalization": "micro_batches",
     }
     assert {path: made.value(path) for path in defaults} == defaults
     said = {path for found in made.findings if found.verdict is Verdict.DEFAULTED for path in found.recipe}
@@ -59,6 +59,7 @@ def test_the_batch_counts_the_gpus(tmp_path: Path) -> None:
     assert port(tmp_path, devices=4).value("train.global_batch_size") == 32
     alone = port(tmp_path)
     assert "--devices" in finding(alone, "--devices").note
+    assert port(tmp_path, gradient_accumulation_steps=1).value("train.loss_normalization") == "tokens"
     sharded = port(tmp_path, dp_shard_size=4, tensor_parallel_size=2, fsdp_version=2)
     assert sharded.value("train.global_batch_size") == 32
     assert port(tmp_path, devices=8, tensor_parallel_size=2).value("train.global_batch_size") == 32
@@ -67,6 +68,14 @@ def test_the_batch_counts_the_gpus(tmp_path: Path) -> None:
     ray = port(tmp_path, use_ray=True, ray_num_workers=4, tensor_parallel_size=2)
     assert ray.value("train.global_batch_size") == 16
     assert port(tmp_path, use_ray=False, ray_num_workers=4).value("train.global_batch_size") == 8
+
+
+def test_a_warm_up_of_a_share_of_max_steps_is_rounded_as_axolotl_does(tmp_path: Path) -> None:
+    """Down, but one step becomes two, and the default's are 100 at the most."""
+    for ratio, steps, expected in ((None, 10, 0), (None, 40, 2), (None, 9000, 100), (0.25, 10, 2)):
+        made = port(tmp_path, warmup_ratio=ratio, max_steps=steps)
+        assert made.value("train.schedule.warmup_steps") == expected
+    assert verdict(made, "warmup_ratio") is Verdict.APPROXIMATED
 
 
 def test_a_quantised_base_is_taken_over_with_what_differs(tmp_path: Path) -> None:

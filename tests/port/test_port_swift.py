@@ -55,24 +55,27 @@ def test_a_model_without_a_template_has_ms_swifts(
 
 
 @pytest.mark.parametrize(
-    ("more", "learnt", "said"),
+    ("more", "learnt", "alone"),
     [
         ({}, "No.", False),
         ({"disable_ignore_empty_think": True}, "<think>\n\n</think>\n\nNo.", False),
         ({"loss_scale": "last_round"}, "No.", True),
         ({"loss_scale": "last_round", "template": "qwen2_5"}, "No.", False),
+        ({"loss_scale": "last_round", "template": "qwen3_thinking"}, "No.", True),
         ({"preserve_thinking": False}, "No.", True),
         ({"rlhf_type": "dpo"}, "No.", True),
     ],
 )
-def test_what_is_learnt_of_thoughts(tmp_path: Path, more: dict[str, object], learnt: str, said: bool) -> None:
+def test_what_is_learnt_of_thoughts(
+    tmp_path: Path, more: dict[str, object], learnt: str, alone: bool
+) -> None:
     ledger = ported("swift", tmp_path, {**BASE, **more})
     template = str(ledger.value("data.chat_template"))
     marked = template.replace("{%- generation -%}", "{{- '[' -}}").replace(
         "{%- endgeneration -%}", "{{- ']' -}}"
     )
     assert rendered(marked, TALK).rpartition("[")[2] == f"{learnt}<|im_end|>\n]"
-    assert ("the last answer alone has one" in finding(ledger, "template").note) is said
+    assert ("assistant\nSo.<|im_end|>" in rendered(template, TALK)) is alone, "earlier thoughts are taken out"
 
 
 def test_no_thought_is_written_where_none_is_asked_for(tmp_path: Path) -> None:

@@ -358,10 +358,10 @@ def _batches(keys: Keys, launch: Launch) -> None:
     elif keys.ledger.devices:
         keys.ledger.defaulted("--devices", processes, rows, f"given by --devices: {made}")
     if keys.ledger.value("train.objective") is None:
-        note = "Axolotl's loss is a mean over the tokens of a step"
-        if processes > 1:
-            note += "; each device's own tokens are averaged there, and all tokens of the step here"
-        keys.ledger.defaulted("loss", "mean over tokens", {"train.loss_normalization": "tokens"}, note)
+        # Axolotl's trainer counts no tokens of a step for a model whose forward has no `num_items_in_batch`.
+        kept = "tokens" if made.rows == made.per_device else "micro_batches"
+        note = "Axolotl's loss is the mean of the means of a step's micro-batches, on each device"
+        keys.ledger.defaulted("loss", "mean of means", {"train.loss_normalization": kept}, note)
 
 
 def _length(keys: Keys) -> None:
@@ -451,6 +451,14 @@ def _warmup(keys: Keys) -> None:
         sets = {"train.schedule.warmup_steps": count or 0} if made.ratio is None else made.sets()
         note = "Axolotl makes two steps of one" if count == 2 != made.steps else made.note
         keys.say("warmup_steps", sets, note)
+    elif keys.integer("max_steps") and (ratio is None or 0 < ratio < 1):
+        count = int((ratio or 0.03) * (keys.integer("max_steps") or 0))
+        count = 2 if count == 1 else count if ratio else min(count, 100)
+        sets = {"train.schedule.warmup_steps": count}
+        note = "that share of max_steps; there of the steps of num_epochs, where they are fewer"
+        if ratio is None:
+            keys.default("warmup_ratio", 0.03, sets, f"Axolotl's default: {note}")
+        keys.say("warmup_ratio", sets, note)
     elif ratio is not None:
         note = "rounded up to a whole step here, and down there" if 0 < ratio < 1 else ""
         keys.say("warmup_ratio", {"train.schedule.warmup_ratio": ratio} if 0 <= ratio < 1 else {}, note)

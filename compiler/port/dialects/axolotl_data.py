@@ -17,6 +17,11 @@ SPLIT = (
     " those that are too long"
 )
 SEEDS = "drawn from by other generators: another order of samples, and other adapters to start from"
+PACKED = (
+    "as many tokens in a step, in rows that hold other samples together; there the last ones of an epoch are"
+    " left out where they fill no micro-batch"
+)
+STRIPPED = "a line break that the template ends with is learnt here; there it is taken off both answers"
 OF_SOURCES = table("""
 exact ds_type: the file's name tells what it is
 exact trust_remote_code: no code of a data set's runs here
@@ -150,7 +155,7 @@ def _lengths(keys: Keys) -> None:
 
 def _packing(keys: Keys, objective: str) -> None:
     packs = keys.flag("sample_packing") and objective == "sft"
-    note = "as many tokens in a step, in rows that hold other samples together" if packs else ""
+    note = PACKED if packs else ""
     if keys.given("sample_packing"):
         keys.say("sample_packing", {"data.packing": packs}, note)
     else:
@@ -363,9 +368,10 @@ def _preference(keys: Keys, given: Any) -> Kind | None:
             keys.same(f"message_{end}")
         if "argilla" in name and words is None:
             pairs = (("chosen", chosen), ("rejected", rejected), ("role", role), ("content", content))
-            return Kind("preference", {here: there for here, there in pairs if here != there})
+            fields = {here: there for here, there in pairs if here != there}
+            return Kind("preference", fields, note=STRIPPED)
         tags = conversion.Tagged(conversation, role, content, words, None, chosen, rejected)
-        return Kind("preference", transform=conversion.tagged(tags))
+        return Kind("preference", transform=conversion.tagged(tags), note=STRIPPED)
     if name in ("passthrough", "passthrough.default"):
         return Kind("preference")
     if isinstance(given, dict):

@@ -112,7 +112,7 @@ FOLLOWS = (
 )
 END = "what ends the last answer is learnt after that one alone"
 NO_TOOLS = "rows with calls of tools are left out: it writes none here"
-HISTORY = "earlier answers have thoughts here, empty ones too; there the last answer alone has one"
+BOTH = "an empty thought before both answers counts with them here: of dpo's loss it changes nothing"
 CUT_OFF = "a row with no answer left is left out here; there it takes a place in its step"
 COGNITION = words("swift/self-cognition modelscope/self-cognition")
 """A data set with marks for the model's name and its author's."""
@@ -437,8 +437,10 @@ def _template(keys: Keys, named: Named | None, ranking: bool) -> None:
     made = templates.of(NAME, taken, model, changes)
     if made.known:
         forgets = made.forgets and "last_round" in _scale(keys, ranking)
-        history = forgets or keys.value("preserve_thinking") is False
-        notes = (made.note, NO_TOOLS, templates.PIECES, END if made.last else "", HISTORY if history else "")
+        last_alone = forgets or keys.value("preserve_thinking") is False
+        made = templates.of(NAME, taken, model, {**changes, "last_alone": last_alone})
+        counts = ranking and "<think>" in str(made.sets) and not keys.flag("disable_ignore_empty_think")
+        notes = (made.note, NO_TOOLS, templates.PIECES, END if made.last else "", BOTH if counts else "")
         note = "; ".join(filter(None, notes))
         if name is None:
             keys.default("template", taken, made.sets, f"ms-swift's for this model: {note}")

@@ -62,6 +62,7 @@ class Turns:
         thought: what opens and closes a thought, which each answer begins with in a reasoning template.
         learns_empty: whether an empty thought is trained on that the template has put before an answer.
         forgets: whether earlier answers have no thoughts where the last one alone is trained on.
+        last_alone: whether only the last round's answers have thoughts, empty ones included.
         learns_opening: whether what the assistant's turn begins with is trained on too.
         final: what an answer that is the last message ends with; None where it ends as the others.
         learns_final: whether it is trained on.
@@ -83,6 +84,7 @@ class Turns:
     thought: tuple[str, str] | None = None
     learns_empty: bool = True
     forgets: bool = False
+    last_alone: bool = False
     learns_opening: bool = False
     final: str | None = None
     learns_final: bool = True
@@ -254,7 +256,8 @@ def written(turns: Turns, thinking: bool = True) -> str:
     if turns.in_user:
         asked = f"(({system} if loop.first else '') + {f'({asked})' if '|' in asked else asked})"
     opening = f"{{{{- {_expression(turns.opening)} -}}}}" if turns.opening else ""
-    answer = "answer" if turns.thought and not thinking else says["assistant"]
+    rewritten = turns.last_alone or (turns.thought and not thinking)
+    answer = "answer" if rewritten else says["assistant"]
     said = f"{{{{- {_expression(turns.assistant, answer)} -}}}}"
     tail = f"{{{{- {_expression(turns.after)} -}}}}" if turns.after else ""
     if turns.between:
@@ -266,7 +269,15 @@ def written(turns: Turns, thinking: bool = True) -> str:
         final = f"{{{{- {_expression(turns.final)} -}}}}" if turns.final else ""
         final = f"{{%- if loop.last -%}}{final}{{%- endif -%}}"
         said, tail = (said + final, tail) if turns.learns_final else (said, final + tail)
-    inside, outside = (_thought(turns.thought, thinking), "") if turns.thought else ("", "")
+    thought = _thought(turns.thought, thinking) if turns.thought else ""
+    if turns.last_alone:
+        end = _quoted(turns.thought[1].strip() if turns.thought else "</think>")
+        earlier = f"message.content.split({end})[-1] | trim"
+        thought = (
+            f"{{%- set answer = {says['assistant']} if loop.last else {earlier} -%}}"
+            f"{{%- if loop.last -%}}{thought}{{%- endif -%}}"
+        )
+    inside, outside = thought, ""
     if not (thinking and turns.learns_empty):
         inside, outside = outside, inside
     before, learnt = ("", opening) if turns.learns_opening else (opening, "")
