@@ -15,9 +15,10 @@ from typing import Any
 
 from recipec.compiler.lowering.lower import Lowered
 from recipec.compiler.port import dialects
-from recipec.compiler.port.back_keys import DIALECTS, Config, direct, dumped, written
+from recipec.compiler.port.back_keys import ALPACA, DIALECTS, Config, alpaca, direct, dumped, written
 from recipec.compiler.port.keys import table
 from recipec.compiler.port.ledger import Finding, Ledger, Line, Verdict, prefixes
+from recipec.compiler.port.meaning import conversion
 from recipec.compiler.port.meaning.adapters import express
 from recipec.compiler.port.port import Ported
 from recipec.compiler.port.read import Tree, parse_json, parse_yaml
@@ -32,6 +33,7 @@ from recipec.spec.load import Loaded, display, load
 
 LEFT = table("""
 exact recipe: the version of the language
+exact extends: what it takes from there is written with the rest
 exact name: the folder of results has it
 exact mesh: the TPU's; --devices says how many GPUs there are
 exact sharding: how weights lie on the TPU's mesh; accelerate's file says it of GPUs
@@ -159,7 +161,9 @@ def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None
         keys = {each.key: None for each in said}
         notes = dict.fromkeys(each.note for each in said if each.verdict is Verdict.APPROXIMATED)
         given = source.has(path)
-        same = path in came and _alike(path, value, came[path], config)
+        retold = _retold(path, recipe, returned)
+        notes |= {retold: None} if retold else {}
+        same = path in came and (retold is not None or _alike(path, value, came[path], config))
         # A default of recipes that comes back is the tool's too where it bears on what is learnt.
         same = same and (row is None or not given or path in returned.lines)
         verdict, note = Verdict.EXACT, ""
@@ -169,7 +173,7 @@ def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None
             verdict, note = VERDICTS[row.verdict], row.note
         elif not same:
             verdict = Verdict.UNSUPPORTED
-            note, way = _lost(path, came, recipe)
+            note, way = _lost(path, came, config)
             if note != CONSEQUENCE:
                 ledger.diagnostics.append(_learnt(source, path, note, title, way))
         if given:
@@ -195,10 +199,12 @@ def _learnt(source: Source, path: str, why: str, title: str, way: str = "") -> D
     return Diagnostic("E1198", message, path, help, source.place(path))
 
 
-def _lost(path: str, came: Mapping[str, Any], recipe: Recipe) -> tuple[str, str]:
+def _lost(path: str, came: Mapping[str, Any], config: Config) -> tuple[str, str]:
     """Why a value that is learnt by does not come back, and what can be done; "" for nothing."""
+    recipe = config.recipe
     if came.get("data.format") != recipe.data.format and path in OF_ROWS:
-        return (PREPARED, AS_MESSAGES) if path == "data.format" else (CONSEQUENCE, "")
+        way = AS_TURNS.get(config.tool, AS_MESSAGES) if recipe.data.format == "instruction" else AS_MESSAGES
+        return (PREPARED, way) if path == "data.format" else (CONSEQUENCE, "")
     if path in ("data.fields", "data.transform"):
         return PREPARED, AS_MESSAGES
     if path in ("data.train", "data.eval") or path not in came:
@@ -209,8 +215,35 @@ def _lost(path: str, came: Mapping[str, Any], recipe: Recipe) -> tuple[str, str]
 
 PREPARED = "rows have to be prepared beforehand, with the columns that the tool reads"
 AS_MESSAGES = "write them as `messages` into a file that data.train names"
+AS_TURNS = {
+    "trl": "write them as `prompt` and `completion`, a list of messages each, into a file that data.train"
+    " names, with data.format: prompt_completion",
+    "axolotl": f"{AS_MESSAGES}, with data.format: chat",
+}
+"""Of instruction rows, by the tool: TRL learns the completion, Axolotl each answer."""
 CONSEQUENCE = "as the format"
 OF_ROWS = ("data.format", "data.fields", "data.transform", "data.loss_on")
+
+
+ONE_BREAK = "one line break stands between an instruction and its input there, and a blank line here"
+UNNAMED = "not read there, without a name in data.fields: {names}"
+AFTER = "what the template writes after the end of the answer is not learnt there"
+
+
+def _retold(path: str, recipe: Recipe, returned: Ledger) -> str | None:
+    """How instruction rows that come back as messages differ, "" for not at all; None where none do."""
+    data = recipe.data
+    columns = alpaca(data.fields)
+    made = conversion.alpaca(conversion.Alpaca(**{"query": None, **columns}), False)
+    if data.format != "instruction" or data.transform or returned.files.get(conversion.FILE) != made:
+        return None
+    unnamed = [f"`{name}`" for key, name in ALPACA.items() if key not in columns]
+    if path == "data.format":
+        joined = ONE_BREAK if "query" in columns else ""
+        return "; ".join(filter(None, (joined, unnamed and UNNAMED.format(names=", ".join(unnamed)))))
+    if path == "data.loss_on" and data.loss_on == "completion":
+        return AFTER
+    return "" if path in ("data.fields", "data.transform") else None
 
 
 def _leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -54,6 +54,14 @@ checkpoint.keep                save_total_limit      =                    =
 OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "lion": "lion_32bit", "sgd": "sgd"}
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 """What `datasets` reads a file with, by the end of its name."""
+ALPACA = {
+    "prompt": "instruction",
+    "query": "input",
+    "response": "output",
+    "history": "history",
+    "system": "system",
+}
+"""Names of data.fields by the columns of LLaMA-Factory 0.9.5's alpaca rows."""
 ACCELERATE, TEMPLATE, INFO = "accelerate.yaml", "chat_template.jinja", "dataset_info.json"
 """Files that lie beside a config."""
 
@@ -272,7 +280,11 @@ def _llamafactory(config: Config) -> None:
         if data.packing and data.format != "text":
             keys["neat_packing"] = True
         keys["cutoff_len"] = data.max_length + data.packing
-        keys |= {"train_on_prompt": data.loss_on == "all", "mask_history": data.loss_on == "last_assistant"}
+        last = data.loss_on == "last_assistant" or (data.format, data.loss_on) == (
+            "instruction",
+            "completion",
+        )
+        keys |= {"train_on_prompt": data.loss_on == "all", "mask_history": last}
     else:
         loss = "orpo" if train.objective == "orpo" else "sigmoid"
         keys |= {"pref_loss": loss, "pref_beta": train.beta, "dpo_label_smoothing": train.label_smoothing}
@@ -291,12 +303,27 @@ def _entry(config: Config, source: DataSource) -> dict[str, Any]:
     named = dict(data.fields)
     if text:
         return {**made, "formatting": "alpaca", "columns": {"prompt": named.get("text", "text")}}
+    if data.format == "instruction":
+        return {**made, "formatting": "alpaca", "columns": alpaca(named)}
     columns = {"messages": named.get("messages", "messages")}
     tags = {"role_tag": named.get("role", "role"), "content_tag": named.get("content", "content")}
     for role in ("user", "assistant", "system"):
         tags[f"{role}_tag"] = role
     tags |= {"observation_tag": "tool", "function_tag": "function_call"}
     return {**made, "formatting": "sharegpt", "columns": columns, "tags": tags}
+
+
+def alpaca(fields: Mapping[str, str]) -> dict[str, str]:
+    """LLaMA-Factory's columns of instruction rows.
+
+    It stops where a row lacks a column that is named. So an optional one is named where `fields` does so, and
+    `input` where rows have their usual names.
+
+    Args:
+        fields: `data.fields`.
+    """
+    named = {"instruction": "instruction", "output": "output", **(fields or {"input": "input"})}
+    return {column: named[name] for column, name in ALPACA.items() if name in named}
 
 
 def _axolotl(config: Config) -> None:

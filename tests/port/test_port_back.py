@@ -14,6 +14,9 @@ from typer.testing import CliRunner
 from recipec.compiler.cli.main import app
 from recipec.compiler.port.back_keys import DIALECTS
 from recipec.compiler.port.keys import keys_of, tools
+from recipec.runtime.data.formats import parse_row
+from recipec.runtime.data.masking import Renderer
+from tests.runtime import chats
 
 ROOT = Path(__file__).parents[2]
 TOOLS = [*DIALECTS]
@@ -140,9 +143,9 @@ LOOSE = ("train.micro_batch_size", "lora.targets", "lora.layers", "data.chat_tem
 """What the port back may write in other words, or chooses for its machine."""
 OTHER = {
     *("remat.policy", "model.attention", "model.dtype", "lora.dtype", "train.optimizer.master_weights"),
-    *("data.shuffle_seed", "data.eval_seed"),
+    *("data.shuffle_seed", "data.eval_seed", "data.format", "data.loss_on"),
 }
-"""What approximated ones may have another value of: memory, speed and precision, and seeds."""
+"""What approximated ones may have another value of: memory, speed, precision, seeds, and instruction rows."""
 
 
 def place(one: Any) -> tuple[Any, ...]:
@@ -235,6 +238,60 @@ def test_prompts_and_the_first_rows_of_a_file_come_back(tool: str) -> None:
     assert again["loss_on"] == "completion" and again.get("fields") == data["data"].get("fields")
 
 
+@pytest.mark.parametrize(
+    ("fields", "columns", "unread"),
+    [
+        ({}, {"prompt": "instruction", "query": "input", "response": "output"}, "`history`, `system`"),
+        ({"output": "reply"}, {"prompt": "instruction", "response": "reply"}, "`input`, `history`, `system`"),
+        (
+            {"input": "given", "history": "before", "system": "rules"},
+            {
+                **{"prompt": "instruction", "query": "given", "response": "output"},
+                **{"history": "before", "system": "rules"},
+            },
+            "",
+        ),
+    ],
+)
+def test_instructions_are_read_by_llama_factory_as_the_report_says(
+    fields: dict[str, str], columns: dict[str, str], unread: str
+) -> None:
+    data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    data["data"] |= {"format": "instruction", "fields": fields}
+    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    told = held("recipe.yaml", "llama-factory")
+    entry = json.loads(Path("dataset_info.json").read_text())["variant-dataset-1"]
+    assert entry["formatting"] == "alpaca" and entry["columns"] == columns
+    note = next(row["note"] for row in told["keys"] if row["key"] == "data.format")
+    assert ("one line break" in note) is ("query" in columns)
+    assert note.partition("data.fields: ")[2] == unread
+
+    again = yaml.safe_load(Path("again.yaml").read_text())["data"]
+    space: dict[str, Any] = {}
+    exec(Path("convert.py").read_text(), space)
+    given = {"instruction": "Add.", "input": "", "output": "3"}
+    if fields.get("system"):
+        given |= {"system": "Short.", "history": [["Why?", "So."]]}
+
+    def learnt(settings: dict[str, Any], row: dict[str, Any], loss_on: str) -> tuple[list[int], str]:
+        parsed = parse_row(settings["format"], "row 1", row, settings.get("fields", {}))
+        assert parsed.messages is not None
+        renderer = Renderer.of(chats.tokenizer(), chats.published("qwen3"), loss_on)
+        made = renderer.render(parsed.messages, None, parsed.completion_start)
+        return chats.tokenizer()(made.text)["input_ids"], "".join(made.text[a:b] for a, b in made.spans)
+
+    for asked in ("", "1 and 2") if "query" in columns else ("",):
+        row = {fields.get(name, name): value for name, value in {**given, "input": asked}.items()}
+        tokens, after = learnt(data["data"], row, "completion")
+        theirs, answer = learnt(again, space["convert"](row), again["loss_on"])
+        assert answer + "\n" == after, "which the report says of data.loss_on"
+        if asked:
+            there = chats.tokenizer().decode(theirs)
+            assert there.replace("Add.\n1", "Add.\n\n1") == chats.tokenizer().decode(tokens) != there
+        else:
+            assert theirs == tokens
+
+
 @pytest.mark.parametrize("tool", ["llama-factory"])
 def test_gpus_share_the_rows_of_a_step(tool: str) -> None:
     shutil.copy(ROOT / "recipes" / "mistral-small-24b-v6e8.yaml", "recipe.yaml")
@@ -277,6 +334,8 @@ def test_a_partial_config_says_so() -> None:
 
 def test_a_value_of_an_extended_recipe_stands_at_its_line_there(folder: Path) -> None:
     shutil.copy(ROOT / "recipes" / "quickstart.yaml", "base.yaml")
+    Path("recipe.yaml").write_text("extends: base.yaml\nlora: {rank: 2}\n")
+    assert "extends" in {row["key"] for row in ported("recipe.yaml", "axolotl")["keys"]}
     Path("recipe.yaml").write_text("extends: base.yaml\nlora: {kv: shared}\n")
     status, printed, errors = run(
         "recipe.yaml", "--to", "axolotl", "--partial", "--format", "json", "-o", "c.yaml"
