@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.port.dialects import axolotl_data, llamafactory, swift
+from recipec.compiler.port.dialects import axolotl_data, llamafactory, swift, torchtune
 
 STEPS = 10
 
@@ -297,6 +297,7 @@ TORCHTUNE = Tool(
     model="Qwen/Qwen2.5-0.5B-Instruct",
     place=QWEN2_5,
     prepare=as_torchtune_reads,
+    says={"packing": torchtune.SHORTER},
     environment={"SAME_RUN_PAD": "0", "SAME_RUN_ALPHA": "12"},
 )
 

@@ -292,4 +292,4 @@ def test_an_epoch_ends_with_its_last_whole_step(tmp_path: Path) -> None:
     assert verdict(ledger, "epochs") is Verdict.APPROXIMATED
     assert "there they are passed over" in finding(ledger, "epochs").note
     counted = ported("torchtune", tmp_path, {**LORA, "epochs": 1, "max_steps_per_epoch": 10})
-    assert verdict(counted, "max_steps_per_epoch") is Verdict.EXACT
+    assert "where an epoch has fewer" in finding(counted, "max_steps_per_epoch").note

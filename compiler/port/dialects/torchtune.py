@@ -139,13 +139,16 @@ def _batch(keys: Keys) -> None:
     keys.same("tensor_parallel_dim", note=sharding.sharing(shared))
 
 
+SHORTER = "as many steps, also where an epoch has fewer; there the run ends with it"
+
+
 def _length(keys: Keys) -> None:
     epochs, most = keys.integer("epochs") or 1, keys.integer("max_steps_per_epoch")
     if most is None:
         keys.say("epochs", {"train.epochs": epochs}, WHOLE_STEPS)
         keys.same("max_steps_per_epoch", note="null: whole epochs")
         return
-    note = "" if epochs == 1 else "the data go on here; there they are begun anew after so many steps"
+    note = SHORTER if epochs == 1 else "the data go on here; there they are begun anew after so many steps"
     keys.say("max_steps_per_epoch", {"train.steps": most * epochs}, note)
     keys.same("epochs", note="max_steps_per_epoch sets the length of the run")
 
