@@ -274,6 +274,8 @@ def _alike(path: str, here: Any, there: Any, config: Config) -> bool:
         return sorted(there) == sorted(found) if path == "lora.targets" else there == layers
     if path == "data.fields":
         return _renamed(here) == _renamed(there)
+    if path == "data.transform":  # the port's file is another than the recipe's, by whatever name
+        return not here and not there
     if path == "data.chat_template":
         return here == (config.beside.get(there, there) if isinstance(there, str) else there)
     if path in ("train.schedule.warmup_steps", "train.schedule.warmup_ratio"):
