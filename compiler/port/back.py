@@ -238,7 +238,7 @@ def _retold(path: str, recipe: Recipe, returned: Ledger) -> str | None:
     unnamed = [f"`{name}`" for key, name in ALPACA.items() if key not in columns]
     if path == "data.format":
         joined = ONE_BREAK if "query" in columns else ""
-        return "; ".join(filter(None, (joined, unnamed and UNNAMED.format(names=", ".join(unnamed)))))
+        return "; ".join(filter(None, (joined, UNNAMED.format(names=", ".join(unnamed)) if unnamed else "")))
     if path == "data.loss_on" and data.loss_on == "completion":
         return AFTER
     return "" if path in ("data.fields", "data.transform") else None
