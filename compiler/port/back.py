@@ -240,7 +240,7 @@ def _retold(path: str, recipe: Recipe, returned: Ledger) -> str | None:
     unnamed = [f"`{name}`" for key, name in ALPACA.items() if key not in columns]
     if path == "data.format":
         joined = ONE_BREAK if "query" in columns else ""
-        return "; ".join(filter(None, (joined, unnamed and UNNAMED.format(names=", ".join(unnamed)))))
+        return "; ".join(filter(None, (joined, UNNAMED.format(names=", ".join(unnamed)) if unnamed else "")))
     if path == "data.loss_on" and data.loss_on == "completion":
         return AFTER
     return "" if path in ("data.fields", "data.transform") else None
@@ -276,6 +276,8 @@ def _alike(path: str, here: Any, there: Any, config: Config) -> bool:
         return sorted(there) == sorted(found) if path == "lora.targets" else there == layers
     if path == "data.fields":
         return _renamed(here) == _renamed(there)
+    if path == "data.transform":  # the port's file is another than the recipe's, by whatever name
+        return not here and not there
     if path == "data.chat_template":
         return here == (config.beside.get(there, there) if isinstance(there, str) else there)
     if path in ("train.schedule.warmup_steps", "train.schedule.warmup_ratio"):

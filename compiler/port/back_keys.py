@@ -13,7 +13,7 @@ from typing import Any
 
 from recipec.compiler.lowering.catalog import Model, find
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.port.meaning import experts
+from recipec.compiler.port.meaning import experts, templates
 from recipec.compiler.port.meaning.adapters import modules, prefix_of
 from recipec.compiler.port.names import known
 from recipec.spec.language import DataSource, Lora, Recipe
@@ -275,6 +275,7 @@ def _llamafactory(config: Config) -> None:
         keys["mix_strategy"] = "interleave_under"
         keys["interleave_probs"] = ",".join(f"{share / sum(shares):g}" for share in shares)
     config.direct("data")
+    keys |= _template(config) if data.chat_template else {}
     if train.objective == "sft":
         keys["packing"] = data.packing
         if data.packing and data.format != "text":
@@ -292,6 +293,17 @@ def _llamafactory(config: Config) -> None:
         keys["moe_aux_loss_coef"] = train.router_aux_loss_coef
     _trainer(config)
     keys["disable_gradient_checkpointing"] = recipe.remat.policy == "none"
+
+
+def _template(config: Config) -> dict[str, Any]:
+    """LLaMA-Factory's name of a template that is one of its own, {} where none is: it reads no Jinja."""
+    text = (config.recipe.data.chat_template or "").rstrip("\n")
+    for name in templates.LLAMAFACTORY:
+        for thinking in (True, False):
+            made = templates.llamafactory(name, config.model, thinking)
+            if made.sets["data.chat_template"].rstrip("\n") == text:
+                return {"template": name, "enable_thinking": thinking}
+    return {}
 
 
 def _entry(config: Config, source: DataSource) -> dict[str, Any]:

@@ -376,3 +376,11 @@ def test_trl_and_peft_read_what_is_written() -> None:
         assert isinstance(config, LoraConfig) and set(config.target_modules) == set(
             made["lora_target_modules"]
         )
+
+
+def test_a_template_that_llama_factory_has_is_named_there() -> None:
+    example = ROOT / "tests/port/examples/llamafactory-qwen3-lora/expected/recipe.yaml"
+    shutil.copy(example, "recipe.yaml")
+    ported("recipe.yaml", "llama-factory")
+    again = returned({"beside": ["dataset_info.json"]}, "llama-factory", "sft")
+    assert at(again, "data.chat_template") == at(yaml.safe_load(example.read_text()), "data.chat_template")
