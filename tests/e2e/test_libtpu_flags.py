@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from recipec.compiler.lowering.libtpu import profiles
+from recipec.compiler.lowering.libtpu import DATA, profiles
 from recipec.compiler.plan.pool import environment
 
 pytestmark = pytest.mark.e2e
@@ -24,6 +25,19 @@ sharding = NamedSharding(Mesh(np.array(devices), ("fsdp",)), PartitionSpec("fsdp
 weight = jax.ShapeDtypeStruct((1024, 1024), "bfloat16", sharding=sharding)
 print(len(jax.jit(lambda x, w: x @ w).lower(weight, weight).compile().as_text()))
 """
+
+EXPERTS = """
+import jax
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+device = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x2").devices[0]
+def array(*shape, dtype="bfloat16"):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=SingleDeviceSharding(device))
+rows, weight, sizes = array(4096, 28672), array(8, 28672, 4096), array(8, dtype="int32")
+jax.jit(jax.lax.ragged_dot).lower(rows, weight, sizes).compile()
+"""
+"""The product of Mixtral 8x7B's experts that has the largest tiles."""
+VMEM = "xla_tpu_scoped_vmem_limit_kib"
 
 
 def test_the_list_of_flags_is_that_of_the_installed_libtpu(root: Path) -> None:
@@ -46,3 +60,13 @@ def test_libtpu_takes_a_generations_profile(generation: str) -> None:
     assert compile(flags).returncode == 0
     refused = compile(f"{flags} --xla_tpu_no_such_flag=true")
     assert refused.returncode != 0 and "xla_tpu_no_such_flag" in refused.stdout + refused.stderr
+
+
+def test_experts_leave_their_kernels_the_vmem_that_these_need() -> None:
+    def compile(kib: int) -> subprocess.CompletedProcess[str]:
+        made = {**environment(), "LIBTPU_INIT_ARGS": f"--{VMEM}={kib}"}
+        return subprocess.run([sys.executable, "-c", EXPERTS], env=made, capture_output=True, text=True)
+
+    refused = compile(profiles()["v6e"][VMEM])
+    assert refused.returncode != 0 and "CompileTimeScopedVmemOom" in refused.stderr
+    assert compile(json.loads(DATA.read_text())["experts"]["v6e"][VMEM]).returncode == 0
