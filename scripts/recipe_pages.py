@@ -198,10 +198,7 @@ def page(programs: Mapping[str, Program], record: Record) -> str:
         ABOUT_FIGURES,
         table(_HEAD, rows),
         *(
-            [
-                "A row without a step was not planned again by its schedule, or does not fit by it: its "
-                "recipe says which.\n"
-            ]
+            ["A row without a step was not planned again by its schedule.\n"]
             if any(not row[-3] for row in rows)
             else []
         ),

@@ -281,11 +281,8 @@ def _llamafactory(config: Config) -> None:
         if data.packing and data.format != "text":
             keys["neat_packing"] = True
         keys["cutoff_len"] = data.max_length + data.packing
-        last = data.loss_on == "last_assistant" or (data.format, data.loss_on) == (
-            "instruction",
-            "completion",
-        )
-        keys |= {"train_on_prompt": data.loss_on == "all", "mask_history": last}
+        learnt = ("last_assistant", "completion") if data.format == "instruction" else ("last_assistant",)
+        keys |= {"train_on_prompt": data.loss_on == "all", "mask_history": data.loss_on in learnt}
     else:
         loss = "orpo" if train.objective == "orpo" else "sigmoid"
         keys |= {"pref_loss": loss, "pref_beta": train.beta, "dpo_label_smoothing": train.label_smoothing}
