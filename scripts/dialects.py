@@ -60,13 +60,13 @@ Keys = dict[str, list[Any]]
 class Package:
     """The sources of one distribution: an installed one, or a wheel's."""
 
-    def __init__(self, name: str, folder: Path | None = None) -> None:
+    def __init__(self, name: str, folder: Path | None = None, distribution: str = "") -> None:
         self.name = name
         if folder is None:
             found = importlib.util.find_spec(name)
             assert found is not None and found.origin is not None, f"{name} is not installed"
             self.root = Path(found.origin).parent.parent
-            self.version = metadata.version(name)
+            self.version = metadata.version(distribution or name)
             self.wheel = None
         else:
             self.version = WHEELS[name]
@@ -127,6 +127,7 @@ def catalogue(wheels: Path) -> dict[str, Any]:
         "oumi": _oumi(Package("oumi", wheels)),
         "automodel": _automodel(Package("nemo_automodel", wheels)),
         "swift": _swift(Package("ms_swift", wheels), training),
+        "tunix": _tunix(Package("tunix", distribution="google-tunix"), Package("optax")),
     }
 
 
@@ -419,6 +420,64 @@ def _oumi(package: Package) -> dict[str, Any]:
     return {
         "version": package.version,
         "sections": {section: fields(classes, name) for section, name in OUMI.items()},
+    }
+
+
+TUNIX: Mapping[str, Mapping[str, Any]] = {
+    "config": {
+        **{"data_source": "tfds", "data_directory": "", "data_module": ""},
+        **{"apply_chat_template_to_dataset": True, "dataset_name": "Helsinki-NLP/opus-100"},
+        **{"batch_size": 16, "max_target_length": 256, "num_train_epochs": 1, "train_fraction": 1.0},
+        **{"num_test_batches": 100, "tfds_download": True, "num_batches": 0},
+        **{"rollout_engine": "vanilla", "vllm_config": {}, "sglang_jax_config": {}, "offload_to_cpu": False},
+        **{"verl_compatible": False, "reward_functions": ["tunix/cli/reward_fn/gsm8k.py"]},
+    },
+    "model": {
+        **{"model_name": "llama-3.1-8b", "model_id": "meta-llama/Llama-3.1-8B"},
+        **{"model_source": "huggingface", "model_path": "", "model_download_path": "/tmp/models"},
+        **{"rng_seed": 0, "model_display": False, "intermediate_ckpt_dir": "/tmp/intermediate_ckpt/"},
+        **{"use_flash_attention": False, "flash_attention_block_size": 1024, "remat_config": 1},
+    },
+    "mesh": {"shape": "(2,2)", "axis_names": "('fsdp','tp')", "allocation_policy": "COMPACT"},
+    "lora": dict.fromkeys(("module_path", "rank", "alpha", "tile_size", "weight_qtype")),
+    "tokenizer": {
+        **{"tokenizer_path": "meta-llama/Llama-3.1-8B", "tokenizer_type": "huggingface"},
+        **{"add_bos": True, "add_eos": True},
+    },
+    "optimizer": {
+        **{"learning_rate": 1e-5, "opt_type": "adamw", "schedule_type": "warmup_cosine_decay_schedule"},
+        **{"value": 1e-5, "peak_value": 3e-5, "init_value": 0.0, "end_value": 0.0, "warmup_ratio": 0.1},
+        **{"b1": 0.9, "b2": 0.99, "weight_decay": 0.1, "warmup_steps": 5, "decay_steps": 10},
+        "max_grad_norm": 0.1,
+    },
+    "training": {
+        **{"eval_every_n_steps": 2, "max_steps": 10, "gradient_accumulation_steps": 1},
+        **{"checkpoint_root_directory": "/tmp/ckpts", "data_sharding_axis": ["fsdp"]},
+        "checkpointing_options": {"max_to_keep": 1, "save_interval_steps": 180},
+    },
+}
+"""What base_config.yaml of Tunix's repository says at the installed version; no release has the file."""
+OPTAX = (
+    *("adam", "adamw", "lion", "sgd", "constant_schedule", "cosine_decay_schedule", "linear_schedule"),
+    *("warmup_constant_schedule", "warmup_cosine_decay_schedule"),
+)
+"""Functions whose parameters stand in optimizer_config."""
+
+
+def _tunix(package: Package, optax: Package) -> dict[str, Any]:
+    """The values of base_config.yaml, what a section has that replaces its own, and optax's parameters."""
+    classes = package.classes("tunix/sft/peft_trainer.py", "tunix/sft/metrics_logger.py")
+    made = functions(optax.tree("optax/_src/alias.py")) | functions(
+        optax.tree("optax/schedules/_schedule.py")
+    )
+    return {
+        "version": package.version,
+        "sections": {
+            **{name: {key: ["", value] for key, value in keys.items()} for name, keys in TUNIX.items()},
+            "training_config": fields(classes, "TrainingConfig"),
+            "metrics_logging_options": fields(classes, "MetricsLoggerOptions"),
+            **{name: made[name] for name in OPTAX},
+        },
     }
 
 

@@ -37,6 +37,7 @@ class Dialect(str, Enum):  # noqa: UP042 (as Format)
     TORCHTUNE = "torchtune"
     LITGPT = "litgpt"
     MAXTEXT = "maxtext"
+    TUNIX = "tunix"
     LLAMAFACTORY_V1 = "llamafactory_v1"
     AUTOMODEL = "automodel"
     SWIFT = "swift"

@@ -54,7 +54,8 @@ PROGRAMS: tuple[tuple[str, str, str], ...] = (
     (r"xtuner train", "", "XTuner"),
     (r"automodel finetune|(?:.*/)?nemo_automodel/recipes/llm/train_ft\.py", "automodel", "NeMo AutoModel"),
     (r"automodel \S+|(?:.*/)?nemo_automodel/\S+\.py", "", "NeMo AutoModel beside its finetuning"),
-    (r"-m tunix\.\S+|tunix \S+", "", "Tunix"),
+    (r"-m tunix\.cli\.peft_main|(?:.*/)?peft_main\.py", "tunix", "Tunix"),
+    (r"-m tunix\.\S+|tunix \S+", "", "Tunix's RL"),
     (r"(?:.*/)?(?:pretrain|finetune)_(?:gpt|llama)\.py", "", "Megatron-LM"),
     (r"(?:.*/)?[\w-]*(?:train|tune|sft|dpo|run_)[\w-]*\.py", "", ""),
 )
@@ -64,10 +65,16 @@ WRAPPERS = words("srun nohup time exec sudo env uv poetry conda mamba pixi numac
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
 TOOLS = {program.partition(" ")[0] for one, _, _ in PROGRAMS for program in one.split("|") if " " in program}
 STARTS = {*LAUNCHERS, "python", "python3", "llamafactory-cli", "lmf", *TOOLS} - {"-m"}
-SINGLE = ("axolotl", "torchtune", "maxtext", "oumi", "automodel", "litgpt")
+SINGLE = ("axolotl", "torchtune", "maxtext", "oumi", "automodel", "litgpt", "tunix")
 """Dialects whose flags take one value each."""
-HYDRA = ("torchtune", "maxtext", "llamafactory", "axolotl", "oumi")
+HYDRA = ("torchtune", "maxtext", "llamafactory", "axolotl", "oumi", "tunix")
 """Dialects whose commands take KEY=VALUE."""
+OWN = {"maxtext": ("base.yml", "sft.yml"), "tunix": ("base_config.yaml",)}
+"""Configs of the tools themselves, which a command may name without a copy at hand."""
+OVER = "override_config_file="
+"""Tunix's word for a config over its base."""
+REPLACED = ("optimizer_config", "training_config", "model_config.lora_config")
+"""Sections of Tunix's base that go whole where the command names a key of them, or beside them."""
 SECTIONS = {
     "trl": ("sft", "dpo", "orpo", "script", "model"),
     "llamafactory": ("train",),
@@ -417,12 +424,19 @@ class _Script:
             end = _end_of_launcher(words, 0)
             launched, words = launched + words[:end], words[end + 1 :]
         flags, plain = _split(words, _types(dialect), dialect)
+        over = [word for word in plain if word.text.startswith(OVER)] if dialect == "tunix" else []
+        if over:
+            plain = self._overriding(plain, over[0])
         named = [word for word in plain if word.text.endswith(CONFIGS)][:1]
         if not named and dialect in ("torchtune", "maxtext", "axolotl"):
             named = [word for word in plain if not _PAIR.match(word.text)][:1]
         named = [word for flag, values, _ in flags if flag in ("config", "c") for word in values] or named
         config = self._config(named[0], dialect) if named else None
         laid = _Laid.over(config)
+        if dialect == "tunix" and not over:
+            for section in REPLACED:
+                if any(word.text.startswith(f"{section.partition('.')[0]}.") for word in plain):
+                    laid.remove(section)
         if dialect == "litgpt":
             self._litgpt(laid, program, [word for word in plain if not word.text.endswith(CONFIGS)])
         for flag, values, span_word in flags:
@@ -441,6 +455,15 @@ class _Script:
         if config is not None and path.stem in ("run", "launch", "command"):
             path = config.path
         return laid.source(path, config.file if config else self.file), launched
+
+    def _overriding(self, plain: Sequence[Word], over: Word) -> list[Word]:
+        """Tunix's words: a file that lies over its base_config.yaml stands in that one's place."""
+        base = next((word for word in plain if word.text.endswith(CONFIGS) and word is not over), None)
+        if base is not None and PurePosixPath(base.text).name not in OWN["tunix"]:
+            message = f"two configs: {shown(base.text)}, and what overrides it"
+            raise self.refused("E1110", message, "merge them into one file", self.place(base))
+        named = replace(over, text=over.text.removeprefix(OVER))
+        return [named, *(word for word in plain if word not in (base, over))]
 
     def _lay(self, laid: _Laid, flag: str, values: Sequence[Word], place: Word, dialect: str) -> None:
         """Lays one flag over the config."""
@@ -495,12 +518,12 @@ class _Script:
             laid.lay("lora_r", rank, self.place(program.head))
 
     def _config(self, word: Word, dialect: str) -> Source | None:
-        """The config that a command names; None for MaxText's own, whose values the dialect knows.
+        """The config that a command names; None for one of OWN, whose values the dialect knows.
 
         Raises:
             Refused: it is not there, or cannot be known.
         """
-        own = dialect == "maxtext" and PurePosixPath(word.text).name in ("base.yml", "sft.yml")
+        own = PurePosixPath(word.text).name in OWN.get(dialect, ())
         source = self._beside(word.text, self.place(word), "W1186" if own else "E1185", says=not own)
         if source is None and not own:
             raise Refused(self.found.pop())

@@ -7,6 +7,7 @@ Everything in this room that knows a family by its name asks here:
                     tokenizers write around messages
     litgpt          its names of models, with their ids; prompt styles that are a tokenizer's chat template
     maxtext         its names of models that are not in its own table of ids
+    tunix           its ids of models, with those of the hub
     llamafactory    parts of names of vision towers, by family
     swift           the template that it takes for a model, by what the id has: the first that fits
     axolotl         chat templates that are a tokenizer's own; tokenizers whose chat-tuned models end a turn

@@ -86,14 +86,9 @@ MOST_NAMED = 3
 
 UNREAD = {
     "oumi's launcher or SkyPilot": words("resources.cloud resources.accelerators working_dir workdir setup"),
-    "Tunix": words(
-        "model_config.model_name model_config.model_id model_config.model_source training_config "
-        "tokenizer_config.tokenizer_type optimizer_config.opt_type"
-    ),
     "Tunix's RL (grpo_main, ppo_main)": words(
-        "model_config.model_name model_config.model_id model_config.model_source rl_training_config "
-        "tokenizer_config.tokenizer_type actor_model_config rollout_config reference_model_config "
-        "grpo_config ppo_config"
+        "rl_training_config actor_model_config rollout_config reference_model_config grpo_config ppo_config "
+        "rollout_model_config"
     ),
     "Unsloth Studio": words(
         "data.format_type training.training_type training.max_seq_length training.num_epochs "
@@ -104,9 +99,10 @@ UNREAD = {
 """Tools whose files are not read yet, and keys that tell them: no dialect's tool has one of these."""
 
 MODELS = words(
-    "model_name_or_path base_model model._component_ checkpoint_dir model.model_name dataset._target_"
+    "model_name_or_path base_model model._component_ checkpoint_dir model.model_name dataset._target_ "
+    "training_config"
 )
-"""The dialects' own keys for the model: a file with one of them is of no other tool."""
+"""The dialects' own keys for the model, or the run: a file with one of them is of no other tool."""
 
 
 @dataclass(frozen=True)

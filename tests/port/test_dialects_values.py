@@ -36,6 +36,11 @@ BASES: dict[str, dict[str, Any]] = {
     "oumi": OUMI,
     "automodel": {"model": {"pretrained_model_name_or_path": "Qwen/Qwen3-8B"}, "optimizer": {"lr": 1e-4}},
     "swift": {"model": "Qwen/Qwen3-8B", "dataset": ["a.jsonl"], "tuner_type": "lora"},
+    "tunix": {
+        "model_config": {"model_id": "Qwen/Qwen3-8B", "lora_config": {"module_path": ".*q_proj", "rank": 4}},
+        "optimizer_config": {"opt_type": "adamw", "learning_rate": 1e-4},
+        "training_config": {"eval_every_n_steps": 5},
+    },
 }
 KEYS: dict[str, list[str]] = {
     "trl": [*keys_of("trl", "sft", "dpo", "orpo", "script", "model", "mixture"), "env", "num_processes"],
@@ -70,6 +75,7 @@ KEYS: dict[str, list[str]] = {
         ),
         *("gradient_accumulation_steps", "report_to", "model_name", "lora_dtype", "deepspeed", "use_hf"),
     ],
+    "tunix": [*keys_of("tunix", "config"), "model_config", "optimizer_config", "training_config"],
 }
 INNER: dict[str, dict[str, list[str]]] = {
     "trl": {
@@ -106,6 +112,14 @@ INNER: dict[str, dict[str, list[str]]] = {
         "dist_config": ["name", "cp_size"],
     },
     "maxtext": {"lora": [*keys_of("maxtext", "LoRA")], "dpo": [*keys_of("maxtext", "DPO")]},
+    "tunix": {
+        "model_config": [*keys_of("tunix", "model"), "lora_config", "mesh"],
+        "model_config.lora_config": [*keys_of("tunix", "lora")],
+        "model_config.mesh": [*keys_of("tunix", "mesh")],
+        "tokenizer_config": [*keys_of("tunix", "tokenizer")],
+        "optimizer_config": [*keys_of("tunix", "optimizer", "adamw", "linear_schedule")],
+        "training_config": [*keys_of("tunix", "training_config")],
+    },
     "oumi": {
         **{name: [*keys_of("oumi", name)] for name in ("model", "training", "peft", "fsdp", "deepspeed")},
         "data.train": [*keys_of("oumi", "split")],

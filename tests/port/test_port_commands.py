@@ -214,6 +214,8 @@ def test_a_folder_becomes_a_folder_of_recipes_and_one_table(here: Path) -> None:
     assert "E1188" in CliRunner().invoke(app, ["port", "empty"]).stderr
 
 
+TUNIX, SECTION = "python -m tunix.cli.peft_main", "optimizer_config.opt_type=adamw optimizer_config"
+RATE = "train.optimizer.learning_rate"
 SWIFT = "--use_hf true --model Qwen/Qwen3-8B --dataset a/b c/d --tuner_type lora --max_length 512"
 
 
@@ -235,13 +237,21 @@ SWIFT = "--use_hf true --model Qwen/Qwen3-8B --dataset a/b c/d --tuner_type lora
             "train.steps",
             100,
         ),
+        (f"{TUNIX} base_config.yaml batch_size=8 {SECTION}.learning_rate=2e-5", "Tunix", RATE, 2e-5),
+        (f"{TUNIX} lora.yaml {SECTION}.learning_rate=2e-5", "Tunix", "train.optimizer.b2", 0.999),
+        (f"{TUNIX} base_config.yaml override_config_file=lora.yaml", "Tunix", "train.optimizer.b2", 0.95),
     ],
 )
 def test_flags_of_every_tool_lie_over_its_config(
     here: Path, command: str, title: str, path: str, expected: object
 ) -> None:
     examples = Path(__file__).parent / "examples"
-    for config in ("oumi-qwen3-lora/train.yaml", "automodel-llama32-lora/lora.yaml"):
+    config = {
+        "oumi": "oumi-qwen3-lora/train.yaml",
+        "NeMo AutoModel": "automodel-llama32-lora/lora.yaml",
+        "Tunix": "tunix-qwen3-lora/lora.yaml",
+    }.get(title)
+    if config:
         shutil.copy(examples / config, here)
     made = ported(here, command)
     assert made.title == title and value(made, path) == expected
@@ -254,6 +264,7 @@ def test_flags_of_every_tool_lie_over_its_config(
         f"megatron sft {SWIFT}",
         "python -m maxtext.trainers.pre_train.train base.yml model_name=qwen3-8b",
         "automodel pretrain llm -c lora.yaml",
+        "python -m tunix.cli.grpo_main base_config.yaml",
     ],
 )
 def test_other_commands_of_a_tool_that_is_read_are_refused_by_name(here: Path, command: str) -> None:

@@ -131,10 +131,6 @@ UNREAD_FILES = {
     "oumi's launcher or SkyPilot": (
         "name: job\nresources: {cloud: gcp, accelerators: 'A100:8'}\nnum_nodes: 1\nworking_dir: .\nrun: x\n"
     ),
-    "Tunix": (
-        "model_config: {model_name: gemma3-1b, model_id: google/gemma-3-1b-it}\ndataset_name: some/set\n"
-        "tokenizer_config: {tokenizer_type: huggingface}\ntraining_config: {max_steps: 10}\n"
-    ),
     "Tunix's RL (grpo_main, ppo_main)": (
         "model_config: {model_name: gemma3-1b, model_id: google/gemma-3-1b-it}\ndata_source: tfds\n"
         "rl_training_config: {max_steps: 10}\ngrpo_config: {num_generations: 4}\n"

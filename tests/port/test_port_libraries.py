@@ -26,6 +26,7 @@ from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import adapters, sharding, templates, training
 from recipec.compiler.port.source import Sources
 from recipec.spec.language.train import Train
+from scripts.dialects import TUNIX
 from tests.port import wheels
 from tests.port.dialects import ported
 from tests.port.dialects import source as file
@@ -295,6 +296,48 @@ def test_the_rates_are_litgpts_own(tmp_path: Path) -> None:
     ledger = ported("litgpt", tmp_path, content)
     theirs = stepped(lambda optimizer: made["get_lr_scheduler"](optimizer, 6, 40), 40)
     np.testing.assert_allclose(rates(ledger, 40), theirs, rtol=1e-5, atol=1e-9)
+
+
+COSINE = {"opt_type": "adamw", "schedule_type": "warmup_cosine_decay_schedule", "init_value": 0.0}
+COSINE |= {"peak_value": RATE, "end_value": RATE / 10, "warmup_steps": 3, "decay_steps": 10}
+LION = {"opt_type": "lion", "schedule_type": "cosine_decay_schedule", "init_value": RATE, "decay_steps": 10}
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {},
+        COSINE | {"b2": 0.95, "max_grad_norm": 1.0},
+        COSINE | {"learning_rate": 1e-5},
+        LION | {"alpha": 0.1},
+    ],
+)
+def test_the_rates_and_the_optimizer_are_tunix_own(
+    tmp_path: Path, section: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tunix.cli.config import HyperParameters
+
+    monkeypatch.setenv("HF_TOKEN", "of no one")
+    base = {
+        **TUNIX["config"],
+        "model_config": {**TUNIX["model"], "mesh": TUNIX["mesh"], "lora_config": {}},
+        **{f"{name}_config": TUNIX[name] for name in ("tokenizer", "optimizer", "training")},
+    }
+    given = file(tmp_path, "base_config.yaml", base)
+    words = [f"optimizer_config.{key}={value}" for key, value in section.items()]
+    rule = HyperParameters(["peft_main", str(given.path), *words]).create_optimizer("optimizer_config")
+    state, theirs = rule.init({"a": np.ones(3)}), []
+    for _ in range(10):
+        _, state = rule.update({"a": np.ones(3)}, state, {"a": np.ones(3)})
+        theirs.append(float(state.hyperparams["learning_rate"]))
+    ledger = ported(
+        "tunix", tmp_path, {"batch_size": 16, **({"optimizer_config": section} if section else {})}
+    )
+    peak = ledger.value("train.optimizer.learning_rate")
+    np.testing.assert_allclose(np.array(rates(ledger, 10)) * peak / RATE, theirs, rtol=1e-5, atol=1e-9)
+    for key in {"b1", "b2", "eps", "weight_decay"} & set(state.hyperparams):
+        assert ledger.value(f"train.optimizer.{key}") == pytest.approx(float(state.hyperparams[key]))
+    assert ledger.value("train.optimizer.max_grad_norm") is None
 
 
 @pytest.mark.parametrize("given", ["", "1 2"])

@@ -84,6 +84,11 @@ KNOWN = {
         "base_config, model_name, max_target_length, per_device_batch_size",
         folder="base_output_directory",
     ),
+    "tunix": Known(
+        "tunix",
+        "model_config.model_id, tokenizer_config.tokenizer_type, optimizer_config.opt_type",
+        folder="training_config.checkpoint_root_directory",
+    ),
 }
 """By the name for --from."""
 
