@@ -200,7 +200,6 @@ LITGPT = Tool(
         "mask_prompt": {"data": of_json(mask_prompt=True)},
         "no accumulation": {"train": {**OF_LITGPT, "micro_batch_size": 4}},
         "warm-up": {"train": {**OF_LITGPT, "lr_warmup_steps": 3}},
-        "epochs": {"train": {**OF_LITGPT, "epochs": 2, "max_steps": None}},
         "cut": {"train": {**OF_LITGPT, "max_seq_length": 64}},
         "chatml": {"data": of_json(prompt_style="qwen3")},
     },
