@@ -293,7 +293,26 @@ def _litgpt(package: Package) -> dict[str, Any]:
     for name in sorted(data):
         if "DataModule" in _bases(data, name):
             sections[f"litgpt.data.{name}"] = fields(data, name)
+    sections["styles"] = _styles(package.tree("litgpt/prompts.py"))
     return {"version": package.version, "sections": sections}
+
+
+MARK = "\N{WHITE SQUARE}"
+
+
+def _styles(module: ast.Module) -> Keys:
+    """What litgpt's prompt styles write before an answer, by name: str.format templates with {instruction}.
+    The classes of this one file are run, with nothing imported."""
+    kept = [node for node in module.body if isinstance(node, ast.ClassDef | ast.AnnAssign)]
+    given: dict[str, Any] = {"dumps": json.dumps, "abstractmethod": lambda method: method}
+    future = compile("from __future__ import annotations", "", "exec").co_flags
+    exec(compile(ast.Module(kept, []), "prompts.py", "exec", future, dont_inherit=True), given)
+    made: Keys = {}
+    for name, style in given["prompt_styles"].items():
+        text = style().apply(MARK, input=MARK)
+        if text.count(MARK) == 1:
+            made[name] = ["str", text.replace("{", "{{").replace("}", "}}").replace(MARK, "{instruction}")]
+    return made
 
 
 def _maxtext(package: Package) -> dict[str, Any]:

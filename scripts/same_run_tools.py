@@ -178,6 +178,14 @@ OF_LITGPT: Config = {
     "save_interval": 1000,
     "log_interval": 1,
 }
+
+
+def as_litgpt_reads(model: Path) -> None:
+    """The miniature with the bos_token that Qwen 3 has: litgpt leaves it out where a text begins with it."""
+    path = model / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "bos_token_id": 0}))
+
+
 LITGPT = Tool(
     "litgpt",
     ("litgpt", "finetune_lora", "--config", "run.yaml"),
@@ -204,6 +212,7 @@ LITGPT = Tool(
         "chatml": {"data": of_json(prompt_style="qwen3")},
     },
     place="checkpoints/Qwen/Qwen3-0.6B",
+    prepare=as_litgpt_reads,
     before=[("litgpt", "convert_to_litgpt", "checkpoints/Qwen/Qwen3-0.6B", "--model_name", "Qwen3-0.6B")],
 )
 

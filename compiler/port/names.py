@@ -5,7 +5,7 @@ Everything in this room that knows a family by its name asks here:
     tokenizers      families whose models have several tokenizers, told by the size of their vocabulary
     torchtune       builders (without lora_ and qlora_) with the checkpoints that they are for; what its
                     tokenizers write around messages
-    litgpt          its names of models, with their ids; prompt styles that are a tokenizer's chat template
+    litgpt          its names of models, with their ids
     maxtext         its names of models that are not in its own table of ids
     tunix           its ids of models, with those of the hub
     llamafactory    parts of names of vision towers, by family

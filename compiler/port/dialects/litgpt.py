@@ -354,24 +354,21 @@ def _held_out(section: Keys, name: str) -> None:
 
 
 def _prompts(section: Keys, named: Named | None) -> None:
-    """The prompt style: Alpaca's is written by a transform, a family's own by the model's chat template."""
+    """The prompt style, which a transform writes. Alpaca's alone has the rows' `input`."""
     style = section.text("prompt_style") or "alpaca"
-    if style == "alpaca":
-        section.ledger.files[conversion.FILE] = conversion.prompts(
-            conversion.alpaca_prompt(), "litgpt's alpaca style"
-        )
-        made = {
-            "data.format": "prompt_completion",
-            "data.transform": f"{conversion.FILE}:{conversion.FUNCTION}",
-        }
-        section.say("prompt_style", made)
-    elif style == "default":
+    text = defaults_of(NAME, "styles").get(style)
+    if style == "default":
         made = {"data.format": "prompt_completion"}
         fields = {"data.fields": {"prompt": "instruction", "completion": "output"}}
         section.say("prompt_style", {**made, **fields})
-    elif named and named.model and tokenizer_of(named.model) in known(NAME, "styles").get(style, ()):
-        note = "the chat template of the model's tokenizer, of which litgpt's text is a copy"
-        section.say("prompt_style", {"data.format": "instruction"}, note)
+    elif style == "alpaca" or text:
+        begins = named and named.model and tokenizer_of(named.model) in known("adds_bos")
+        text = str(text).removeprefix("<|begin_of_text|>") if begins else text
+        prompt = conversion.Prompt("", text, input=None) if text else conversion.alpaca_prompt()
+        section.ledger.files[conversion.FILE] = conversion.prompts(prompt, f"litgpt's {style} style")
+        section.say(
+            "prompt_style", {"data.format": "prompt_completion", "data.transform": conversion.TRANSFORM}
+        )
     else:
         message = f"the prompt style {style} has no counterpart here"
         section.refuse("prompt_style", "E1163", message, "prompt_style: alpaca, or default")
