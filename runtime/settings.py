@@ -29,6 +29,7 @@ class ModelSettings:
         family: name of one of runtime.model.families.FAMILIES.
         dtype: "bfloat16" or "float32", of the base weights and of the computation.
         attention: "dot" or "splash".
+        attention_block: tokens of splash's largest block, None for attention.MOST.
         remat: what is recomputed in the backward pass: the name of one of runtime.model.remat.POLICIES.
     """
 
@@ -38,6 +39,7 @@ class ModelSettings:
     family: str
     dtype: str = "bfloat16"
     attention: str = "dot"
+    attention_block: int | None = None
     remat: str = "decoder"
 
 

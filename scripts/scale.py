@@ -73,6 +73,7 @@ class Case:
             f"train.micro_batch_size={self.micro}",
             f"remat.policy={REMAT[generation]}",
             "xla.profile=none",
+            "model.attention_block=512",
         )
 
 

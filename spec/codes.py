@@ -1136,8 +1136,8 @@ MODEL: dict[str, Code] = {
         "The whole checkpoint in that folder, or a model of one of the families.",
     ),
     "W0806": Code(
-        "revision has no effect",
-        "model.id is a directory.",
+        "key of the model without effect",
+        "A directory has no revisions, and attention dot has no blocks.",
         "Remove it.",
     ),
     "W0805": Code(

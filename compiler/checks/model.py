@@ -42,6 +42,9 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
 def _attention(facts: Facts) -> Iterator[Diagnostic]:
     recipe, accelerator = facts.recipe, facts.accelerator
     if recipe.model.attention != "splash":
+        if recipe.model.attention_block is not None:
+            message = "model.attention_block has no effect: attention dot has no blocks"
+            yield Diagnostic("W0806", message, "model.attention_block", "attention: splash, or remove it")
         return
     if accelerator is not None and accelerator.platform != "tpu":
         yield Diagnostic(

@@ -71,6 +71,10 @@ def _model(a: Program, b: Program) -> Iterator[str]:
         yield f"base weights and computation in {a.recipe.model.dtype} -> {b.recipe.model.dtype}"
     if a.recipe.model.attention != b.recipe.model.attention:
         yield f"attention {a.recipe.model.attention} -> {b.recipe.model.attention}: another kernel"
+    before, after = a.recipe.model.attention_block, b.recipe.model.attention_block
+    if before != after:
+        own = "the accelerator's own"
+        yield f"blocks of attention's kernel of {before or own} -> {after or own} tokens at the most"
     old, new = a.recipe.model.tokenizer, b.recipe.model.tokenizer
     if old != new:
         yield f"tokenizer {old or 'its own'} -> {new or 'its own'}"

@@ -7,6 +7,9 @@ chips. All that is known of a generation is its entry of data/hardware.json, eac
 - compiler: what libtpu compiles for it with. chip_config: where libtpu's default is not how Cloud TPU shows a
   chip (v4's two TensorCores are one device). cycles_ghz: the clock of its estimated cycles, the published
   peak over what the matrix units do in a cycle.
+- attention_block: of splash attention's kernel. With 1024 a pass takes 14 to 25 % less on v6e and TPU7x at
+  lengths from 2048 on, by the law that is fitted to published timings (compiler/plan/kernels.py), and more on
+  v5p, whose vector unit and not its blocks takes the time.
 - ici_gb_per_s: of all links of a chip, in both directions. dcn_gbit_per_s: of a chip to other slices.
 - vllm: support by tpu-inference's compatibility table: "advised" in helps, "tested", "experimental", or "no
   kernel" where its ragged paged attention raises NotImplementedError. name and kernel_version: what
@@ -84,6 +87,8 @@ class Accelerator:
         gke_accelerator: what GKE's node label calls the generation: "tpu-v6e-slice"; None for a CPU.
         gke_machine: the machine type of a node that has the whole slice, None where no single node has.
         gke_disk: the type of disk that its machines attach: "hyperdisk-balanced"; None for a CPU.
+        attention_block: tokens of splash attention's largest block, where the recipe names none; None for a
+            CPU.
     """
 
     name: str
@@ -108,6 +113,7 @@ class Accelerator:
     gke_accelerator: str | None = None
     gke_machine: str | None = None
     gke_disk: str | None = None
+    attention_block: int | None = None
 
     @property
     def devices_per_chip(self) -> int:
@@ -300,6 +306,7 @@ def _tpu(generation: str, shape: str) -> Accelerator:
         gke_accelerator=data["gke"]["accelerator"],
         gke_machine=data["gke"]["machines"].get(str(chips)),
         gke_disk=data["gke"]["disk"],
+        attention_block=data["attention_block"],
     )
 
 

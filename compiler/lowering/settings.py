@@ -24,6 +24,7 @@ from recipec.runtime.settings import (
 from recipec.runtime.training.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
+    from recipec.compiler.lowering.hardware import Accelerator
     from recipec.compiler.lowering.program import Program
     from recipec.runtime.model.families import Family
     from recipec.spec.language import DataSource, Recipe
@@ -33,7 +34,7 @@ def run_settings(program: Program) -> RunSettings:
     """The settings of a program's run."""
     recipe, accelerator = program.recipe, program.accelerator
     return RunSettings(
-        model=model_settings(recipe, program.family),
+        model=model_settings(recipe, program.family, accelerator),
         mesh=MeshSettings(
             platform=accelerator.platform,
             devices=accelerator.devices,
@@ -49,9 +50,10 @@ def run_settings(program: Program) -> RunSettings:
     )
 
 
-def model_settings(recipe: Recipe, family: Family) -> ModelSettings:
+def model_settings(recipe: Recipe, family: Family, accelerator: Accelerator | None = None) -> ModelSettings:
     """Of the `model` and `remat` sections."""
     model = recipe.model
+    chips = accelerator.attention_block if accelerator is not None else None
     return ModelSettings(
         id=model.id,
         revision=model.revision,
@@ -59,6 +61,7 @@ def model_settings(recipe: Recipe, family: Family) -> ModelSettings:
         family=family.name,
         dtype=model.dtype,
         attention=model.attention,
+        attention_block=(model.attention_block or chips) if model.attention == "splash" else None,
         remat=recipe.remat.policy,
     )
 

@@ -19,9 +19,9 @@ FORWARD, BACKWARD = 2, 2
 """FLOPs for each weight and token: of the forward pass, and of the gradient of the activations. That of the
 weights takes as many again, where they are trained."""
 
-KERNEL_BACKWARD = 7
-"""Matrix products of splash attention's backward kernels: 3 for dQ, 4 for dK and dV; they compute the scores
-again. The forward kernel has 2, as has plain attention, whose backward pass has 4."""
+KERNEL_BACKWARD = 5
+"""Matrix products of splash attention's backward pass at the least, which computes the scores again. The
+forward kernel has 2, as has plain attention, whose backward pass has 4."""
 
 RECOMPUTED: dict[str, tuple[str, ...]] = {
     "decoder": (DOWN,),

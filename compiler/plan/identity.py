@@ -13,6 +13,7 @@ from recipec.compiler.artifacts.artifact import digest, runtime_digest
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.settings import model_settings
 from recipec.compiler.plan import store
 from recipec.compiler.plan.job import Job
 from recipec.runtime.model.families import Architecture
@@ -31,8 +32,11 @@ OUTSIDE = (
 )
 """Sections that do not reach the step. All others count, and of them all keys but these:"""
 IRRELEVANT = {"train": ("epochs", "steps", "eval_every", "log")}
-LATER = {"train": {"router_aux_loss_coef": 0.0}}
-"""Keys that are younger than the plans that are kept: they count where they say something else than this."""
+LATER: dict[str, dict[str, tuple[Any, ...]]] = {
+    "train": {"router_aux_loss_coef": (0.0,)},
+    "model": {"attention_block": (None, 512)},
+}
+"""Keys that are younger than the plans that are kept: they count where they say something else than these."""
 OF_A_COMPILE = (
     *("abstract", "abstract_torchax", "depth", "job"),
     *("kernels", "prices", "results", "schedule", "topology", "torus", "worker"),
@@ -54,23 +58,27 @@ def name(program: Program, job: Job) -> str:
 def step(program: Program) -> dict[str, Any]:
     """Everything of a program that its compiled step depends on."""
     recipe: dict[str, Any] = program.recipe.model_dump(mode="json", exclude=set(OUTSIDE))
+    settings = model_settings(program.recipe, program.family, program.accelerator)
+    recipe["model"]["attention_block"] = settings.attention_block
     recipe["xla"] = flags(program)
     if not recipe["xla"]:
         del recipe["xla"]
     recipe["data"] = {key: recipe["data"][key] for key in OF_DATA}
     for section, keys in IRRELEVANT.items():
         recipe[section] = {key: value for key, value in recipe[section].items() if key not in keys}
-    for section, defaults in LATER.items():
-        for key, value in defaults.items():
-            if recipe[section][key] == value:
+    for section, known in LATER.items():
+        for key, values in known.items():
+            if recipe[section][key] in values:
                 del recipe[section][key]
+    accelerator = asdict(program.accelerator)
+    del accelerator["attention_block"]
     return {
         "recipe": recipe,
         # Of a pattern mapping the first match holds, so its order counts.
         "patterns": [list((program.lora.rank_pattern if program.lora else {}).items())],
         "family": program.family.name,
         "architecture": described(program.architecture),
-        "accelerator": asdict(program.accelerator),
+        "accelerator": accelerator,
     }
 
 

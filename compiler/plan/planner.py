@@ -26,6 +26,7 @@ SEARCHED = (
     "train.global_batch_size",
     "remat.policy",
     "model.attention",
+    "model.attention_block",
     "xla.profile",
 )
 """What a search varies."""

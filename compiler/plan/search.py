@@ -4,8 +4,9 @@ Every configuration has a lower bound that costs nothing (`bound.py`). Those wit
 first; what a compiled one is already better than, at its bound, is not compiled at all.
 
 What is tried is mesh x micro batch x rematerialisation x attention x profile of flags, within what the recipe
-allows. The optimisation stays the recipe's: rows per optimizer step, model, adapters and data are never
-touched. With `free_batch` the rows may be raised as far as it takes for every device to have some.
+allows, and of the recipe as it stands other blocks of attention's kernel. The optimisation stays the
+recipe's: rows per optimizer step, model, adapters and data are never touched. With `free_batch` the rows may
+be raised as far as it takes for every device to have some.
 """
 
 from __future__ import annotations
@@ -339,7 +340,7 @@ class Candidate:
         """Whether this is another configuration with more rows on each device."""
         a, b = self.variant, other.variant
         same = (a.axes, a.remat, a.attention, a.profile) == (b.axes, b.remat, b.attention, b.profile)
-        return same and a.micro_batch > b.micro_batch and self.memory >= other.memory
+        return same and a.block == b.block and a.micro_batch > b.micro_batch and self.memory >= other.memory
 
 
 def _objectives(program: Program, seconds_per_token: float, memory: float) -> Objectives:
@@ -367,6 +368,8 @@ def front(points: Sequence[Objectives]) -> list[int]:
 
 MOST_RAISED = 4
 """The most that `free_batch` multiplies the rows of an optimizer step by, a device's one row aside."""
+BLOCKS = (512, 1024, 2048)
+"""Tokens of a block of attention's kernel: smaller ones are slower on every chip."""
 SAVED_ON_HOST = ("offload_dots",)
 """Policies that need a memory beside the device's: on a CPU there is none."""
 
@@ -379,6 +382,7 @@ class Variant:
         axes: size of each mesh axis.
         micro_batch, global_batch: rows of one data-parallel device, and of an optimizer step.
         remat, attention, profile: as the recipe language names them.
+        block: of splash attention; None for the accelerator's own.
         sets: what it changes in the recipe, as --set takes it; () for the recipe as it stands.
     """
 
@@ -388,6 +392,7 @@ class Variant:
     remat: str
     attention: str
     profile: str
+    block: int | None
     sets: tuple[str, ...] = field(compare=False)
 
 
@@ -397,7 +402,8 @@ def variants(program: Program, free_batch: bool = False) -> list[Variant]:
     Where no number of rows fits a mesh, one that the checks refuse stands for it, so that its reason is told.
     """
     train, recipe = program.recipe.train, program.recipe
-    found = [_variant(program, dict(recipe.mesh.axes), train.micro_batch_size, train.global_batch_size)]
+    own = dict(recipe.mesh.axes), train.micro_batch_size, train.global_batch_size
+    found = [_variant(program, *own), *(_variant(program, *own, block=block) for block in _blocks(program))]
     for axes in _meshes(program):
         for micro, batch in _batches(train.global_batch_size, data_parallel(axes), free_batch):
             for attention in _attentions(program):
@@ -414,9 +420,12 @@ def _variant(
     micro: int,
     batch: int,
     chosen: tuple[str, str, str] | None = None,
+    block: int | None = None,
 ) -> Variant:
-    """A variant; `chosen` are its remat policy, attention and profile, the recipe's own where it is None."""
+    """A variant; `chosen` are its remat policy, attention and profile, the recipe's own where it is None, as
+    with the block."""
     recipe = program.recipe
+    block = block or recipe.model.attention_block
     own = recipe.remat.policy, recipe.model.attention, recipe.xla.profile
     policy, attention, profile = chosen or own
     wanted = {
@@ -425,10 +434,11 @@ def _variant(
         "train.micro_batch_size": (micro, recipe.train.micro_batch_size),
         "remat.policy": (policy, recipe.remat.policy),
         "model.attention": (attention, recipe.model.attention),
+        "model.attention_block": (block, recipe.model.attention_block),
         "xla.profile": (profile, recipe.xla.profile),
     }
     sets = tuple(f"{path}={flow(value)}" for path, (value, present) in wanted.items() if value != present)
-    return Variant(tuple(axes.items()), micro, batch, policy, attention, profile, sets)
+    return Variant(tuple(axes.items()), micro, batch, policy, attention, profile, block, sets)
 
 
 def _meshes(program: Program) -> Iterator[dict[str, int]]:
@@ -475,6 +485,14 @@ def _profiles(program: Program) -> list[str]:
 def _attentions(program: Program) -> list[str]:
     kernel = program.family.flash_attention and program.accelerator.platform == "tpu"
     return ["dot", "splash"] if kernel else ["dot"]
+
+
+def _blocks(program: Program) -> Iterator[int]:
+    """Sizes of splash attention's blocks that divide the rows, but the recipe's own."""
+    model = program.recipe.model
+    present = model.attention_block or program.accelerator.attention_block
+    if model.attention == "splash":
+        yield from (b for b in BLOCKS if program.recipe.data.max_length % b == 0 and b != present)
 
 
 def received(collective: Collective, axes: Mapping[str, int]) -> float:

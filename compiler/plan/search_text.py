@@ -91,6 +91,12 @@ def _best(program: Program, found: Search) -> Iterator[str]:
         )
 
 
+def _kernel(values: Mapping[str, str]) -> str:
+    """Its attention, with the block where that is not the accelerator's own."""
+    block = values["model.attention_block"]
+    return values["model.attention"] + ("" if block == "null" else f" {block}")
+
+
 def _rest(found: Search) -> Iterator[str]:
     counts = Counter(point.status for point in found.points)
     words = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
@@ -126,7 +132,7 @@ def _row(program: Program, point: Point, base: Mapping[str, str], raised: bool) 
         values["train.micro_batch_size"],
         *([values["train.global_batch_size"]] if raised else []),
         values["remat.policy"],
-        values["model.attention"],
+        _kernel(values),
         values["xla.profile"],
         f"{1000 * point.seconds_per_token:.4f}",
         f"{point.step_seconds:.3f}",

@@ -29,6 +29,7 @@ MODEL = ModelSettings(
     family="gemma3",
     dtype="bfloat16",
     attention="splash",
+    attention_block=1024,
     remat="save_attention",
 )
 MESH = MeshSettings(

@@ -28,6 +28,7 @@ MODEL = ModelSettings(
     family="gemma4",
     dtype="bfloat16",
     attention="splash",
+    attention_block=512,
     remat="none",
 )
 MESH = MeshSettings(

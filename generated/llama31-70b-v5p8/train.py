@@ -29,6 +29,7 @@ MODEL = ModelSettings(
     family="llama",
     dtype="bfloat16",
     attention="splash",
+    attention_block=512,
     remat="save_attention",
 )
 MESH = MeshSettings(

@@ -28,6 +28,7 @@ MODEL = ModelSettings(
     family="llama4",
     dtype="bfloat16",
     attention="splash",
+    attention_block=512,
     remat="decoder",
 )
 MESH = MeshSettings(

@@ -30,6 +30,7 @@ MODEL = ModelSettings(
     family="mistral",
     dtype="bfloat16",
     attention="splash",
+    attention_block=1024,
     remat="decoder",
 )
 MESH = MeshSettings(

@@ -29,6 +29,7 @@ MODEL = ModelSettings(
     family="qwen3",
     dtype="bfloat16",
     attention="splash",
+    attention_block=512,
     remat="decoder",
 )
 MESH = MeshSettings(

@@ -21,9 +21,12 @@ from jax.sharding import Mesh, PartitionSpec
 
 from .partition_rules import row_axes
 
-BLOCKS = (512, 256, 128)
-"""Tokens of a block. 512 is the largest that compiles for v5p at head sizes of 256 and 512, with its 16 MiB
-of scoped VMEM. Larger ones would also compute more of what the causal mask drops."""
+BLOCKS = (2048, 1024, 512, 256, 128)
+"""Tokens of a block. The kernel visits fewer of the larger ones, which compute more of what the mask drops
+and need more VMEM."""
+
+MOST = 512
+"""Tokens of the largest block where a recipe's settings say nothing: it compiles for all TPUs and heads."""
 
 PADDING = 1 / 8
 """The share of a row that may be added to it so that it splits into larger blocks."""
@@ -55,10 +58,13 @@ PLAIN = Scores()
 """Nothing but the softmax."""
 
 
-def attend_within(segment_ids: jax.Array) -> Attend:
+def attend_within(segment_ids: jax.Array, most: int | None = None) -> Attend:
     """`splash` for one batch, over the mesh that is in scope when a layer is traced.
 
     Where tokens see parts of a segment alone, those are its segments: `parts`, int32[B, T].
+
+    Args:
+        most: tokens of the largest block; MOST where it is None.
     """
 
     def attend(
@@ -72,7 +78,7 @@ def attend_within(segment_ids: jax.Array) -> Attend:
     ) -> jax.Array:
         mesh = pxla.thread_resources.env.physical_mesh
         ids, scores = segment_ids if parts is None else parts, Scores(window, softcap, sinks)
-        return splash(q, k, v, ids, scores, None if mesh.empty else mesh)
+        return splash(q, k, v, ids, scores, None if mesh.empty else mesh, most or MOST)
 
     return attend
 
@@ -84,6 +90,7 @@ def splash(
     segment_ids: jax.Array,
     scores: Scores = PLAIN,
     mesh: Mesh | None = None,
+    most: int = MOST,
 ) -> jax.Array:
     """Causal attention within segments. Scores and sums are float32.
 
@@ -97,12 +104,13 @@ def splash(
         segment_ids: int32[B, T]; tokens of one segment lie together.
         scores: what is done with them.
         mesh: None for one device.
+        most: tokens of the largest block.
 
     Returns:
         [B, T, N, H] in q's dtype.
     """
     length = q.shape[1]
-    block = block_size(length)
+    block = block_size(length, most)
     extra = -length % block
 
     def rows(x: jax.Array) -> jax.Array:
@@ -116,9 +124,11 @@ def splash(
     return placed(*operands).swapaxes(1, 2)[:, :length]
 
 
-def block_size(length: int) -> int:
-    """The largest block to whose multiple a row can be lengthened without computing much for nothing."""
-    return next((b for b in BLOCKS if -length % b <= PADDING * length), BLOCKS[-1])
+def block_size(length: int, most: int = MOST) -> int:
+    """The largest block, of `most` tokens at the most, to whose multiple a row can be lengthened without
+    computing much for nothing."""
+    allowed = [block for block in BLOCKS if block <= most]
+    return next((block for block in allowed if -length % block <= PADDING * length), BLOCKS[-1])
 
 
 def _on_tpu(mesh: Mesh | None) -> bool:
@@ -162,11 +172,16 @@ def _attend(
 def _kernel(
     heads: int, length: int, window: int | None, softcap: float | None, block: int, interpret: bool
 ) -> Any:
-    """The kernel with its tables of blocks to visit, which are the same on every device."""
+    """The kernel with its tables of blocks to visit, which are the same on every device.
+
+    Its backward pass is one kernel, which computes the scores once for all gradients; the gradient to the
+    queries is summed over the blocks of keys afterwards, from parts in the queries' own type. Within a window
+    it is two kernels, whose grids leave out the blocks that the window leaves empty.
+    """
     shape = (length, length)
-    mask: Any = kernels.CausalMask(shape)
+    fused, mask = True, kernels.CausalMask(shape)
     if window is not None and window < length:
-        mask = kernels.LocalMask(shape, window_size=(window - 1, 0), offset=0)
+        fused, mask = False, kernels.LocalMask(shape, window_size=(window - 1, 0), offset=0)
     with jax.ensure_compile_time_eval():
         kernel = kernels.make_splash_mha(
             kernels.MultiHeadMask([mask] * heads),
@@ -175,8 +190,9 @@ def _kernel(
                 block_kv=block,
                 block_q_dkv=block,
                 block_kv_dkv=block,
-                block_q_dq=block,
-                block_kv_dq=block,
+                block_q_dq=None if fused else block,
+                block_kv_dq=None if fused else block,
+                use_fused_bwd_kernel=fused,
             ),
             head_shards=1,
             q_seq_shards=1,

@@ -168,7 +168,7 @@ class Forward:
         if self.settings.attention == "splash":
             from .attention import attend_within
 
-            yield from self.family.splash(attend_within(segment_ids))
+            yield from self.family.splash(attend_within(segment_ids, self.settings.attention_block))
         yield from remat.replacements(module, self.settings, bool(self.architecture.expert_layers))
 
 

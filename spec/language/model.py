@@ -40,6 +40,13 @@ class Model(Section):
             "splash": "The TPU's fused kernel, with memory in proportion to max_length; TPUs alone have it.",
         },
     )
+    attention_block: Literal[128, 256, 512, 1024, 2048] | None = field(
+        "Tokens of a block of splash attention at the most; null takes the accelerator's: 1024 on v6e and "
+        "TPU7x, 512 on others. Rows that would be lengthened by more than an eighth have smaller ones.",
+        None,
+        unit="tokens",
+        example=1024,
+    )
     tokenizer: str | None = field(
         "Another tokenizer, as an id or a directory; null takes the model's.",
         None,

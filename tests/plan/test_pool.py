@@ -139,6 +139,8 @@ def test_without_libtpu_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyP
         ("train.optimizer.learning_rate=2e-4", True),
         ("data.max_length=2048", True),
         ("remat.policy=decoder", True),
+        ("model.attention_block=1024", True),
+        ("model.attention_block=512", False),
         ("lora.rank=32", True),
         ("mesh.axes={fsdp: 2, tp: 2}", True),
         ("model.id=google/gemma-3-27b-it", True),

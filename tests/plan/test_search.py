@@ -309,6 +309,17 @@ def test_fixed_keys_stay_as_the_recipe_has_them() -> None:
     assert changed(("model.attention",)) == every - {"model.attention"}
 
 
+def test_other_blocks_of_attention_are_tried_where_they_divide_the_rows() -> None:
+    def blocks(*sets: str) -> list[tuple[str, ...]]:
+        every = variants(settled(*sets))
+        return [one.sets for one in every if any("attention_block" in argument for argument in one.sets)]
+
+    assert blocks() == [("model.attention_block=1024",)]  # 3,072 tokens, and v5p's own are of 512
+    wide = "model.attention_block=1024", "data.max_length=4096"
+    assert blocks(*wide) == [("model.attention_block=512",), ("model.attention_block=2048",)]
+    assert blocks("model.attention=dot") == []
+
+
 def test_a_failed_compile_is_kept_with_its_reason() -> None:
     machine = Machine()
     machine.fails[()] = Failed("the compile was killed", True)
@@ -404,7 +415,7 @@ def test_progress_goes_from_nothing_to_all() -> None:
     )
     shares = [share for share, _ in said]
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 1
-    assert said[0][1] == "checking 1 of 144 configurations"
+    assert said[0][1] == "checking 1 of 145 configurations"
     assert said[-1][1] == "4 of at most 8 configurations, compiling"
 
 

@@ -101,6 +101,8 @@ def test_a_row_of_any_length_has_a_block() -> None:
 
     lengths = {3072: 512, 4096: 512, 1000: 512, 2900: 512, 1280: 256, 640: 128, 1100: 128, 16: 128}
     assert {length: block_size(length) for length in lengths} == lengths
+    larger = {3072: 1024, 4096: 1024, 1000: 1024, 2900: 1024, 2560: 512, 640: 128}
+    assert {length: block_size(length, 1024) for length in larger} == larger
 
 
 LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}

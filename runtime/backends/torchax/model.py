@@ -23,6 +23,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -325,7 +326,7 @@ def _adapted(
         UserError: when it is a model that no family describes, and one of the two does not take it.
     """
     try:
-        module = _module(config, settings, _register(settings.attention) if family.tunix else "eager")
+        module = _module(config, settings, _register(settings) if family.tunix else "eager")
         if lora is not None:
             _attach(module, adapters, lora)
         module.tie_weights()  # type: ignore[operator]
@@ -534,16 +535,14 @@ class _Scores(NamedTuple):
     softcap: float | None
 
 
-def _register(attention: str) -> str:
+def _register(settings: ModelSettings) -> str:
     """Makes a recipe's attention known to transformers.
-
-    Args:
-        attention: "dot" or "splash".
 
     Returns:
         What to give as attn_implementation. transformers makes no mask for a name that it has none for.
     """
-    kernel = _dot if attention == "dot" else _splash
+    block = settings.attention_block
+    kernel = _dot if settings.attention == "dot" else partial(_splash, most=block)
 
     def attend(
         module: torch.nn.Module,
@@ -559,7 +558,7 @@ def _register(attention: str) -> str:
         out = kernel(q, k, v, segments, how)
         return torchax.default_env().j2t_iso(out), None
 
-    name = f"recipec_{attention}"
+    name = f"recipec_{settings.attention}_{block}"
     AttentionInterface.register(name, attend)
     return name
 
@@ -574,9 +573,11 @@ def _dot(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, how: _Sc
     return ad_checkpoint.checkpoint_name(out, ATTENTION)
 
 
-def _splash(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, how: _Scores) -> jax.Array:
+def _splash(
+    q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, how: _Scores, most: int | None
+) -> jax.Array:
     """As `_dot`, by the TPU's kernel, which names what it keeps itself."""
-    return attend_within(segments)(q * how.scale, k, v, how.window, how.softcap)
+    return attend_within(segments, most)(q * how.scale, k, v, how.window, how.softcap)
 
 
 def _visible(segment_ids: jax.Array, window: int | None) -> jax.Array:

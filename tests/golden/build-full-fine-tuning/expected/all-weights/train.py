@@ -31,6 +31,7 @@ MODEL = ModelSettings(
     family="llama",
     dtype="bfloat16",
     attention="splash",
+    attention_block=1024,
     remat="decoder",
 )
 MESH = MeshSettings(
