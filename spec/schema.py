@@ -68,7 +68,7 @@ def _describe_choices(field: dict[str, Any]) -> None:
     items = field.get("items", {})
     for place in (field, *field.get("anyOf", []), items, *items.get("anyOf", [])):
         if place.get("enum"):
-            place["enumDescriptions"] = [meanings[word] for word in place["enum"]]
+            place["enumDescriptions"] = [meanings[str(word)] for word in place["enum"]]
         elif "const" in place:
             place["description"] = meanings[place["const"]]
 

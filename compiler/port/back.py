@@ -41,6 +41,7 @@ exact cache: what is kept between runs here
 exact checkpoint.local: checkpoints on hosts' own disks
 exact launch cost: of the TPU's machines
 exact xla: flags of the TPU's compiler
+exact model.attention_block: how the TPU's kernel goes through the same attention
 exact train.log.wandb_project: Weights & Biases' name of a project; WANDB_PROJECT is what the Trainer asks
 exact data.max_invalid_ratio: malformed rows stop the run there, or are trained on
 exact merge: what becomes of the weights afterwards; the tool's own merge does it

@@ -46,6 +46,13 @@ class Model(Section):
         None,
         unit="tokens",
         example=1024,
+        choices={
+            "128": "As the shortest rows have it.",
+            "256": "Slower than 512 wherever that divides the rows.",
+            "512": "It compiles for every TPU and size of heads.",
+            "1024": "Faster on v6e and TPU7x, by published timings.",
+            "2048": "For rows of 8,192 tokens and more; it needs the most of the chip's vector memory.",
+        },
     )
     tokenizer: str | None = field(
         "Another tokenizer, as an id or a directory; null takes the model's.",
