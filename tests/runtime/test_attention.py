@@ -96,6 +96,15 @@ def test_outputs_and_gradients_are_those_of_plain_attention(case: tuple[Any, ...
         assert np.abs(gradient - want).max() < 10 * TOLERANCE
 
 
+def test_the_gradients_of_one_backward_kernel_are_those_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from recipec.runtime.model import attention
+
+    monkeypatch.setattr(attention, "FUSED", 128)
+    attention._kernel.cache_clear()
+    test_outputs_and_gradients_are_those_of_plain_attention(CASES["one device, a block and a part"])
+    attention._kernel.cache_clear()
+
+
 def test_a_row_of_any_length_has_a_block() -> None:
     from recipec.runtime.model.attention import block_size
 
