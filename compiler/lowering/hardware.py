@@ -7,9 +7,9 @@ chips. All that is known of a generation is its entry of data/hardware.json, eac
 - compiler: what libtpu compiles for it with. chip_config: where libtpu's default is not how Cloud TPU shows a
   chip (v4's two TensorCores are one device). cycles_ghz: the clock of its estimated cycles, the published
   peak over what the matrix units do in a cycle.
-- attention_block: of splash attention's kernel. With 1024 a pass takes 14 to 25 % less on v6e and TPU7x at
-  lengths from 2048 on, by the law that is fitted to published timings (compiler/plan/kernels.py), and more on
-  v5p, whose vector unit and not its blocks takes the time.
+- attention_block: of splash attention's kernel. By the law that is fitted to published timings
+  (compiler/plan/kernels.py) both passes take 10 to 24 % less with 1024 on v6e and TPU7x, at lengths of 2048
+  and 4096, and more on v5p.
 - ici_gb_per_s: of all links of a chip, in both directions. dcn_gbit_per_s: of a chip to other slices.
 - vllm: support by tpu-inference's compatibility table: "advised" in helps, "tested", "experimental", or "no
   kernel" where its ragged paged attention raises NotImplementedError. name and kernel_version: what

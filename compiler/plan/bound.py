@@ -19,9 +19,12 @@ FORWARD, BACKWARD = 2, 2
 """FLOPs for each weight and token: of the forward pass, and of the gradient of the activations. That of the
 weights takes as many again, where they are trained."""
 
-KERNEL_BACKWARD = 5
-"""Matrix products of splash attention's backward pass at the least, which computes the scores again. The
-forward kernel has 2, as has plain attention, whose backward pass has 4."""
+FUSED = 1024
+"""As runtime.model.attention has it, which needs JAX."""
+
+KERNEL_BACKWARD, KERNELS_BACKWARD = 5, 7
+"""Matrix products of splash attention's backward pass in one kernel, and in two (3 for dQ, 4 for dK and dV);
+both compute the scores again. The forward kernel has 2, as has plain attention, whose backward pass has 4."""
 
 RECOMPUTED: dict[str, tuple[str, ...]] = {
     "decoder": (DOWN,),
@@ -119,6 +122,8 @@ def _least_flops(program: Program, model: Shapes, length: int) -> float:
     """
     recipe, full = program.recipe, program.lora is None
     policy, splash = recipe.remat.policy, recipe.model.attention == "splash"
+    block = recipe.model.attention_block or program.accelerator.attention_block or 0
+    kernel = KERNEL_BACKWARD if block >= FUSED else KERNELS_BACKWARD
     forward = OBJECTIVES[recipe.train.objective].forward_passes
     backward = BACKWARD + (2 if full else 0)
     flops = (FORWARD * forward + backward) * model.head + FORWARD * model.outside
@@ -128,7 +133,7 @@ def _least_flops(program: Program, model: Shapes, length: int) -> float:
         product = 2 * layer.attended * (layer.pairs / length if splash else length)
         flops += forward * (FORWARD * layer.weights + 2 * product)
         if number > model.first_trained:
-            flops += backward * layer.weights + (KERNEL_BACKWARD if splash else 4) * product
+            flops += backward * layer.weights + (kernel if splash else 4) * product
             flops += _again(policy, splash, layer, product)
     return flops
 

@@ -369,7 +369,7 @@ def front(points: Sequence[Objectives]) -> list[int]:
 MOST_RAISED = 4
 """The most that `free_batch` multiplies the rows of an optimizer step by, a device's one row aside."""
 BLOCKS = (512, 1024, 2048)
-"""Tokens of a block of attention's kernel: smaller ones are slower on every chip."""
+"""Tokens of a block of attention's kernel: smaller ones take longer on every chip by the time model."""
 SAVED_ON_HOST = ("offload_dots",)
 """Policies that need a memory beside the device's: on a CPU there is none."""
 

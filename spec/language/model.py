@@ -48,10 +48,10 @@ class Model(Section):
         example=1024,
         choices={
             "128": "As the shortest rows have it.",
-            "256": "Slower than 512 wherever that divides the rows.",
-            "512": "It compiles for every TPU and size of heads.",
-            "1024": "Faster on v6e and TPU7x, by published timings.",
-            "2048": "For rows of 8,192 tokens and more; it needs the most of the chip's vector memory.",
+            "256": "As rows have it to which 512 would add too much.",
+            "512": "What v4, v5e and v5p have by default.",
+            "1024": "What v6e and TPU7x have by default: less time there, by published timings.",
+            "2048": "What published timings have for rows of 8,192 tokens and more; it needs the most VMEM.",
         },
     )
     tokenizer: str | None = field(
