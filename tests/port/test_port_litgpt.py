@@ -103,3 +103,21 @@ def test_a_head_and_a_clock_are_lost(tmp_path: Path) -> None:
     assert verdict(ledger, "lora_head") is Verdict.APPROXIMATED
     assert verdict(ledger, "train.max_time") is Verdict.UNSUPPORTED
     assert values(ledger, "train.steps", "train.epochs") == [7, None]
+
+
+@pytest.mark.parametrize(
+    ("style", "begins"),
+    [("alpaca", "Below is"), ("llama3", "<|start_header_id|>system"), ("gemma", "<start")],
+)
+def test_a_style_is_written_for_a_tokenizer_that_begins_texts_itself(
+    tmp_path: Path, style: str, begins: str
+) -> None:
+    data = {"class_path": "litgpt.data.JSON", "init_args": {"json_path": "a.jsonl", "prompt_style": style}}
+    made = ported(
+        "litgpt", tmp_path, {"checkpoint_dir": "meta-llama/Llama-3.1-8B", "lora_r": 4, "data": data}
+    )
+    space: dict[str, Any] = {}
+    exec(made.files["convert.py"], space)
+    row = {"instruction": "Add.", "input": "", "output": "3"}
+    found = space["convert"](row)
+    assert found["prompt"].startswith(begins) and "Add." in found["prompt"] and found["completion"] == "3"

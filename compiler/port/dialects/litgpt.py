@@ -363,7 +363,7 @@ def _prompts(section: Keys, named: Named | None) -> None:
         section.say("prompt_style", {**made, **fields})
     elif style == "alpaca" or text:
         begins = named and named.model and tokenizer_of(named.model) in known("adds_bos")
-        text = str(text).removeprefix("<|begin_of_text|>") if begins else text
+        text = text.removeprefix("<|begin_of_text|>") if text and begins else text
         prompt = conversion.Prompt("", text, input=None) if text else conversion.alpaca_prompt()
         section.ledger.files[conversion.FILE] = conversion.prompts(prompt, f"litgpt's {style} style")
         section.say(
