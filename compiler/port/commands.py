@@ -462,6 +462,10 @@ class _Script:
         if base is not None and PurePosixPath(base.text).name not in OWN["tunix"]:
             message = f"two configs: {shown(base.text)}, and what overrides it"
             raise self.refused("E1110", message, "merge them into one file", self.place(base))
+        if base is not None and self._beside(base.text, self.place(base), "W1186", says=False) is not None:
+            message = f"{shown(base.text)} is taken for Tunix's own, whatever it says here"
+            help = "put what you changed there into the file that overrides it"
+            self.found.append(Diagnostic("W1186", message, help=help, span=self.place(base)))
         named = replace(over, text=over.text.removeprefix(OVER))
         return [named, *(word for word in plain if word not in (base, over))]
 

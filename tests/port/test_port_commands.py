@@ -257,6 +257,16 @@ def test_flags_of_every_tool_lie_over_its_config(
     assert made.title == title and value(made, path) == expected
 
 
+def test_tunix_base_under_a_file_that_overrides_it_is_not_passed_over_in_silence(here: Path) -> None:
+    shutil.copy(Path(__file__).parent / "examples" / "tunix-qwen3-lora" / "lora.yaml", here)
+    (here / "base_config.yaml").write_text("batch_size: 64\n")
+    (here / "other.yaml").write_text("batch_size: 64\n")
+    made = ported(here, f"{TUNIX} base_config.yaml override_config_file=lora.yaml")
+    assert "W1186" in [found.code for found in made.diagnostics]
+    (found,) = ported(here, f"{TUNIX} other.yaml override_config_file=lora.yaml").diagnostics
+    assert found.code == "E1110" and found.help and found.span is not None and found.span.line == 1
+
+
 @pytest.mark.parametrize(
     "command",
     [
