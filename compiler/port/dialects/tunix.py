@@ -291,9 +291,12 @@ def _optimizer(keys: Keys, steps: int | None) -> None:
     name = str(section.value("opt_type") or "").lower()
     if not name:
         section.refuse("opt_type", "E1144", "there is no opt_type, which Tunix asks for", "opt_type: adamw")
-    found = training.ADAMW if name in ("adam", "") else training.optimizer_of(name)
-    training.say_optimizer(section, "opt_type", name, found, "adamw")
     known_by = name if name in OPTIMIZERS else "adamw"
+    found = training.ADAMW if known_by == "adam" else training.optimizer_of(known_by)
+    if name and name != known_by:
+        message = f"the optimizer optax.{name} has no counterpart here"
+        section.refuse("opt_type", "E1163", message, "opt_type: adamw")
+    training.say_optimizer(section, "opt_type", name, found, "adamw")
     section.defaults = {**defaults_of(NAME, known_by), **section.defaults}
     decays = "weight_decay" in keys_of(NAME, known_by)
     for key in ("b1", "b2", "eps", "momentum", "weight_decay"):
