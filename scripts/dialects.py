@@ -35,7 +35,7 @@ WHEELS = {
     "oumi": "0.9",
     "ms_swift": "4.6.0",
     "nemo_automodel": "0.7.0",
-    "unsloth": "2026.8.19",
+    "unsloth": "2026.10.9",
 }
 """Tools that are read from wheels, and their versions."""
 

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from recipec.compiler.lowering import catalog
 from recipec.compiler.port.keys import words
@@ -59,6 +58,11 @@ class Sample:
 
     tokens: tuple[int, ...]
     learnt: tuple[bool, ...]
+
+    def learnt_of(self) -> Sample:
+        """Without what follows the last token that is learnt, which has no bearing on the loss."""
+        end = max((at for at, one in enumerate(self.learnt, 1) if one), default=len(self.tokens))
+        return Sample(self.tokens[:end], self.learnt[:end])
 
 
 @dataclass
@@ -264,7 +268,10 @@ def called(
 def compared(tool: Run, port: Run) -> dict[str, str]:
     """What two runs differ by, by quantity, "" for nothing; and how far losses lie apart at the most."""
     found = {}
-    pairs = list(zip(tool.steps, port.steps, strict=False))
+    pairs = [
+        ([one.learnt_of() for one in a], [one.learnt_of() for one in b])
+        for a, b in zip(tool.steps, port.steps, strict=False)
+    ]
     keys: Mapping[str, Callable[[Sample], Any]] = {"tokens": lambda one: one.tokens, "masks": lambda one: one}
     for name, key in keys.items():
         wrong = [step for step, (a, b) in enumerate(pairs, 1) if Counter(map(key, a)) != Counter(map(key, b))]
@@ -298,7 +305,7 @@ def replayed(run: Run, model: Path) -> list[int]:
 
 
 def dialect(tool: Tool) -> str:
-    return {"ms-swift": "swift"}.get(tool.package, tool.package)
+    return {"ms-swift": "swift", "unsloth": "trl"}.get(tool.package, tool.package)
 
 
 def same_run(tool: Tool, feature: str, environment: Path, folder: Path) -> dict[str, str]:
@@ -312,7 +319,7 @@ def same_run(tool: Tool, feature: str, environment: Path, folder: Path) -> dict[
         (folder / name).write_text(text)
     merged = {**tool.config, **tool.features[feature]}
     values = {key: value for key, value in merged.items() if value is not None}
-    (folder / tool.files[0]).write_text(yaml.safe_dump(values, sort_keys=False))
+    (folder / tool.files[0]).write_text(tool.write(values))
     (folder / "seen").mkdir()
     shutil.copy(folder / tool.place / "config.json", folder / "seen" / "config.json")
     commands = [*tool.before, tool.commands.get(feature, tool.command)]

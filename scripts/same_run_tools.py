@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from recipec.compiler.port.dialects import axolotl_data, llamafactory, swift, torchtune
 
 STEPS = 10
@@ -17,6 +19,10 @@ Config = Mapping[str, Any]
 
 TAGS = {f"{name}_tag": name for name in ("role", "content", "user", "assistant", "system")}
 """How LLaMA-Factory is told of messages by role and content."""
+
+
+def as_yaml(config: Config) -> str:
+    return yaml.safe_dump(dict(config), sort_keys=False)
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Tool:
         place: where the miniature lies.
         before: what is run first.
         prepare: puts more beside the miniature.
+        write: a config as its file says it.
         environment: variables of its own.
     """
 
@@ -51,6 +58,7 @@ class Tool:
     place: str = "model"
     before: Sequence[Sequence[str]] = ()
     prepare: Callable[[Path], None] = lambda model: None
+    write: Callable[[Config], str] = as_yaml
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -94,7 +102,7 @@ LLAMAFACTORY = Tool(
     },
     {
         "plain": {},
-        "no accumulation": {"gradient_accumulation_steps": 1},
+        "no accumulation": {"gradient_accumulation_steps": 1, "dataset": "chat"},
         "warm-up": {"warmup_ratio": 0.25},
         "turns": {"dataset": "chat"},
         "mask_history": {"dataset": "chat", "mask_history": True},
@@ -106,7 +114,7 @@ LLAMAFACTORY = Tool(
         "own template": {"template": None, "dataset": "chat"},
         "dpo": {"stage": "dpo", "dataset": "pairs"},
     },
-    says={"cut": llamafactory.CUT},
+    says={"cut": llamafactory.CUT, "own template": llamafactory.OWN},
     files=("run.yaml", "data/dataset_info.json"),
     beside={
         "data/dataset_info.json": json.dumps(
@@ -292,7 +300,6 @@ TORCHTUNE = Tool(
         "plain": {},
         "no accumulation": {"gradient_accumulation_steps": 1},
         "clipped": {"clip_grad_norm": 0.5},
-        "no schedule": {"lr_scheduler": None},
         "shuffled": {"shuffle": True},
         "train_on_input": {"dataset": of_chats(train_on_input=True)},
         "cut": {"tokenizer": {**OF_TOKENIZER, "max_seq_len": 48}},
@@ -305,7 +312,13 @@ TORCHTUNE = Tool(
     model="Qwen/Qwen2.5-0.5B-Instruct",
     place=QWEN2_5,
     prepare=as_torchtune_reads,
-    says={"packing": torchtune.SHORTER},
+    write=lambda config: as_yaml({"max_steps_per_epoch": None, **config}),
+    says={
+        "packing": torchtune.SHORTER,
+        "train_on_input": torchtune.WEIGHED,
+        "cut": torchtune.CUT,
+        "epochs": torchtune.WHOLE_STEPS,
+    },
     environment={"SAME_RUN_PAD": "0", "SAME_RUN_ALPHA": "12"},
 )
 
@@ -345,9 +358,9 @@ AXOLOTL = Tool(
         "plain": {},
         "no accumulation": {"gradient_accumulation_steps": 1},
         "warm-up": {"warmup_ratio": 0.25},
-        "epochs": {"max_steps": None, "num_epochs": 2},
+        "epochs": {"max_steps": None, "num_epochs": 2, "warmup_steps": 2, "curriculum_sampling": True},
         "train_on_inputs": {"train_on_inputs": True},
-        "dropped": {"sequence_len": 64},
+        "dropped": {"sequence_len": 80, "curriculum_sampling": True},
         "cut": {"sequence_len": 48, "excess_length_strategy": "truncate"},
         "packing": {"datasets": [{**OF_CHATS, "path": "data/even_chat.jsonl"}], **PACKED},
         "dpo": {
@@ -355,8 +368,101 @@ AXOLOTL = Tool(
             "datasets": [{**OF_CHATS, "path": "data/answers.jsonl", "type": "chat_template.default"}],
         },
     },
-    says={"dpo": axolotl_data.STRIPPED},
+    says={"dpo": axolotl_data.STRIPPED, "train_on_inputs": axolotl_data.MARKS},
     environment={"AXOLOTL_DO_NOT_TRACK": "1", "DO_NOT_TRACK": "1"},
 )
 
-TOOLS: Mapping[str, Tool] = {tool.package: tool for tool in (LLAMAFACTORY, SWIFT, AXOLOTL, TORCHTUNE, LITGPT)}
+
+def unsloth_script(config: Config) -> str:
+    """A script as Unsloth's notebooks are: a config's rows, before and after, and SFTConfig's keys."""
+    given = {key: value for key, value in config.items() if key not in ("rows", "before", "after")}
+    return UNSLOTH_SCRIPT.format(given=given, **{key: config[key] for key in ("rows", "before", "after")})
+
+
+UNSLOTH_SCRIPT = """\
+import torch
+from unsloth import FastLanguageModel
+from unsloth.chat_templates import get_chat_template, train_on_responses_only
+from datasets import load_dataset
+from trl import SFTConfig, SFTTrainer
+
+model, tokenizer = FastLanguageModel.from_pretrained(
+    "./model", max_seq_length=256, load_in_4bit=False, dtype=torch.float32
+)
+model = FastLanguageModel.get_peft_model(
+    model,
+    r=4,
+    lora_alpha=12,
+    lora_dropout=0,
+    target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+)
+rows = load_dataset("json", data_files="data/{rows}.jsonl", split="train")
+{before}
+trainer = SFTTrainer(model=model, processing_class=tokenizer, train_dataset=rows, args=SFTConfig(**{given}))
+{after}
+trainer.train()
+"""
+OF_TURNS = """
+
+def texts(examples):
+    turns = examples["messages"]
+    return {"text": [tokenizer.apply_chat_template(one, tokenize=False) for one in turns]}
+
+
+rows = rows.map(texts, batched=True)
+"""
+OF_ALPACA = '''
+prompt = """Below is an instruction.
+
+### Instruction:
+{}
+
+### Response:
+{}"""
+EOS_TOKEN = tokenizer.eos_token
+
+
+def texts(examples):
+    made = []
+    for asked, answer in zip(examples["instruction"], examples["output"]):
+        made.append(prompt.format(asked, answer) + EOS_TOKEN)
+    return {"text": made}
+
+
+rows = rows.map(texts, batched=True)
+'''
+RESPONSES = """
+trainer = train_on_responses_only(
+    trainer, instruction_part="<|im_start|>user\\n", response_part="<|im_start|>assistant\\n"
+)
+"""
+IN_FULL: Config = {
+    "dataset_text_field": "text",
+    "optim": "adamw_torch",
+    "warmup_steps": 0,
+    **dict.fromkeys(("bf16", "fp16"), False),
+}
+"""On a processor Unsloth leaves TRL's defaults, where a GPU has its own: neither is relied upon."""
+IN_ORDER: Config = {"train_sampling_strategy": "sequential"}
+UNSLOTH = Tool(
+    "unsloth",
+    ("python", "run.py"),
+    {"rows": "chat", "before": OF_TURNS, "after": RESPONSES, **HF, **IN_FULL},
+    {
+        "plain": {},
+        "no accumulation": {"gradient_accumulation_steps": 1},
+        "warm-up": {"warmup_steps": 3},
+        "whole text": {"after": ""},
+        "chatml": {"before": 'tokenizer = get_chat_template(tokenizer, "chatml")\n' + OF_TURNS},
+        "alpaca": {"rows": "plain", "before": OF_ALPACA, "after": ""},
+        "epochs": {"max_steps": None, "num_train_epochs": 2, **IN_ORDER},
+        "cut": {"max_length": 48},
+    },
+    files=("run.py",),
+    write=unsloth_script,
+    environment={"UNSLOTH_DISABLE_STATISTICS": "1", "UNSLOTH_COMPILE_DISABLE": "1"},
+)
+
+TOOLS: Mapping[str, Tool] = {
+    tool.package: tool for tool in (LLAMAFACTORY, SWIFT, AXOLOTL, TORCHTUNE, LITGPT, UNSLOTH)
+}

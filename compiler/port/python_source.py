@@ -212,6 +212,33 @@ FOREIGN = re.compile(
 """TRL's trainers without a counterpart."""
 
 
+def unsloth_lengths(
+    trainer: Mapping[str, Arg], model: Mapping[str, Arg], objective: str
+) -> tuple[dict[str, Arg], dict[str, Arg], int]:
+    """The two constructors' arguments without the length that does not hold, and the default length.
+
+    Unsloth (models/rl.py) takes the shorter of the model's and the trainer's. To SFT, a max_length that is
+    TRL's default says nothing; of preferences the default counts.
+    """
+    trainer, model = dict(trainer), dict(model)
+    if objective == "sft" and "max_length" in trainer and trainer["max_length"].value == TRL_LENGTH:
+        del trainer["max_length"]
+    length = UNSLOTH["max_length"] if objective == "sft" else TRL_LENGTH
+    of_model = model["max_seq_length"].value if "max_seq_length" in model else UNSLOTH["max_length"]
+    name = next((one for one in ("max_seq_length", "max_length") if one in trainer), None)
+    of_run = trainer[name].value if name else length if objective != "sft" else None
+    if isinstance(of_model, int) and isinstance(of_run, int):
+        if of_run < of_model:
+            model.pop("max_seq_length", None)
+        elif name:
+            del trainer[name]
+    return trainer, model, length
+
+
+TRL_LENGTH = 1024
+"""TRL's default of max_length."""
+
+
 @dataclass
 class _Assembly:
     """Puts the arguments of a run together."""
@@ -229,18 +256,23 @@ class _Assembly:
         given = dict(trainer.args)
         config, model = given.pop("args", None), given.pop("model", None)
         named = model.value if model else None
-        if config is not None:
-            self.put_all("trainer", self.arguments(config))
+        arguments = self.arguments(config) if config is not None else {}
         lora = given.pop("peft_config", None)
         tool = "Trainer" if trainer.kind == "Trainer" else "TRL"
+        of_model: Mapping[str, Arg] = {}
         if isinstance(named, Made):
             self.made_by(named)
             tool = "Unsloth" if named.kind == "unsloth" else tool
             lora = named.told.get("lora") or lora
-            self.put_all("model", named.args)
-        elif model is not None:
-            self.put("model_name_or_path", model)
+            of_model = named.args
         defaults = self.defaults(tool, named, lora.value if lora else None, trainer)
+        if tool == "Unsloth":
+            arguments, of_model, length = unsloth_lengths(arguments, of_model, TRAINERS[trainer.kind])
+            defaults["max_length"] = length
+        self.put_all("trainer", arguments)
+        self.put_all("model", of_model)
+        if model is not None and not isinstance(named, Made):
+            self.put("model_name_or_path", model)
         if lora is not None and isinstance(lora.value, Made):
             self.put_all("lora", lora.value.args)
         elif lora is not None and lora.value is not None:

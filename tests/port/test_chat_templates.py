@@ -73,11 +73,17 @@ def test_a_template_is_the_models_own_or_written_out_or_told_why_not() -> None:
             "<|im_start|>assistant\n[Yes<|im_end|>]\n",
         ),
         ("unsloth", "vicuna", "<s>Short. USER: Hi ASSISTANT: [Yes</s>]"),
+        (
+            "unsloth",
+            "phi-3",
+            "<|system|>\nShort.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\n[Yes<|end|>]\n",
+        ),
         ("oumi", "gpt2", "Short.</s>Hi</s>[Yes</s>]"),
     ],
 )
 def test_what_is_learnt_of_a_template_that_is_jinja(tool: str, name: str, text: str) -> None:
-    made = templates.of(tool, name, None).sets["data.chat_template"]
+    read = templates.unsloth(name, None) if tool == "unsloth" else templates.of(tool, name, None)
+    made = read.sets["data.chat_template"]
     marked = made.replace("{%- generation -%}", "[").replace("{%- endgeneration -%}", "]")
     talk = [
         {"role": r, "content": c} for r, c in (("system", "Short."), ("user", "Hi"), ("assistant", "Yes"))

@@ -222,6 +222,33 @@ def talk(row):
 
 rows = rows.map(talk)
 """
+
+
+@pytest.mark.parametrize(
+    ("trainer", "arguments", "length"),
+    [
+        ("SFT", "", 4096),
+        ("SFT", "max_length=512", 512),
+        ("SFT", "max_seq_length=1024", 1024),
+        ("SFT", "max_length=1024", 4096),  # TRL's default, which Unsloth takes for nothing said
+        ("SFT", "max_length=8192", 4096),
+        ("DPO", "", 1024),
+        ("DPO", "max_length=1024", 1024),
+        ("DPO", "max_length=8192", 4096),
+    ],
+)
+def test_of_unsloths_two_lengths_the_shorter_holds(trainer: str, arguments: str, length: int) -> None:
+    run = f"{trainer}Trainer(model=model, train_dataset=rows, args={trainer}Config({arguments}))\n"
+    made = ported(HEAD + UNSLOTH + run)
+    assert value(made, "data.max_length") == length
+
+
+def test_unsloths_default_length_is_the_longest_too() -> None:
+    short = UNSLOTH.replace(", max_seq_length=4096", "")
+    run = "SFTTrainer(model=model, train_dataset=rows, args=SFTConfig(max_length=8192))\n"
+    assert value(ported(HEAD + short + run), "data.max_length") == 2048
+
+
 TOKENS = """\
 def tokens(row):
     made = tokenizer(f"{row['title']}: {row['body']}", truncation=True, max_length=64)

@@ -463,7 +463,7 @@ def _warmup(keys: Keys) -> None:
         note = "rounded up to a whole step here, and down there" if 0 < ratio < 1 else ""
         keys.say("warmup_ratio", {"train.schedule.warmup_ratio": ratio} if 0 <= ratio < 1 else {}, note)
     else:
-        note = "3 % of the steps, though 100 at most, which is not known before the rows are"
+        note = "3 % of the steps, rounded up; there down, and 100 at most, which the rows tell"
         sets = {"train.schedule.warmup_ratio": 0.03}
         keys.default("warmup_ratio", 0.03, sets, f"Axolotl's default: {note}")
     keys.passive(("warmup_steps", "warmup_ratio"), "the other one gives the warm-up")

@@ -21,6 +21,7 @@ PACKED = (
     "as many tokens in a step, in rows that hold other samples together; there the last ones of an epoch are"
     " left out where they fill no micro-batch"
 )
+MARKS = "the marks between the messages are learnt too"
 STRIPPED = "a line break that the template ends with is learnt here; there it is taken off both answers"
 OF_SOURCES = table("""
 exact ds_type: the file's name tells what it is
@@ -173,7 +174,7 @@ def _loss(keys: Keys, kind: Kind) -> None:
     if kind.format != "chat":
         keys.say("train_on_inputs", {} if kind.format == "preference" else {"data.loss_on": loss})
         return
-    note = "the marks between the messages are learnt too" if whole else ""
+    note = MARKS if whole else ""
     keys.say("train_on_inputs", {"data.loss_on": "all"} if whole else {}, note)
     given = keys.value("datasets")
     for index in range(len(given) if isinstance(given, list) else 0):

@@ -34,6 +34,7 @@ MARKS = words(
     quantization_method pref_beta pref_loss mask_history train_on_prompt neat_packing do_train"""
 )
 
+OWN = "the tokenizer's own template; of what it ends an answer with, a line break is learnt there, not here"
 CUT = "the end of a long sample is cut off here; there its questions and answers are shortened in proportion"
 MIXED = "samples of a row do not attend to each other here, as with neat_packing"
 BLOCKS = "texts are not cut into blocks that go on in the next row: the end of a long one is cut off"
@@ -373,7 +374,7 @@ def _template(keys: Keys, model: Model | None, stage: str) -> None:
         notes = (found.note, templates.PIECES, TURN_ENDS if found.last else "")
         keys.say("template", found.sets, "; ".join(filter(None, notes)))
     else:
-        keys.default("template", None, {}, "LLaMA-Factory's default: the tokenizer's own template")
+        keys.default("template", None, {}, OWN)
     for key in ("default_system", "enable_thinking"):
         keys.same(key, found.sets if keys.given("template") and keys.given(key) else None)
     note = "with mask_history thoughts of earlier turns stay in any case here"

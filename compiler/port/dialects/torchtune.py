@@ -139,6 +139,8 @@ def _batch(keys: Keys) -> None:
     keys.same("tensor_parallel_dim", note=sharding.sharing(shared))
 
 
+CUT = "a sample that is cut keeps its last token here; there an end takes its place, which is not learnt"
+WEIGHED = "micro-batches weigh by the tokens that are learnt here; there the first of each sample counts too"
 SHORTER = "as many steps, also where an epoch has fewer; there the run ends with it"
 
 
@@ -467,7 +469,9 @@ def _one(keys: Keys, entry: Keys, objective: str, path: str) -> tuple[Any, dict[
         entry.unless("train_on_input", (False,), "the prompt carries no loss in dpo")
     else:
         settings["data.loss_on"] = "all" if entry.flag("train_on_input") else "assistant"
-        entry.say("train_on_input", {"data.loss_on": settings["data.loss_on"]})
+        several = settings["data.loss_on"] == "all" and keys.integer("gradient_accumulation_steps") != 1
+        note = WEIGHED if several else ""
+        entry.say("train_on_input", {"data.loss_on": settings["data.loss_on"]}, note)
     if kind != "preference":
         settings["data.packing"] = entry.flag("packed")
         entry.say("packed", {"data.packing": settings["data.packing"]})
@@ -581,7 +585,7 @@ def _tokenizer(keys: Keys, model: Model | None, settings: Mapping[str, Any]) -> 
     form, whole = settings.get("data.format"), settings.get("data.loss_on") == "all"
     section = keys.below("tokenizer", {"max_seq_len": None})
     if keys.ledger.value("data.max_length") is None or section.given("max_seq_len"):
-        datasets.length(section, "max_seq_len")
+        datasets.length(section, "max_seq_len", CUT)
     name = str(section.value("_component_") or "").rpartition(".")[2]
     turns = templates.TORCHTUNE.get(name)
     if form in ("chat", "preference") and turns is not None:

@@ -164,8 +164,8 @@ NO_LIMIT = 4096
 """Tokens of a row where the tool has no limit: a recipe has one, and says so when a sample is longer."""
 
 
-def length(keys: Keys, key: str) -> None:
-    """A longest length at which samples are cut off."""
+def length(keys: Keys, key: str, note: str = "") -> None:
+    """A longest length at which samples are cut off; a note says how there they are cut otherwise."""
     most = keys.integer(key) if keys.given(key) or not keys.stands(key) else None
     if most is None:
         sets = {"data.max_length": NO_LIMIT, "data.overlong": "error"}
@@ -176,7 +176,7 @@ def length(keys: Keys, key: str) -> None:
         else:
             keys.say(key, sets, note)
     else:
-        keys.say(key, {"data.max_length": most, "data.overlong": "truncate"})
+        keys.say(key, {"data.max_length": most, "data.overlong": "truncate"}, note)
     if str(keys.value("truncation_mode") or "keep_start") == "keep_start":
         keys.same("truncation_mode", note="the end is cut off")
     keys.unless("truncation_mode", ("keep_start",), "the end is cut off here, not the start")

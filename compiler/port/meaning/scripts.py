@@ -114,7 +114,7 @@ UNSLOTH: Mapping[str, Any] = {
     "max_length": 2048,
     "gradient_checkpointing": True,
 }
-"""The defaults of Unsloth 2026.8.19: of its configs (models/rl.py, transformers 5) and from_pretrained."""
+"""The defaults of Unsloth 2026.10.9: of its configs (models/rl.py, transformers 5) and from_pretrained."""
 UNSLOTH_LORA: Mapping[str, Any] = {
     "lora_r": 16,
     "lora_alpha": 16,

@@ -179,7 +179,13 @@ def unsloth(name: str, model: Model | None) -> Template:
     if model is not None and tokenizer_of(model) in known("axolotl", "own").get(same, ()):
         found = axolotl(same, model)
         return replace(found, note=found.note.replace("Axolotl", "Unsloth"))
-    return of("unsloth", name, model)
+    row = written_by("unsloth").get(name, "")
+    if isinstance(row, str):
+        return replace(UNKNOWN, note=row)
+    # What is learnt ends with the mark, which is its tokenizer's eos_token.
+    said = turns_of(row).assistant
+    ends = len(said.rstrip())
+    return of("unsloth", name, model, {"assistant": said[:ends], "after": said[ends:]})
 
 
 def of(tool: str, name: str | None, model: Model | None, changes: Mapping[str, Any] = {}) -> Template:
