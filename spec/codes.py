@@ -458,6 +458,23 @@ LORA: dict[str, Code] = {
         "the adapter that merge.py writes, and the model with it does not run.",
         "`adapter: false` in `merge`, which merges into the weights alone; or leave `router` out.",
     ),
+    "E0318": Code(
+        "products in eight bits of other weights",
+        "`products` multiplies the codes of weights that are stored in eight bits, and `quantize` says that "
+        "they are not.",
+        "`quantize: int8`, on TPU7x `fp8`; or no `products`.",
+    ),
+    "E0319": Code(
+        "products in eight bits that are no faster",
+        "The chip has no products of that type that are faster than bfloat16's: activations would be rounded "
+        "for nothing.",
+        "`quantize: int8` on v5e, v5p and v6e, `fp8` on TPU7x; or no `products`.",
+    ),
+    "E0320": Code(
+        "products in eight bits of experts",
+        "The products of all experts at once are computed in model.dtype, whatever weights are stored in.",
+        "No `products`.",
+    ),
 }
 
 DATA: dict[str, Code] = {
@@ -1241,6 +1258,11 @@ UNAVAILABLE: dict[str, Code] = {
         "go on from the state that the one before it left. Llama 4's chunks and its queries' growth are "
         "counted from a row's first token there. train.py begins each sample anew.",
         "`data.packing: false`, or build without that `--backend`.",
+    ),
+    "E0938": Code(
+        "products in eight bits under TorchAX",
+        "The TorchAX backend computes with the numbers that the codes stand for, in model.dtype.",
+        "No `products`, or build without `--backend torchax`.",
     ),
     "E0945": Code(
         "model that TorchAX alone trains",

@@ -317,6 +317,7 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             "lora.init",
             "init: peft",
         )
+    yield from _products(facts, section)
     usual = round(section.rank**0.5) if section.rslora else section.rank
     scale = section.alpha / (section.rank**0.5 if section.rslora else section.rank)
     if scale > SENSIBLE_SCALE:
@@ -344,6 +345,37 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                 "lora.rank",
                 f"rank: {narrowest}",
             )
+
+
+def _products(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
+    """Products in eight bits: of codes in eight bits, on a chip where they are faster, outside experts."""
+    if section.products is None:
+        return
+    kind, accelerator = section.quantize, facts.accelerator
+    if kind in (None, "nf4"):
+        yield Diagnostic(
+            "E0318",
+            f"products: {section.products} multiplies weights in eight bits, and they are "
+            + ("not quantised" if kind is None else "in nf4"),
+            "lora.products",
+            "quantize: int8, or fp8 on TPU7x; products: null computes in model.dtype",
+        )
+    elif accelerator is not None and accelerator.platform == "tpu" and kind != accelerator.eight_bits:
+        known = accelerator.eight_bits
+        yield Diagnostic(
+            "E0319",
+            f"{accelerator.generation} multiplies {kind} no faster than bfloat16: activations would be "
+            "rounded for nothing",
+            "lora.products",
+            f"quantize: {known}; or products: null" if known else "products: null",
+        )
+    if facts.model is not None and facts.model.architecture.routing[0]:
+        yield Diagnostic(
+            "E0320",
+            f"the experts of {facts.model.title} are most of its products, and have none in eight bits",
+            "lora.products",
+            "products: null",
+        )
 
 
 def _nearest(facts: Facts, target: str) -> str:

@@ -80,10 +80,12 @@ def check(program: Program) -> Iterator[Diagnostic]:
             "lora.targets",
             "targets without experts and router, or build without --backend trl",
         )
-    if lora is not None and lora.quantize == "int8":
+    if lora is not None and lora.quantize in ("int8", "fp8"):
         yield Diagnostic(
             "E0923",
-            "--backend trl: bitsandbytes' int8 quantises activations too, and train.py the weights alone",
+            "--backend trl: bitsandbytes' int8 quantises activations too, and train.py the weights alone"
+            if lora.quantize == "int8" and lora.products is None
+            else f"--backend trl: PEFT trains on no weights in {lora.quantize} as train.py does",
             "lora.quantize",
             "quantize: nf4, which is the same in both, or build without --backend trl",
         )

@@ -128,7 +128,8 @@ def _figures(program: Program) -> list[tuple[str, str]]:
                 "LoRA",
                 f"rank {lora.rank}, alpha {lora.alpha:g}, dropout {lora.dropout:g}, on "
                 f"{plural(projections, 'projection')}"
-                + (f", on a base in {lora.quantize}" if lora.quantize else ""),
+                + (f", on a base in {lora.quantize}" if lora.quantize else "")
+                + (", by products in eight bits" if lora.products else ""),
             ),
             ("LoRA reaches", str(program.reach)),
         ]

@@ -65,6 +65,13 @@ def check(program: Program) -> Iterator[Diagnostic]:
             "lora.kv",
             f"kv: independent, or {USE_TUNIX}",
         )
+    if program.lora is not None and program.lora.products:
+        yield Diagnostic(
+            "E0938",
+            "--backend torchax: its products are in model.dtype, whatever the weights are stored in",
+            "lora.products",
+            f"products: null, or {USE_TUNIX}",
+        )
     experts = program.architecture.routing[0]
     if experts:
         yield Diagnostic(

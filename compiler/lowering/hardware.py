@@ -74,6 +74,8 @@ class Accelerator:
         platform: "tpu" or "cpu".
         hbm_gib: memory of a chip that a program can use, in GiB, None for a CPU.
         bf16_tflops: peak of a chip in bfloat16, TFLOP/s, None for a CPU.
+        eight_bits, eight_bit_tflops: the type of products in eight bits that are faster, "int8" or "fp8", and
+            their peak; None where there are none, and for a CPU.
         topology: "2x2x1", None for a CPU.
         usd_per_chip_hour: on-demand list price, None where none is published.
         price_date: when that price was read.
@@ -99,6 +101,8 @@ class Accelerator:
     platform: str
     hbm_gib: float | None
     bf16_tflops: float | None
+    eight_bits: str | None
+    eight_bit_tflops: float | None
     topology: str | None
     usd_per_chip_hour: float | None
     price_date: str | None
@@ -293,6 +297,8 @@ def _tpu(generation: str, shape: str) -> Accelerator:
         platform="tpu",
         hbm_gib=data["hbm_gib"],
         bf16_tflops=data["bf16_tflops"],
+        eight_bits=data["eight_bits"],
+        eight_bit_tflops=data["eight_bit_tflops"],
         topology=shape,
         usd_per_chip_hour=data["usd_per_chip_hour"],
         price_date=data["price_date"],
@@ -320,6 +326,8 @@ def _cpu(devices: int) -> Accelerator:
         platform="cpu",
         hbm_gib=None,
         bf16_tflops=None,
+        eight_bits=None,
+        eight_bit_tflops=None,
         topology=None,
         usd_per_chip_hour=None,
         price_date=None,

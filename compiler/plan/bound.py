@@ -42,7 +42,7 @@ KEPT_ON_DEVICE: dict[str, tuple[bool, bool]] = {
 """Whether a policy keeps each attention's result, and the results of the other products. What is not named
 here is taken to keep a layer's input alone."""
 
-STORED = {"nf4": 0.5, "int8": 1.0, None: None}
+STORED = {"nf4": 0.5, "int8": 1.0, "fp8": 1.0, None: None}
 """Bytes of a quantised number, its scale aside."""
 
 
@@ -115,7 +115,7 @@ def model_flops(program: Program, tokens: float) -> float:
 
 
 def _least_flops(program: Program, model: Shapes, length: int) -> float:
-    """FLOPs a token that the compiled step has at the least.
+    """FLOPs a token that the compiled step has at the least, products in eight bits by the time they take.
 
     Of the first trained layer the backward pass is left out: how much of it there is depends on which of its
     projections are trained.
@@ -125,24 +125,34 @@ def _least_flops(program: Program, model: Shapes, length: int) -> float:
     block = recipe.model.attention_block or program.accelerator.attention_block or 0
     kernel = KERNEL_BACKWARD if block >= FUSED else KERNELS_BACKWARD
     forward = OBJECTIVES[recipe.train.objective].forward_passes
+    once, back = _faster(program)
     backward = BACKWARD + (2 if full else 0)
     flops = (FORWARD * forward + backward) * model.head + FORWARD * model.outside
     if not full:
         flops += (FORWARD + 2.0) * program.used_adapter_parameters
     for number, layer in enumerate(model.layers):
         product = 2 * layer.attended * (layer.pairs / length if splash else length)
-        flops += forward * (FORWARD * layer.weights + 2 * product)
+        flops += forward * (FORWARD * layer.weights * once + 2 * product)
         if number > model.first_trained:
-            flops += backward * layer.weights + (kernel if splash else 4) * product
-            flops += _again(policy, splash, layer, product)
+            flops += backward * layer.weights * back + (kernel if splash else 4) * product
+            flops += _again(policy, splash, layer, product, once)
     return flops
 
 
-def _again(policy: str, splash: bool, layer: Layer, product: float) -> float:
+def _faster(program: Program) -> tuple[float, float]:
+    """The share of bfloat16's time that a frozen weight's product takes: forward, and for a gradient."""
+    lora, accelerator = program.recipe.lora, program.accelerator
+    rate = accelerator.eight_bit_tflops if lora and lora.products else None
+    share = (accelerator.bf16_tflops or 0) / rate if rate else 1.0
+    return share, share if lora and lora.products == "both" else 1.0
+
+
+def _again(policy: str, splash: bool, layer: Layer, product: float, once: float) -> float:
     """FLOPs a token of what a policy computes again of a layer.
 
     Args:
         product: FLOPs a token of one of its attention's matrix products.
+        once: what a FLOP of its weights counts.
     """
     if policy == "none":
         return 0.0
@@ -150,8 +160,8 @@ def _again(policy: str, splash: bool, layer: Layer, product: float) -> float:
         return 0.0 if splash else product  # plain attention's scores
     weights = layer.weights - sum(layer.tails.get(name, 0.0) for name in RECOMPUTED[policy])
     if policy == "save_attention":
-        return FORWARD * weights + (0.0 if splash else product)
-    return FORWARD * weights + 2 * product
+        return FORWARD * weights * once + (0.0 if splash else product)
+    return FORWARD * weights * once + 2 * product
 
 
 def _kept(program: Program, layer: Layer, length: int) -> float:

@@ -35,6 +35,7 @@ IRRELEVANT = {"train": ("epochs", "steps", "eval_every", "log")}
 LATER: dict[str, dict[str, tuple[Any, ...]]] = {
     "train": {"router_aux_loss_coef": (0.0,)},
     "model": {"attention_block": (None, 512)},
+    "lora": {"products": (None,)},
 }
 """Keys that are younger than the plans that are kept: they count where they say something else than these."""
 OF_A_COMPILE = (
@@ -67,11 +68,12 @@ def step(program: Program) -> dict[str, Any]:
     for section, keys in IRRELEVANT.items():
         recipe[section] = {key: value for key, value in recipe[section].items() if key not in keys}
     for section, known in LATER.items():
-        for key, values in known.items():
+        for key, values in known.items() if recipe[section] else ():
             if recipe[section][key] in values:
                 del recipe[section][key]
     accelerator = asdict(program.accelerator)
-    del accelerator["attention_block"]
+    for name in ("attention_block", "eight_bits", "eight_bit_tflops"):
+        del accelerator[name]
     return {
         "recipe": recipe,
         # Of a pattern mapping the first match holds, so its order counts.

@@ -259,7 +259,7 @@ def _llamafactory(config: Config) -> None:
     keys["flash_attn"] = "fa2" if config.flashes else "sdpa"
     if lora is not None:
         keys["lora_target"] = ",".join(targets(config)[0])
-        if lora.quantize:
+        if lora.quantize in ("nf4", "int8"):
             keys |= {"quantization_bit": 4 if lora.quantize == "nf4" else 8}
             keys |= {"quantization_type": "nf4", "double_quantization": False}
     narrow = recipe.model.dtype == "bfloat16"

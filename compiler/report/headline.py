@@ -33,6 +33,7 @@ def hardware(run: Run) -> list[tuple[str, str]]:
         method = "all weights" if lora is None else f"LoRA of rank {lora.rank}"
         if lora is not None and lora.quantize:
             method += f" on {lora.quantize} weights"
+            method += " by products in eight bits" if lora.products else ""
         objective = recipe.train.objective
         out.append(("Trained", method if objective == "sft" else f"{method}, {objective.upper()}"))
     if devices:

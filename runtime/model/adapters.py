@@ -44,7 +44,8 @@ class LoraSettings:
         init: "peft" (uniform, bound 1/sqrt(fan_in)) or "qwix" (he_uniform, bound sqrt(6/fan_in)).
         dtype: of the adapters.
         kv: "independent" adapters for fused projections, as PEFT, or "shared" A, as Qwix.
-        quantize: "nf4" or "int8" for frozen base weights that are stored so, None for the model's dtype.
+        quantize: "nf4", "int8" or "fp8" for frozen base weights stored so, None for the model's dtype.
+        products: "forward" or "both": the passes whose products are in the weights' eight bits; or None.
     """
 
     rank: int
@@ -59,6 +60,7 @@ class LoraSettings:
     dtype: str = "float32"
     kv: str = "independent"
     quantize: str | None = None
+    products: str | None = None
 
     def rank_of(self, module: str) -> int:
         """The rank of a projection ("layers.7.self_attn.q_proj")."""
@@ -347,6 +349,7 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
         rank_pattern=dict(section.get("rank_pattern") or {}),
         alpha_pattern=dict(section.get("alpha_pattern") or {}),
         quantize=section.get("quantize"),
+        products=section.get("products"),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,8 +26,8 @@ from .families.base import parameter_path
 from .initial import path_hash
 from .sharding import constrain
 
-Product = Callable[[Callable[[jax.Array, jax.Array], jax.Array], jax.Array, jax.Array, Any], jax.Array]
-"""(how, activations, weight, the module that has it) -> the product of the two."""
+Product = Callable[[Callable[[jax.Array, jax.Array], jax.Array], str, jax.Array, jax.Array, Any], jax.Array]
+"""(how, the einsum that it is, activations, weight, the module that has it) -> the product of the two."""
 
 Pair = tuple[jax.Array, jax.Array]
 """A and B of all experts, [E, *in, R] and [E, R, *out], where B holds LoRA's scale."""
@@ -127,7 +128,7 @@ class AdapterProvider(qwix.QuantizationProvider):
         module, adapter = self._current()
         if len(operands) != 2:
             return jnp.einsum(equation, *operands, **kwargs)
-        product = self._product(lambda x, w: jnp.einsum(equation, x, w, **kwargs), *operands, module)
+        product = self._product(partial(jnp.einsum, equation, **kwargs), equation, *operands, module)
         if adapter is None:
             return product
         inputs, output = equation.replace(" ", "").split("->")
@@ -137,11 +138,14 @@ class AdapterProvider(qwix.QuantizationProvider):
     def dot_general(self, lhs: jax.Array, rhs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """Replaces jax.lax.dot_general while the model runs."""
         module, adapter = self._current()
-        product = self._product(lambda x, w: jax.lax.dot_general(x, w, *args, **kwargs), lhs, rhs, module)
-        if adapter is None:
-            return product
         # The only such products are dense layers': x's last axis with a matrix's first.
         letters = "abcdefgh"[: lhs.ndim - 1]
+        equation = f"{letters}i,io->{letters}o"
+        product = self._product(
+            lambda x, w: jax.lax.dot_general(x, w, *args, **kwargs), equation, lhs, rhs, module
+        )
+        if adapter is None:
+            return product
         return self._adapted(product, lhs, module, adapter, f"{letters}i", "io", f"{letters}o")
 
     def _current(self) -> tuple[Any, Adapter | None]:
@@ -207,9 +211,7 @@ def _together_backward(_: None, gradients: tuple[jax.Array, ...]) -> tuple[jax.A
 together.defvjp(_together_forward, _together_backward)
 
 
-def _product(
-    compute: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, weight: jax.Array, module: Any
-) -> jax.Array:
+def _product(compute: Any, equation: str, x: jax.Array, weight: jax.Array, module: Any) -> jax.Array:
     """The product with a module's weight as it is; of weights that are stored quantised, see quantize.py."""
     return compute(x, weight)
 
@@ -293,7 +295,11 @@ def attach(
         The model, with shapes for the new parameters, and the provider that its calls go through.
     """
     product = _product
-    if settings.quantize is not None:
+    if settings.products is not None:
+        from .eight_bits import product_of
+
+        product = product_of(settings.products == "both")
+    elif settings.quantize is not None:
         from .quantize import product
     provider = AdapterProvider(adapters, settings.dropout, product)
     model = qwix.quantize_model(model, provider, rngs=nnx.Rngs(0), skip_nnx_init=True)

@@ -2,8 +2,9 @@
 
 A model's linear layers and its experts are held as Qwix's QArrays: codes and scales. nf4 is the 4-bit
 NormalFloat of QLoRA (Dettmers et al. 2023, appendix E) in blocks of 64 inputs that share a float32 scale,
-which is bitsandbytes' layout without double quantisation; int8 has one scale for each output channel, of each
-expert. Embeddings, norms, routers and the head keep the model's dtype.
+which is bitsandbytes' layout without double quantisation; int8 and fp8 (float8_e4m3fn) have one scale for
+each output channel, of each expert. Products are of the numbers that codes stand for, or of the codes
+themselves (eight_bits.py). Embeddings, norms, routers and the head keep the model's dtype.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from . import sharding
 from .families import Architecture, Family
 from .families.base import Parameter, Spec, matrices
 
+TYPES = {"nf4": jnp.uint4, "int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
+"""Kinds of quantisation, by the type of their codes."""
 BLOCK = 64
 """Inputs that share a scale in nf4, as in bitsandbytes."""
 
@@ -34,7 +37,7 @@ class Layout:
     """How one weight is quantised.
 
     Attributes:
-        kind: "nf4" or "int8".
+        kind: of TYPES.
         shape, spec: of the weight and of its codes.
         blocks: for each axis, the number of neighbouring entries that share a scale.
         scale_spec: sharding of the scales.
@@ -52,7 +55,7 @@ class Layout:
 
     def abstract(self) -> qwix.QArray:
         """The codes' and the scales' shapes."""
-        dtype = jnp.uint4 if self.kind == "nf4" else jnp.int8
+        dtype = TYPES[self.kind]
         return qwix.QArray(
             jax.ShapeDtypeStruct(self.shape, dtype),
             jax.ShapeDtypeStruct(self.scale_shape, jnp.float32),
@@ -71,7 +74,7 @@ def layouts(
 
     Args:
         parameters: with their final shardings.
-        kind: "nf4" or "int8".
+        kind: of TYPES.
         axes: size of each mesh axis.
     """
     by_path = {parameter.path: parameter for parameter in parameters}
@@ -96,7 +99,7 @@ def layout(
         contract: the axes that are summed with the input.
     """
     blocks = [1] * len(shape)
-    if kind == "int8":
+    if kind != "nf4":
         for axis in contract:
             blocks[axis] = shape[axis]
     else:
@@ -173,7 +176,11 @@ def quantized_weight(module: Any, weight: jax.Array) -> qwix.QArray | None:
 
 
 def product(
-    compute: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, weight: jax.Array, module: Any
+    compute: Callable[[jax.Array, jax.Array], jax.Array],
+    equation: str,
+    x: jax.Array,
+    weight: jax.Array,
+    module: Any,
 ) -> jax.Array:
     """The product with a module's weight, from codes and scales where it is stored quantised."""
     stored = quantized_weight(module, weight)

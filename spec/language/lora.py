@@ -132,7 +132,7 @@ class Lora(Section):
             "shared": "K and V share one A, as in Qwix.",
         },
     )
-    quantize: Literal["nf4", "int8"] | None = field(
+    quantize: Literal["nf4", "int8", "fp8"] | None = field(
         "Quantisation of the frozen base weights (QLoRA), of linear layers and of experts; null keeps "
         "model.dtype.",
         None,
@@ -140,5 +140,17 @@ class Lora(Section):
         choices={
             "nf4": "4 bits a number, with a scale for each 64 inputs.",
             "int8": "8 bits a number, with a scale for each output.",
+            "fp8": "8 bits a number in floating point (float8_e4m3fn), with a scale for each output.",
+        },
+    )
+    products: Literal["forward", "both"] | None = field(
+        "Products of the frozen weights in the eight bits that they are stored in, with activations that are "
+        "rounded row by row: faster on the chips that have such products, and less exact; null computes them "
+        "in model.dtype. Only with quantize: int8 or fp8.",
+        None,
+        example="forward",
+        choices={
+            "forward": "The forward pass; the gradient of the activations is computed in model.dtype.",
+            "both": "The gradient of the activations too.",
         },
     )

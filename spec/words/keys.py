@@ -137,9 +137,8 @@ KEYS: dict[str, str] = {
             # Numbers.
             "bf16 fp16 tf32 amp pure_bf16 bfloat16 mixed_precision bf16_full_eval half_precision "
             "float16 enable_mixed_precision": _DTYPE,
-            "fp8 fp8_config": "training in 8 bits is not in this version; `lora: {quantize: int8}` "
-            "keeps the "
-            "base weights in 8 bits",
+            "fp8 fp8_config": "`lora: {quantize: int8, products: both}`, on TPU7x fp8, computes the products "
+            "of the frozen weights in 8 bits",
             # Memory and devices.
             "gradient_checkpointing gradient_checkpointing_kwargs enable_activation_checkpointing "
             "activation_checkpointing use_gradient_checkpointing recompute use_unsloth_gc "

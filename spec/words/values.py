@@ -118,7 +118,8 @@ VALUES: dict[str, dict[str, str]] = {
         "lora.quantize": {
             "4bit int4 fp4 4 bnb qlora bitsandbytes q4 mxfp4 nvfp4 bnb.nf4 nf4_dq": "`quantize: nf4`",
             "8bit 8 q8 int8_bnb llm.int8": "`quantize: int8`",
-            "fp8 gptq awq hqq eetq aqlm 2 3 6": "it is not in this version: `quantize: nf4`, or int8",
+            "float8 fp8_e4m3 float8_e4m3fn": "`quantize: fp8`",
+            "gptq awq hqq eetq aqlm 2 3 6": "it is not in this version: `quantize: nf4`, or int8",
             "true yes": "`quantize: nf4`, or int8",
         },
         "model.attention": {

@@ -1,0 +1,168 @@
+"""Products in eight bits: what they are of, their gradients, and a model that trains by them."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.runtime import training
+
+EQUATIONS = {
+    "dense": ("ai,io->ao", (5, 12), (12, 9), (0,)),
+    "heads": ("btd,ndh->btnh", (2, 7, 24), (3, 24, 10), (1,)),
+    "output": ("btnh,nhd->btd", (2, 7, 3, 10), (3, 10, 20), (0, 1)),
+    "fused": ("bsd,ckdh->cbskh", (2, 7, 24), (2, 3, 24, 10), (2,)),
+}
+"""Equation, shapes of activations and weight, and the weight's axes that are summed over."""
+LARGEST = {"int8": 127.5, "fp8": 448.0}
+"""What the largest magnitude of a row becomes in Qwix; its code is the nearest that there is."""
+
+
+def rounded(x: np.ndarray, axes: tuple[int, ...], kind: str) -> np.ndarray:
+    """What codes with one scale along some axes stand for, in float64; Qwix's, which are held to be near."""
+    import jax.numpy as jnp
+    import qwix
+
+    from recipec.runtime.model.quantize import TYPES
+
+    kept = [axis for axis in range(x.ndim) if axis not in axes]
+    stored = qwix.quantize(jnp.asarray(x, jnp.float32), TYPES[kind], channelwise_axes=kept)
+    scale = np.abs(x).max(axes, keepdims=True) / LARGEST[kind]
+    assert np.abs(np.asarray(stored.scale) - scale).max() <= 1e-6 * scale.max()
+    found = np.asarray(stored.qvalue).astype(np.float64) * np.asarray(stored.scale)
+    # Half a step; of three bits behind the point, a sixteenth of the number, and half the least.
+    near = scale / 2 if kind == "int8" else np.maximum(np.abs(x) / 16, scale * 2**-10)
+    assert np.all(np.abs(found - x) <= 1.0001 * near)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_a_product_is_that_of_the_rounded_operands(name: str, kind: str) -> None:
+    """And its gradient: of the rounded weight, with the output's gradient as it is or rounded by row."""
+    import jax
+    import jax.numpy as jnp
+    import qwix
+
+    from recipec.runtime.model.eight_bits import product_of_codes
+    from recipec.runtime.model.quantize import layout
+
+    equation, x_shape, w_shape, summed = EQUATIONS[name]
+    random = np.random.default_rng(0)
+    x, weight = (random.standard_normal(shape).astype(np.float32) for shape in (x_shape, w_shape))
+    how = layout(w_shape, (None,) * len(w_shape), summed, kind, {})
+    channels = tuple(axis for axis in range(len(w_shape)) if axis not in summed)
+    stored = qwix.quantize(jnp.asarray(weight), how.abstract().qtype, channelwise_axes=channels)
+    exact = np.asarray(stored.qvalue).astype(np.float64) * np.asarray(stored.scale)
+
+    inputs, output = equation.split("->")
+    x_axes, w_axes = inputs.split(",")
+    rows = rounded(x, tuple(n for n, axis in enumerate(x_axes) if axis in w_axes), kind)
+    expected = np.einsum(equation, rows, exact)
+    upstream = random.standard_normal(expected.shape).astype(np.float32)
+    scales = np.asarray(stored.scale).transpose(
+        [w_axes.index(axis) for axis in output if axis in w_axes] + list(summed)
+    )
+    scales = scales.reshape([weight.shape[w_axes.index(axis)] if axis in w_axes else 1 for axis in output])
+    scaled = rounded(upstream * scales, tuple(n for n, axis in enumerate(output) if axis not in x_axes), kind)
+    gradients = {
+        False: np.einsum(f"{output},{w_axes}->{x_axes}", upstream, exact),
+        True: np.einsum(f"{output},{w_axes}->{x_axes}", scaled, np.asarray(stored.qvalue).astype(np.float64)),
+    }
+    for both, gradient in gradients.items():
+        compute = functools.partial(product_of_codes, equation, both, codes=stored.qvalue, scale=stored.scale)
+        found, back = jax.vjp(compute, jnp.asarray(x))
+        assert np.abs(np.asarray(found) - expected).max() <= 1e-6 * np.abs(expected).max()
+        (found,) = back(jnp.asarray(upstream))
+        assert np.abs(np.asarray(found) - gradient).max() <= 1e-6 * np.abs(gradient).max()
+
+
+MESH = {"fsdp": 4, "tp": 2}
+SIZES = {"hidden_size": 96, "intermediate_size": 136, "num_attention_heads": 4, "num_key_value_heads": 2}
+TARGETS = ("q_proj", "k_proj", "o_proj", "down_proj")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gemma4") / "model"
+    tiny.make_gemma4(folder, **SIZES)
+    return folder
+
+
+def learnt(model: Path, axes: dict[str, int], products: str | None, quantize: str | None = "int8") -> Any:
+    """The loss of one batch and the adapters' gradients."""
+    import jax
+    from flax import nnx
+
+    from recipec.runtime.training.loss import batch_loss
+
+    _, built = training.build(model, axes, quantize=quantize, products=products, targets=TARGETS)
+    graph, adapters, base = nnx.split(built.model, nnx.LoRAParam, ...)
+    one = training.batch(0)
+    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+
+    @jax.jit
+    def run(adapters: Any, base: Any) -> Any:
+        def loss(adapters: Any) -> Any:
+            return batch_loss(built.forward, nnx.merge(graph, adapters, base), *(one[n] for n in names))
+
+        return jax.value_and_grad(loss)(adapters)
+
+    value, gradients = run(adapters, base)
+    text = run.lower(adapters, base).as_text()
+    return (
+        float(value),
+        {".".join(map(str, path)): np.asarray(leaf.get_raw_value()) for path, leaf in gradients.flat_state()},
+        text,
+    )
+
+
+def cosine(found: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    """Of two gradients of all adapters."""
+    dot, *norms = (
+        sum(float(np.vdot(one[name], two[name])) for name in other)
+        for one, two in ((found, other), (found, found), (other, other))
+    )
+    return dot / float(np.sqrt(norms[0] * norms[1]))
+
+
+def test_a_model_learns_by_rounded_products(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient passes straight through the rounding, and is the same on another mesh: but for
+    the codes that the last bits of a sum round otherwise."""
+    import jax
+    import jax.numpy as jnp
+
+    from recipec.runtime.model import eight_bits
+
+    product = eight_bits.product_of_codes
+    with jax.default_matmul_precision("highest"):
+        loss, gradients, text = learnt(model, MESH, "forward")
+        both, rough, both_text = learnt(model, MESH, "both")
+        alone, single, _ = learnt(model, {"fsdp": 8, "tp": 1}, "both")
+        stored, exact, _ = learnt(model, MESH, None)
+
+        def straight_through(equation: str, both: bool, x: Any, codes: Any, scale: Any) -> Any:
+            value = jax.lax.stop_gradient(product(equation, both, x, codes, scale))
+            plain = jnp.einsum(equation, x, codes.astype(x.dtype) * scale)
+            return value + plain - jax.lax.stop_gradient(plain)
+
+        monkeypatch.setattr(eight_bits, "product_of_codes", straight_through)
+        expected, wanted, _ = learnt(model, MESH, "forward")
+    found = {
+        "straight through": cosine(gradients, wanted),
+        "forward": cosine(gradients, exact),
+        "both": cosine(rough, exact),
+        "another mesh": cosine(rough, single),
+    }
+    print(f"\nloss {stored:.5f} of stored weights, {loss:.5f} of products, {alone:.5f} on another mesh")
+    print(f"cosines of gradients {found}")
+    assert abs(loss - expected) <= 1e-4 * loss
+    assert both == loss and abs(alone - loss) <= 2e-3 * loss and 0 < abs(loss - stored) <= 0.01 * stored
+    assert min(found.values()) > 0.99
+    eight = [one.count("xi8>, tensor<") for one in (text, both_text)]
+    assert eight[1] > eight[0] > 0, "the gradient's products are of codes too"
