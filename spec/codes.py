@@ -348,6 +348,18 @@ MESH: dict[str, Code] = {
         "pinned version.",
         "Correct the name, without dashes, or remove it.",
     ),
+    "E0225": Code(
+        "tokens that cannot be split",
+        "The mesh axis cp splits the tokens of a row over devices. Experts sort all tokens of a device, "
+        "and a layer that passes a state from token to token takes them one after the other.",
+        "Give its devices to fsdp, which splits the batch and the weights.",
+    ),
+    "N0226": Code(
+        "rows that are lengthened",
+        "With cp splash attention takes a row in two pieces for each device, and a piece in blocks of 128 "
+        "tokens: a row is padded to a multiple.",
+        "A `data.max_length` that is a multiple of 256 times cp.",
+    ),
     "E0221": Code(
         "hosts that the accelerator is not",
         "A slice is a fixed number of machines: as Cloud TPU VMs, or on GKE as machines of 4 chips. "

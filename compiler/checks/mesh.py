@@ -11,6 +11,8 @@ from recipec.compiler.lowering.hardware import arranged, from_name, host_counts,
 from recipec.compiler.lowering.sizes import BYTES, optimizer_bytes, tp_sizes
 from recipec.compiler.wording import divisors, flow, in_layers, listing, mesh_axes, plural
 from recipec.runtime.model.families import Architecture
+from recipec.runtime.model.families.base import LINEAR
+from recipec.runtime.model.partition_rules import TOKENS, dealt_length, shards
 from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _hosts(facts)
     yield from _heads(facts)
     yield from _experts(facts)
+    yield from _tokens(facts)
     yield from _micro_batch(facts)
     yield from _memory(facts)
     accelerator = facts.accelerator
@@ -134,10 +137,43 @@ def _experts(facts: Facts) -> Iterator[Diagnostic]:
         )
 
 
+def _tokens(facts: Facts) -> Iterator[Diagnostic]:
+    """cp splits the tokens of a row, which have to be computed apart from each other."""
+    axes, recipe = facts.axes, facts.recipe
+    cp = axes.get(TOKENS, 1)
+    if facts.model is None or cp == 1:
+        return
+    architecture, title = facts.model.architecture, facts.model.title
+    reason = ""
+    if architecture.expert_layers:
+        reason = f"{title} has experts, whose rows are sorted over all tokens of a device"
+    elif LINEAR in architecture.layer_types:
+        reason = f"{title} has layers that pass a state from token to token"
+    if reason:
+        other = {name: size for name, size in axes.items() if name != TOKENS}
+        yield Diagnostic(
+            "E0225",
+            f"cp={cp} splits the tokens of a row, and {reason}",
+            "mesh.axes.cp",
+            f"axes: {flow({**other, 'fsdp': other['fsdp'] * cp})}, with a global_batch_size that they divide",
+        )
+        return
+    length = recipe.data.max_length
+    longer = dealt_length(length, cp)
+    if recipe.model.attention == "splash" and longer != length:
+        yield Diagnostic(
+            "N0226",
+            f"rows of {length:,} tokens are computed as {longer:,}: cp={cp} takes them in {2 * cp} pieces of "
+            "whole blocks of 128 tokens",
+            "data.max_length",
+            f"max_length: {longer} costs nothing more",
+        )
+
+
 def _micro_batch(facts: Facts) -> Iterator[Diagnostic]:
     """One sample at a time on several devices: tp pays for communication that fsdp would not."""
     train, axes = facts.recipe.train, facts.axes
-    if axes["tp"] == 1 or train.micro_batch_size > 1 or facts.data_parallel > 1:
+    if axes["tp"] == 1 or TOKENS in axes or train.micro_batch_size > 1 or facts.data_parallel > 1:
         return
     devices = axes["fsdp"] * axes["tp"]  # ep splits the batch
     most = max(size for size in divisors(devices) if train.global_batch_size % size == 0)
@@ -219,7 +255,7 @@ def weight_gib(facts: Facts, bytes_per_number: int, axes: Mapping[str, int] | No
     """
     sizes = facts.axes if axes is None else axes
     numbers = sum(
-        math.prod(parameter.shape) / math.prod(sizes.get(axis, 1) for axis in parameter.spec if axis)
+        math.prod(parameter.shape) / math.prod(shards(axis, sizes) for axis in parameter.spec)
         for parameter in facts.ruled
     )
     return numbers * bytes_per_number / 2**30
@@ -235,7 +271,10 @@ def _arrangements(facts: Facts) -> str:
     accelerator = facts.accelerator
     slices = accelerator.slices if accelerator else facts.axes.get("dcn", 1)
     each = (accelerator.devices if accelerator else math.prod(facts.axes.values())) // slices
-    choices = [flow(arranged(slices, each // tp, tp)) for tp in _tensor_parallel_sizes(facts, each)]
+    cp = math.gcd(facts.axes.get(TOKENS, 1), each)
+    choices = [
+        flow(arranged(slices, each // cp // tp, tp, cp)) for tp in _tensor_parallel_sizes(facts, each // cp)
+    ]
     return f"axes: {listing(choices, 'or')}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ from recipec.compiler.lowering.hardware import arranged
 from recipec.compiler.wording import divisors, flow, grouped, listing, split_layer
 from recipec.runtime.model.adapters import build_adapters
 from recipec.runtime.model.families.base import Spec
-from recipec.runtime.model.partition_rules import Indivisible, indivisible
+from recipec.runtime.model.partition_rules import TOKENS, Indivisible, indivisible, mesh_axes
 from recipec.spec.diagnostics import Diagnostic
 
 NAMED = 3
@@ -104,9 +105,8 @@ def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
         replicate = facts.recipe.sharding.on_indivisible == "replicate" or (
             facts.replicates and not where.startswith("sharding.")
         )
-        sentence = (
-            f"{axis}={facts.axes[axis]} does not divide {_called(facts, length)}: {_dimensions(facts, found)}"
-        )
+        over = f"{' x '.join(mesh_axes(axis, facts.axes))}={found[0].size}"
+        sentence = f"{over} does not divide {_called(facts, length)}: {_dimensions(facts, found)}"
         if replicate:
             yield Diagnostic("W0204", f"{sentence}, kept whole on every device", where)
             continue
@@ -161,7 +161,8 @@ def _arrangements(facts: Facts) -> str:
     if accelerator is None:
         return ""
     each = accelerator.devices // accelerator.slices
-    possible = (arranged(accelerator.slices, each // tp, tp) for tp in divisors(each))
+    cp = math.gcd(facts.axes.get(TOKENS, 1), each)
+    possible = (arranged(accelerator.slices, each // cp // tp, tp, cp) for tp in divisors(each // cp))
     fits = [
         flow(axes)
         for axes in possible

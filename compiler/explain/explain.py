@@ -32,7 +32,7 @@ from recipec.compiler.wording import (
 )
 from recipec.runtime.model.adapters import Adapter, Projection
 from recipec.runtime.model.families.base import Spec
-from recipec.runtime.model.partition_rules import DATA
+from recipec.runtime.model.partition_rules import DATA, TOKENS, shards
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import Part, join, split
 
@@ -219,6 +219,8 @@ def _mesh(program: Program) -> list[str]:
         f"{plural(program.data_parallel, 'data-parallel device')} ({over}); heads and features split over "
         f"{plural(axes['tp'], 'device')} (tp)"
     )
+    if TOKENS in axes:
+        out.append(f"the tokens of a row, and with fsdp the weights, split over {axes[TOKENS]} devices (cp)")
     gib = weight_bytes(program) / 2**30
     room = f" of {accelerator.hbm_gib / accelerator.devices_per_chip:g}" if accelerator.hbm_gib else ""
     out.append(f"base weights take {gib:.2f}{room} GiB of each device")
@@ -233,7 +235,7 @@ def weight_bytes(program: Program) -> float:
 
 def _local_shape(shape: Sequence[int], spec: Spec, axes: dict[str, int]) -> tuple[int, ...]:
     """The part of an array that one device holds."""
-    return tuple(n // axes[axis] if axis else n for n, axis in zip(shape, spec, strict=True))
+    return tuple(n // shards(axis, axes) for n, axis in zip(shape, spec, strict=True))
 
 
 def _shardings(program: Program) -> list[str]:

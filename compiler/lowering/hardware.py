@@ -194,9 +194,10 @@ def accelerator(mesh: MeshSection) -> Accelerator:
     )
 
 
-def arranged(slices: int, fsdp: int, tp: int) -> dict[str, int]:
-    """Sizes of the mesh's axes as a recipe gives them: fsdp and tp of each slice, and dcn over several."""
-    return {**({"dcn": slices} if slices > 1 else {}), "fsdp": fsdp, "tp": tp}
+def arranged(slices: int, fsdp: int, tp: int, cp: int = 1) -> dict[str, int]:
+    """Sizes of a mesh's axes as a recipe gives them: fsdp, cp and tp of each slice, and dcn over several."""
+    several = {"dcn": slices} if slices > 1 else {}
+    return {**several, "fsdp": fsdp, **({"cp": cp} if cp > 1 else {}), "tp": tp}
 
 
 def host_counts(mesh: MeshSection) -> list[int]:

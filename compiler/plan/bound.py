@@ -13,6 +13,7 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import BYTES, optimizer_bytes
 from recipec.compiler.plan.shapes import DOWN, OUTPUT, Layer, Shapes, shapes
 from recipec.runtime.model.families.base import matrices
+from recipec.runtime.model.partition_rules import shards
 from recipec.runtime.training.objectives import OBJECTIVES
 
 FORWARD, BACKWARD = 2, 2
@@ -189,7 +190,7 @@ def state_bytes(program: Program) -> float:
     size = BYTES[recipe.model.dtype]
 
     def local(shape: Sequence[int], spec: Sequence[str | None]) -> float:
-        return math.prod(shape) / math.prod(axes.get(axis, 1) for axis in spec if axis)
+        return math.prod(shape) / math.prod(shards(axis, axes) for axis in spec)
 
     total = 0.0
     for parameter in program.parameters:

@@ -20,6 +20,7 @@ from recipec.compiler.lowering.sizes import tp_sizes
 from recipec.compiler.plan.results import Estimate, Memory, Temporary
 from recipec.compiler.plan.units import gib, percent
 from recipec.compiler.wording import divisors, flow, listing
+from recipec.runtime.model.partition_rules import TOKENS
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load
 
@@ -311,12 +312,11 @@ def _policies(program: Program) -> Iterator[MemoryReduction]:
 def _tensor_parallel(program: Program) -> Iterator[MemoryReduction]:
     """Larger tp, which splits the activations of a row over more devices."""
     axes = program.recipe.mesh.axes
-    slices = program.accelerator.slices
-    devices = program.accelerator.devices // slices
+    devices = program.accelerator.devices // program.accelerator.slices // _cp(program)
     for tp in tp_sizes(program.architecture, devices):
         if tp > axes["tp"]:
             yield MemoryReduction(
-                (_axes(slices, devices // tp, tp),),
+                (_axes(program, devices // tp, tp),),
                 f"{tp} devices share each row, and exchange activations in every layer",
                 axes["tp"] / tp,
                 arguments=True,
@@ -326,12 +326,12 @@ def _tensor_parallel(program: Program) -> Iterator[MemoryReduction]:
 def _data_parallel(program: Program) -> Iterator[MemoryReduction]:
     """Smaller tp and larger fsdp, for what tp keeps whole on each device."""
     axes, train, slices = program.recipe.mesh.axes, program.recipe.train, program.accelerator.slices
-    devices = program.accelerator.devices // slices
+    devices = program.accelerator.devices // slices // _cp(program)
     for tp in reversed(tp_sizes(program.architecture, devices)):
         fsdp = devices // tp
         if tp < axes["tp"] and train.global_batch_size % (train.micro_batch_size * fsdp * slices) == 0:
             yield MemoryReduction(
-                (_axes(slices, fsdp, tp),),
+                (_axes(program, fsdp, tp),),
                 f"{fsdp * slices} devices compute rows of their own, and gather each layer's weights",
                 arguments=True,
             )
@@ -359,7 +359,7 @@ def _larger(program: Program) -> Iterator[MemoryReduction]:
         if arrangement is None:
             continue
         fsdp, tp, micro = arrangement
-        sets = [_machine(program, larger), _axes(present.slices, fsdp, tp)]
+        sets = [_machine(program, larger), _axes(program, fsdp, tp)]
         if micro != program.recipe.train.micro_batch_size:
             sets.append(f"train.micro_batch_size={micro}")
         yield MemoryReduction(tuple(sets), _price(present, larger), arguments=True)
@@ -381,13 +381,17 @@ def _arranged(program: Program, devices: int) -> tuple[int, int, int] | None:
     """fsdp, tp and micro-batch that use so many devices of a slice, with as little tp above the recipe's as
     can be."""
     train, tp_now, slices = program.recipe.train, program.recipe.mesh.axes["tp"], program.accelerator.slices
-    for tp in tp_sizes(program.architecture, devices):
-        fsdp = devices // tp
+    for tp in tp_sizes(program.architecture, devices // _cp(program)):
+        fsdp = devices // _cp(program) // tp
         for micro in reversed(divisors(train.micro_batch_size)):
             if tp >= tp_now and train.global_batch_size % (micro * fsdp * slices) == 0:
                 return fsdp, tp, micro
     return None
 
 
-def _axes(slices: int, fsdp: int, tp: int) -> str:
-    return f"mesh.axes={flow(arranged(slices, fsdp, tp))}"
+def _axes(program: Program, fsdp: int, tp: int) -> str:
+    return f"mesh.axes={flow(arranged(program.accelerator.slices, fsdp, tp, _cp(program)))}"
+
+
+def _cp(program: Program) -> int:
+    return program.recipe.mesh.axes.get(TOKENS, 1)

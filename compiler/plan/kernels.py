@@ -83,7 +83,7 @@ class Splash:
     heads: int
     length: int
     head_size: int
-    visited: int
+    visited: float
     pairs: float
 
     @property
@@ -180,11 +180,18 @@ def splash(name: str, operands: Sequence[Array], results: Sequence[Array]) -> Sp
         return None
     _, rows, columns = table.dimensions
     blocks, most = (columns, rows) if phase[1] == "dkv" else (rows, columns)
-    visited = sum(min(block + 1, most) for block in range(blocks))
     *batch, length, size = queries.dimensions
+    keys = next(array for array in operands[operands.index(queries) + 1 :] if array.dtype == queries.dtype)
+    # Over cp a device has a part of the queries, of which all take the same time, and all keys.
+    parts = keys.dimensions[-2] // length
+    if phase[1] != "dkv":
+        blocks *= parts
+    elif parts * most >= blocks:
+        most = blocks
+    visited = sum(min(block + 1, most) for block in range(blocks)) / parts
     whole = phase[1] == "dkv" and any(len(one.dimensions) > len(queries.dimensions) for one in results)
     return Splash(
-        "bwd" if whole else phase[1], math.prod(batch), length, size, visited, (length / blocks) ** 2
+        "bwd" if whole else phase[1], math.prod(batch), length, size, visited, (parts * length / blocks) ** 2
     )
 
 

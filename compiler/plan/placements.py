@@ -11,7 +11,7 @@ from recipec.compiler.lowering.sizes import BYTES
 from recipec.compiler.plan.results import Placement
 from recipec.compiler.wording import split_layer
 from recipec.runtime.model.families.base import Spec
-from recipec.runtime.model.partition_rules import divisible
+from recipec.runtime.model.partition_rules import divisible, shards
 
 Array = tuple[str, tuple[int, ...], Spec, int]
 """Path, shape, sharding, bytes of a number."""
@@ -24,7 +24,7 @@ def placements(program: Program, backend: Backend = Backend.TUNIX) -> tuple[Plac
     axes = program.recipe.mesh.axes
     groups: dict[tuple[str, tuple[int, ...], Spec], list[float]] = {}
     for path, shape, spec, size in arrays:
-        parts = math.prod(axes.get(axis, 1) for axis in spec if axis)
+        parts = math.prod(shards(axis, axes) for axis in spec)
         groups.setdefault((split_layer(path)[0], shape, spec), []).append(math.prod(shape) * size / parts)
     found = [Placement(*key, count=len(each), bytes=sum(each)) for key, each in groups.items()]
     return tuple(sorted(found, key=lambda placement: -placement.bytes))

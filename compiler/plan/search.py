@@ -32,7 +32,7 @@ from recipec.compiler.plan.job import Failed, Job
 from recipec.compiler.plan.pool import Progress
 from recipec.compiler.plan.results import Collective, Compiled, Estimate, Point, Search
 from recipec.compiler.wording import divisors, flow, plural
-from recipec.runtime.model.partition_rules import data_parallel
+from recipec.runtime.model.partition_rules import TOKENS, data_parallel
 from recipec.spec.language.mesh import Remat
 from recipec.spec.load import load
 
@@ -448,8 +448,9 @@ def _meshes(program: Program) -> Iterator[dict[str, int]]:
     yield own
     slices = program.accelerator.slices
     devices = program.accelerator.devices // slices
-    for tp in tp_sizes(program.architecture, devices):
-        axes = arranged(slices, devices // tp, tp)
+    cp = own.get(TOKENS, 1)
+    for tp in tp_sizes(program.architecture, devices // cp):
+        axes = arranged(slices, devices // cp // tp, tp, cp)
         if axes != own:
             yield axes
 

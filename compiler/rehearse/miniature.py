@@ -21,6 +21,7 @@ from recipec.compiler.lowering.families import FAMILIES, class_name
 from recipec.compiler.lowering.fewer_layers import pattern, with_layers
 from recipec.runtime.model.families import Architecture, family_of
 from recipec.runtime.model.families.base import CHUNKED, SLIDING, text_config
+from recipec.runtime.model.partition_rules import shards
 
 if TYPE_CHECKING:
     import numpy as np
@@ -364,7 +365,7 @@ class Sizes:
 
     @classmethod
     def of(cls, original: Architecture, text: Mapping[str, Any], axes: Mapping[str, int]) -> Sizes:
-        step, tp = math.lcm(8, *axes.values()), axes.get("tp", 1)
+        step, tp = math.lcm(8, shards("fsdp", axes), *axes.values()), axes.get("tp", 1)
         head_dim = _multiple(16, step)
         fits = original.hidden_size == original.num_heads * original.head_dim
         own = text.get("num_global_key_value_heads")

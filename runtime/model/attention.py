@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 from jax.interpreters import pxla
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .partition_rules import row_axes
+from . import context
+from .partition_rules import TOKENS, row_axes
 
 BLOCKS = (2048, 1024, 512, 256, 128)
 """Tokens of a block. The kernel visits fewer of the larger ones, which compute more of what the mask drops
@@ -101,7 +102,8 @@ def splash(
 
     Rows are split over the mesh's dcn and fsdp and heads over tp, each where it divides. Query head n uses
     key/value head n * K // N; nothing is repeated. A row is lengthened to a multiple of the block.
-    Padding attends to padding, so that no row of scores is empty.
+    Padding attends to padding, so that no row of scores is empty. Over cp each device has the queries of
+    its tokens, in the order of `context.deal`, and gathers all keys and values.
 
     Args:
         q: [B, T, N, H], multiplied by the attention's scale.
@@ -114,19 +116,20 @@ def splash(
     Returns:
         [B, T, N, H] in q's dtype.
     """
-    length = q.shape[1]
-    block = block_size(length, most)
+    length, parts = q.shape[1], 1 if mesh is None else mesh.shape.get(TOKENS, 1)
+    block = block_size(length, most) if parts == 1 else _dividing(length // (2 * parts), most)
     extra = -length % block
 
     def rows(x: jax.Array) -> jax.Array:
         return jnp.pad(x, ((0, 0), (0, extra), (0, 0), (0, 0))).swapaxes(1, 2)
 
-    static = {"window": scores.window, "softcap": scores.softcap}
-    attend = partial(_attend, **static, block=block, interpret=not _on_tpu(mesh))
+    static = {"window": scores.window, "softcap": scores.softcap, "interpret": not _on_tpu(mesh)}
+    kernel = partial(_kernel, length=length + extra, **static, block=block, parts=parts)
     sinks = None if scores.sinks is None else scores.sinks.astype(q.dtype)
     operands = (rows(q), rows(k), rows(v), jnp.pad(segment_ids, ((0, 0), (0, extra))), sinks)
-    placed = attend if mesh is None else _sharded(attend, mesh, *operands)
-    return placed(*operands).swapaxes(1, 2)[:, :length]
+    one = mesh is None
+    out = _attend(kernel(heads=q.shape[2]), *operands) if one else _sharded(kernel, mesh, *operands)
+    return out.swapaxes(1, 2)[:, :length]
 
 
 def block_size(length: int, most: int = MOST) -> int:
@@ -136,6 +139,11 @@ def block_size(length: int, most: int = MOST) -> int:
     return next((block for block in allowed if -length % block <= PADDING * length), BLOCKS[-1])
 
 
+def _dividing(length: int, most: int) -> int:
+    """The largest block, of `most` tokens at the most, that divides a piece of a row."""
+    return next((block for block in BLOCKS if block <= most and length % block == 0), BLOCKS[-1])
+
+
 def _on_tpu(mesh: Mesh | None) -> bool:
     """Whether the program is for TPUs: the default backend says nothing of one that is compiled ahead."""
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
@@ -143,41 +151,75 @@ def _on_tpu(mesh: Mesh | None) -> bool:
 
 
 def _sharded(
-    attend: Callable[..., jax.Array], mesh: Mesh, q: jax.Array, k: jax.Array, *_: jax.Array | None
-) -> Callable[..., jax.Array]:
-    """`attend` on each device's rows and heads."""
+    kernel: Callable[..., Any],
+    mesh: Mesh,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    ids: jax.Array,
+    sinks: jax.Array | None,
+) -> jax.Array:
+    """Attention of each device's rows, heads and tokens: [B, N, T, H].
+
+    Args:
+        kernel: from the heads of a device to its kernel.
+    """
     tp, heads, kv_heads = mesh.shape.get("tp", 1), q.shape[1], k.shape[1]
     rows = row_axes(q.shape[0], mesh.shape)
     # A device's query heads need whole key/value heads, or all the same one.
     split = "tp" in mesh.shape and heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)
     shared = split and kv_heads % tp != 0
+    tokens = TOKENS if TOKENS in mesh.shape else None
+    local = kernel(heads=heads // tp if split else heads)
 
-    def local(q: jax.Array, k: jax.Array, v: jax.Array, *others: jax.Array | None) -> jax.Array:
+    def attend(
+        local: Any, q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array, sinks: jax.Array | None
+    ) -> jax.Array:
         if shared:
             head = jax.lax.axis_index("tp") * kv_heads // tp
             k, v = (jax.lax.dynamic_slice_in_dim(x, head, 1, axis=1) for x in (k, v))
-        return attend(q, k, v, *others)
+        if tokens is None:
+            return _attend(local, q, k, v, ids, sinks)
+        k, v = (context.gather(x, 2) for x in (k, v))
+        return _attend(local, q, k, v, ids, sinks, context.gather(ids, 1))
 
-    queries = PartitionSpec(rows, "tp" if split else None)
-    keys = PartitionSpec(rows, "tp" if split and not shared else None)
-    specs = (queries, keys, keys, PartitionSpec(rows), PartitionSpec("tp" if split else None))
-    return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=queries, check_vma=False)
+    queries = PartitionSpec(rows, "tp" if split else None, tokens)
+    keys = PartitionSpec(rows, "tp" if split and not shared else None, tokens)
+    tables = local.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(None, tokens)))
+    specs = (tables, queries, keys, keys, PartitionSpec(rows, tokens), PartitionSpec("tp" if split else None))
+    placed = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=queries, check_vma=False)
+    return placed(local, q, k, v, ids, sinks)
 
 
 def _attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array, sinks: jax.Array | None, **settings: Any
+    kernel: Any,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    ids: jax.Array,
+    sinks: jax.Array | None,
+    key_ids: jax.Array | None = None,
 ) -> jax.Array:
-    """[B, N, T, H] on one device, T a multiple of the block."""
-    kernel = _kernel(heads=q.shape[1], length=q.shape[2], **settings)
-    segments = kernels.SegmentIds(q=ids, kv=ids)
+    """[B, N, T, H] on one device, T a multiple of the block.
+
+    Args:
+        key_ids: segments of the keys; those of the queries where it is None.
+    """
+    segments = kernels.SegmentIds(q=ids, kv=ids if key_ids is None else key_ids)
     return jax.vmap(lambda *row: kernel(*row, sinks=sinks))(q, k, v, segments)
 
 
 @lru_cache(maxsize=64)
 def _kernel(
-    heads: int, length: int, window: int | None, softcap: float | None, block: int, interpret: bool
+    heads: int,
+    length: int,
+    window: int | None,
+    softcap: float | None,
+    block: int,
+    interpret: bool,
+    parts: int = 1,
 ) -> Any:
-    """The kernel with its tables of blocks to visit, which are the same on every device.
+    """The kernel with its tables of blocks to visit: those of all devices of cp, one after the other.
 
     Where its backward pass is one kernel, the gradient to the queries is summed over the blocks of keys
     afterwards, from parts in the queries' own type. Within a window it is two kernels, whose grids leave out
@@ -187,6 +229,7 @@ def _kernel(
     fused, mask = block >= FUSED, kernels.CausalMask(shape)
     if window is not None and window < length:
         fused, mask = False, kernels.LocalMask(shape, window_size=(window - 1, 0), offset=0)
+    mask.q_sequence = context.order(length, parts)
     with jax.ensure_compile_time_eval():
         kernel = kernels.make_splash_mha(
             kernels.MultiHeadMask([mask] * heads),
@@ -200,7 +243,7 @@ def _kernel(
                 use_fused_bwd_kernel=fused,
             ),
             head_shards=1,
-            q_seq_shards=1,
+            q_seq_shards=parts,
             attn_logits_soft_cap=softcap,
             residual_checkpoint_name=RESIDUALS,
             interpret=interpret,

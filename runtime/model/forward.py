@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from ..settings import ModelSettings
-from . import remat, sharding
+from . import context, remat, sharding
 from .families import Architecture, Family
 from .families.base import Spec
 
@@ -85,6 +85,11 @@ class Forward:
     architecture: Architecture
     settings: ModelSettings
 
+    @property
+    def dealt(self) -> bool:
+        """Whether tokens are in the order of `context.deal`, which balances splash attention."""
+        return self.settings.attention == "splash"
+
     @contextmanager
     def replaced(self, segment_ids: jax.Array) -> Iterator[None]:
         """Puts the replacements in place while a model is traced on a batch of these segments."""
@@ -96,22 +101,27 @@ class Forward:
     def logits(
         self, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
     ) -> jax.Array:
-        """[B, T, V] of a batch, whole.
+        """[B, T, V] of a batch, whole, in the rows' own order.
 
         Args:
             model: Tunix's, merged with its arrays.
             tokens, positions, segment_ids: int32[B, T].
         """
+        length = tokens.shape[1]
+        if self.dealt:
+            tokens, positions, segment_ids = map(context.deal, (tokens, positions, segment_ids))
         with self.replaced(segment_ids):
             # The argument is named `tokens` in Gemma 4 and `last_tokens` in Gemma 3.
-            return model(tokens, positions, None, self._mask(segment_ids))[0]
+            logits = model(tokens, positions, None, self._mask(segment_ids))[0]
+        return context.collect(logits, length) if self.dealt else logits
 
     def hidden(
         self, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
     ) -> jax.Array:
         """[B, T, D]: the hidden states after the final norm, which `head` turns into logits.
 
-        The arguments are those of `logits`.
+        The arguments are those of `logits`; where `dealt` they are in the order of `context.deal`, as the
+        result is.
         """
         module = self.family.tunix_module()
         captured: list[jax.Array] = []

@@ -22,7 +22,7 @@ class Indivisible:
         path: of the array.
         dimension: index into its shape.
         length: of that dimension.
-        axis, size: the mesh axis and its number of devices.
+        axis, size: the mesh axis, and the number of devices that the dimension is split over.
     """
 
     path: str
@@ -92,10 +92,39 @@ def apply_rules(parameters: Sequence[Parameter], rules: Sequence[Rule]) -> tuple
 def indivisible(path: str, shape: Sequence[int], spec: Spec, axes: Mapping[str, int]) -> list[Indivisible]:
     """The dimensions of one array that their axes do not divide."""
     return [
-        Indivisible(path, i, length, axis, axes[axis])
+        Indivisible(path, i, length, axis, shards(axis, axes))
         for i, (length, axis) in enumerate(zip(shape, spec, strict=True))
-        if axis is not None and axis in axes and length % axes[axis]
+        if axis is not None and length % shards(axis, axes)
     ]
+
+
+TOKENS = "cp"
+"""The mesh axis that the tokens of each row are split over, and with fsdp the weights."""
+
+
+def mesh_axes(axis: str | None, axes: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes of a mesh that an axis in a weight's sharding stands for: "fsdp" stands for cp too.
+
+    Args:
+        axes: size of each mesh axis.
+    """
+    if axis is None or axis not in axes:
+        return ()
+    return (axis, TOKENS) if axis == "fsdp" and TOKENS in axes else (axis,)
+
+
+def shards(axis: str | None, axes: Mapping[str, int]) -> int:
+    """Over how many devices an axis in a weight's sharding splits a dimension."""
+    return math.prod(axes[name] for name in mesh_axes(axis, axes))
+
+
+PIECE = 128
+"""A piece of a dealt row is a multiple of so many tokens: the smallest block of splash attention."""
+
+
+def dealt_length(length: int, count: int) -> int:
+    """Tokens of a row that is dealt to `count` devices (context.py): whole pieces, two for each."""
+    return length if count == 1 else length + -length % (2 * count * PIECE)
 
 
 DATA = ("fsdp", "dcn", "ep")
@@ -127,6 +156,6 @@ def row_axes(rows: int, axes: Mapping[str, int]) -> str | tuple[str, ...] | None
 def divisible(shape: Sequence[int], spec: Sequence[str | None], axes: Mapping[str, int]) -> Spec:
     """A sharding without the axes that do not divide their dimension, or that the mesh lacks."""
     return tuple(
-        axis if axis is not None and axis in axes and size % axes[axis] == 0 else None
+        axis if axis in axes and size % shards(axis, axes) == 0 else None
         for size, axis in zip(shape, spec, strict=False)
     )

@@ -25,6 +25,7 @@ from qwix._src.core import numerics, qarray
 from . import sharding
 from .families import Architecture, Family
 from .families.base import Parameter, Spec, matrices
+from .partition_rules import shards
 
 TYPES = {"nf4": jnp.uint4, "int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 """Kinds of quantisation, by the type of their codes."""
@@ -105,7 +106,7 @@ def layout(
     else:
         room = BLOCK
         for axis in reversed(contract):
-            local = shape[axis] // axes.get(spec[axis] or "", 1)
+            local = shape[axis] // shards(spec[axis], axes)
             least, otherwise = (8, local) if axis == contract[-1] else (1, 1)
             blocks[axis] = max((n for n in range(least, room + 1) if local % n == 0), default=otherwise)
             if blocks[axis] < shape[axis]:

@@ -20,15 +20,16 @@ import numpy as np
 from jax.interpreters import pxla
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .partition_rules import data_parallel, divisible, row_axes
+from .partition_rules import TOKENS, data_parallel, divisible, mesh_axes, row_axes
 
 
 def constrain(x: jax.Array, spec: Sequence[str | None], eager: bool = False) -> jax.Array:
     """Constrains an activation to a sharding over the mesh that is in scope, if one is.
 
     Args:
-        x: any array whose first dimension is the batch's rows.
-        spec: the mesh axis of each dimension; that of rows is "fsdp", and means slices too.
+        x: any array whose first dimension is the batch's rows, and whose second one is their tokens.
+        spec: the mesh axis of each dimension; that of rows is "fsdp", and means slices too. Tokens that have
+            no axis are split over cp.
         eager: place a concrete array now instead of constraining a traced one.
     """
     mesh = pxla.thread_resources.env.physical_mesh
@@ -37,6 +38,13 @@ def constrain(x: jax.Array, spec: Sequence[str | None], eager: bool = False) -> 
     axes: list[Any] = list(divisible(x.shape, spec, mesh.shape))
     if spec and spec[0] == "fsdp":
         axes[0] = row_axes(x.shape[0], mesh.shape)
+        if (
+            TOKENS in mesh.shape
+            and len(spec) > 2
+            and spec[1] is None
+            and x.shape[1] % mesh.shape[TOKENS] == 0
+        ):
+            axes[1] = TOKENS
     sharding = NamedSharding(mesh, PartitionSpec(*axes))
     return jax.device_put(x, sharding) if eager else jax.lax.with_sharding_constraint(x, sharding)
 
@@ -46,8 +54,7 @@ def constrain_weight(x: jax.Array, spec: Sequence[str | None]) -> jax.Array:
     mesh = pxla.thread_resources.env.physical_mesh
     if mesh.empty:
         return x
-    spec = divisible(x.shape, spec, mesh.shape)
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
+    return jax.lax.with_sharding_constraint(x, named(mesh, divisible(x.shape, spec, mesh.shape)))
 
 
 def parts(size: int, axis: str) -> int:
@@ -65,7 +72,10 @@ def row_parts(rows: int) -> int:
 
 def named(mesh: Mesh, spec: Iterable[str | None]) -> NamedSharding:
     """A parameter's sharding on a mesh."""
-    return NamedSharding(mesh, PartitionSpec(*spec))
+    over = (mesh_axes(axis, mesh.shape) for axis in spec)
+    return NamedSharding(
+        mesh, PartitionSpec(*(axes if len(axes) > 1 else next(iter(axes), None) for axes in over))
+    )
 
 
 @dataclass(frozen=True)

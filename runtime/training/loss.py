@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from ..model import sharding
+from ..model import context, sharding
 from ..model.forward import Head
+from ..model.partition_rules import TOKENS
 
 Batch = dict[str, Any]
 """tokens, positions and segment_ids int32[B, T], loss_mask bool[B, T], norm float32[], index int32[]."""
@@ -37,6 +38,10 @@ Logps = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 class Computed(Protocol):
     """How a model is computed: runtime.model.forward's for Tunix's, or another backend's for its own."""
+
+    @property
+    def dealt(self) -> bool:
+        """Whether it takes and gives tokens in the order of `context.deal`."""
 
     def hidden(
         self, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array, /
@@ -97,10 +102,12 @@ def batch_loss(
     Token t is predicted at t - 1, and only from within its own segment. A micro-batch without targets
     has loss 0.
     """
-    hidden = forward.hidden(model, tokens, positions, segment_ids)
-    head = forward.head(model)
     counted = jnp.pad(loss_mask[:, 1:] & _continued(segment_ids), ((0, 0), (0, 1)))
-    return _summed_nll(head, hidden, head.weight, jnp.roll(tokens, -1, axis=1), counted, norm)
+    rows = (tokens, positions, segment_ids, jnp.roll(tokens, -1, axis=1), counted)
+    *inputs, targets, counted = map(context.deal, rows) if forward.dealt else rows
+    hidden = forward.hidden(model, *inputs)
+    head = forward.head(model)
+    return _summed_nll(head, hidden, head.weight, targets, counted, norm)
 
 
 def token_logps(
@@ -112,7 +119,9 @@ def token_logps(
         float32[B, T]: at t that of tokens[:, t + 1] given what stands before it in its segment; 0 at the
         last position and where a segment or the row's tokens end.
     """
-    hidden = forward.hidden(model, tokens, positions, segment_ids)
+    rows = (tokens, positions, segment_ids, jnp.roll(tokens, -1, axis=1))
+    *inputs, targets = map(context.deal, rows) if forward.dealt else rows
+    hidden = forward.hidden(model, *inputs)
     head = forward.head(model)
     chunks = Chunks.of(hidden.shape, head.vocab_size)
     dtype = head.weight.dtype
@@ -127,18 +136,23 @@ def token_logps(
     def body(_: None, xs: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
         return None, nll_of(weight, *xs)
 
-    _, nll = jax.lax.scan(body, None, chunks.split(hidden, jnp.roll(tokens, -1, axis=1)))
+    _, nll = jax.lax.scan(body, None, chunks.split(hidden, targets))
+    nll = chunks.join(nll)
+    if forward.dealt:
+        nll = context.collect(nll, tokens.shape[1])
     inside = jnp.pad(_continued(segment_ids) & (segment_ids[:, 1:] > 0), ((0, 0), (0, 1)))
-    return jnp.where(inside, -chunks.join(nll), 0.0)
+    return jnp.where(inside, -nll, 0.0)
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """A row of `length` positions in `count` chunks of `size`, the last one padded."""
+    """A row in `count` chunks. Of each chunk every one of `parts` devices, that the row's tokens are split
+    over, has `size` tokens of its own `length`, the last ones padding."""
 
     length: int
     count: int
     size: int
+    parts: int
 
     @classmethod
     def of(cls, shape: Sequence[int], vocabulary: int) -> Chunks:
@@ -147,27 +161,33 @@ class Chunks:
         Args:
             shape: of the hidden states, [B, T, D].
         """
-        rows, length = shape[0] // sharding.row_parts(shape[0]), shape[1]
+        parts = sharding.parts(shape[1], TOKENS)
+        rows, length = shape[0] // sharding.row_parts(shape[0]), shape[1] // parts
         position = 4 * rows * vocabulary // sharding.parts(vocabulary, "tp")
         limit = min(LOGITS_BYTES, max(SMALL_BYTES, position * length // LEAST_CHUNKS))
         count = -(-length // max(1, limit // position))
         # As even as can be: padding costs what real positions cost.
-        return cls(length, count, -(-length // count))
+        return cls(length, count, -(-length // count), parts)
 
     def split(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-        """[B, T, ...] -> [count, B, size, ...]; zeros at the end."""
+        """[B, T, ...] -> [count, B, parts * size, ...]; zeros at the end."""
 
         def one(x: jax.Array) -> jax.Array:
+            rows, _, *rest = x.shape
             padding = self.count * self.size - self.length
-            x = jnp.pad(x, ((0, 0), (0, padding), *((0, 0) for _ in x.shape[2:])))
-            return jnp.moveaxis(x.reshape(x.shape[0], self.count, self.size, *x.shape[2:]), 1, 0)
+            x = x.reshape(rows, self.parts, self.length, *rest)
+            x = jnp.pad(x, ((0, 0), (0, 0), (0, padding), *((0, 0) for _ in rest)))
+            x = jnp.moveaxis(x.reshape(rows, self.parts, self.count, self.size, *rest), 2, 0)
+            return x.reshape(self.count, rows, self.parts * self.size, *rest)
 
         return tuple(map(one, arrays))
 
     def join(self, x: jax.Array) -> jax.Array:
-        """[count, B, size, ...] -> [B, T, ...]."""
-        x = jnp.moveaxis(x, 0, 1)
-        return x.reshape(x.shape[0], self.count * self.size, *x.shape[3:])[:, : self.length]
+        """[count, B, parts * size, ...] -> [B, T, ...]."""
+        _, rows, _, *rest = x.shape
+        x = jnp.moveaxis(x.reshape(self.count, rows, self.parts, self.size, *rest), 0, 2)
+        x = x.reshape(rows, self.parts, self.count * self.size, *rest)[:, :, : self.length]
+        return x.reshape(rows, self.parts * self.length, *rest)
 
 
 def _continued(segment_ids: jax.Array) -> jax.Array:

@@ -12,9 +12,10 @@ from pydantic import AfterValidator, WithJsonSchema
 from recipec.spec import words
 from recipec.spec.language.base import Problem, Section, fault, field
 
-AXES = ("dcn", "fsdp", "ep", "tp")
-"""The mesh axes: between slices, those that Tunix's models are annotated with, and that of experts."""
-ASKED_FOR = ("dcn", "ep")
+AXES = ("dcn", "fsdp", "cp", "ep", "tp")
+"""The mesh axes: between slices, those that Tunix's models are annotated with, that of tokens and that of
+experts."""
+ASKED_FOR = ("dcn", "cp", "ep")
 """Those that stand only where they have several devices."""
 
 
@@ -26,6 +27,7 @@ def _with_all_axes(axes: dict[str, int]) -> dict[str, int]:
 _AXES = {
     "dcn": "Splits the batch alone, over slices that the data centre's network joins.",
     "fsdp": "Splits the batch and the weights.",
+    "cp": "Splits the tokens of each row and, with fsdp, the weights: for rows too long for one device.",
     "ep": "Splits the batch and, of models with experts, the experts.",
     "tp": "Splits heads and features.",
 }
@@ -81,9 +83,9 @@ class Mesh(Section):
         example=2,
     )
     axes: Axes = field(
-        "Size of each mesh axis: dcn splits the batch over slices, fsdp splits the batch and the weights, ep "
-        "the batch and the experts, tp heads and features. Their product is the number of devices; an axis "
-        "left out is 1.",
+        "Size of each mesh axis: dcn splits the batch over slices, fsdp splits the batch and the weights, cp "
+        "the tokens of each row and the weights, ep the batch and the experts, tp heads and features. Their "
+        "product is the number of devices; an axis left out is 1.",
         unit="devices",
         min_length=1,
         example={"fsdp": 4, "tp": 1},
@@ -117,8 +119,8 @@ class Mesh(Section):
                 near = f"did you mean `{axis}`? " if axis in AXES and axis not in axes else ""
                 kinds = (
                     "the axes are dcn, which splits the batch over slices, fsdp, which splits the batch and "
-                    "the weights, ep, which splits the batch and the experts, and tp, which splits heads "
-                    "and features"
+                    "the weights, cp, which splits the tokens of each row and the weights, ep, which splits "
+                    "the batch and the experts, and tp, which splits heads and features"
                 )
                 yield Problem(
                     "E0101",
@@ -154,7 +156,7 @@ class ShardingRule(Section):
         "The mesh axis that each dimension is split over; null keeps it whole.",
         example=["tp", "fsdp"],
         choices={
-            "fsdp": "Split over the axis that also splits the batch.",
+            "fsdp": "Split over the axis that also splits the batch, and over cp.",
             "ep": "Split over the axis of experts.",
             "tp": "Split over the axis of heads and features.",
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,8 @@ CASES = {
     "tp does not divide the heads, nor fsdp the rows": (
         *({"fsdp": 2, "tp": 4}, 3, 130, 6, 2, 32, 40, None, False),
     ),
+    "tokens apart": ({"fsdp": 1, "cp": 4, "tp": 2}, 2, 1000, 4, 2, 16, None, None, True),
+    "tokens apart, a window over pieces": ({"fsdp": 2, "cp": 2, "tp": 2}, 2, 700, 4, 2, 16, 300, 5.0, False),
 }
 
 
@@ -64,8 +67,10 @@ def reference(q: Any, k: Any, v: Any, sinks: Any, ids: Any, window: int | None, 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_outputs_and_gradients_are_those_of_plain_attention(case: tuple[Any, ...]) -> None:
     import jax
+    import jax.numpy as jnp
     from jax.sharding import AxisType
 
+    from recipec.runtime.model import context
     from recipec.runtime.model.attention import Scores, splash
 
     axes, rows, length, heads, kv_heads, size, window, softcap, sunk = case
@@ -80,7 +85,10 @@ def test_outputs_and_gradients_are_those_of_plain_attention(case: tuple[Any, ...
     sinks = 3 * random.standard_normal(heads).astype(np.float32) if sunk else np.full(heads, -1e30)
 
     def kernel(q: Any, k: Any, v: Any, sinks: Any) -> Any:
-        return splash(q, k, v, ids, Scores(window, softcap, sinks if sunk else None), mesh)
+        with mesh or nullcontext():
+            dealt = map(context.deal, (q, k, v, jnp.asarray(ids)))
+            out = splash(*dealt, Scores(window, softcap, sinks if sunk else None), mesh)
+            return context.collect(out, length)
 
     def both(attend: Callable[..., Any]) -> Any:
         out, pull = jax.vjp(attend, q, k, v, sinks)

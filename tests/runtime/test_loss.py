@@ -153,7 +153,7 @@ def test_chunks_change_neither_loss_nor_gradients(
         position = 4 * (training.ROWS // mesh.shape["fsdp"]) * vocabulary
         parts = mesh.shape["tp"] if vocabulary % mesh.shape["tp"] == 0 else 1
         monkeypatch.setattr(loss, "LOGITS_BYTES", 3 * position // parts)
-        assert loss.Chunks.of(hidden.shape, vocabulary) == loss.Chunks(length, 5, 3)
+        assert loss.Chunks.of(hidden.shape, vocabulary) == loss.Chunks(length, 5, 3, 1)
     expected, (hidden_gradient, weight_gradient) = gradients(full, (0, 1))
     for argnums in (0, (0, 1)):
         found, gradient = gradients(chunked, argnums)

@@ -142,6 +142,13 @@ def adapters(built: Any) -> dict[str, np.ndarray]:
     }
 
 
+def placed(module: Any) -> list[Any]:
+    """All arrays of a model, as they lie on its devices."""
+    from flax import nnx
+
+    return [variable.get_raw_value() for _, variable in nnx.state(module).flat_state()]
+
+
 def arrays(module: Any) -> dict[str, np.ndarray]:
     """All arrays of a model or of an optimizer by path."""
     from flax import nnx

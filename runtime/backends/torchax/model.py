@@ -97,6 +97,8 @@ class HfModel:
         """Of the base's weights, and of what quantised ones are computed with."""
         return t2j_dtype(self.module.get_input_embeddings().weight.dtype)  # type: ignore[operator]
 
+    dealt = False
+
     def hidden(
         self, arrays: tuple[Arrays, Arrays, jax.Array | None], tokens: Any, positions: Any, segment_ids: Any
     ) -> jax.Array:
@@ -160,6 +162,8 @@ class AsItIs(HfModel):
     Samples of a packed row are told apart by their positions, as transformers does it. Dropout of the model's
     own is off; that of adapters is as in any other model.
     """
+
+    dealt = False
 
     def hidden(
         self, arrays: tuple[Arrays, Arrays, jax.Array | None], tokens: Any, positions: Any, segment_ids: Any

@@ -1,0 +1,85 @@
+"""Context parallelism: a row whose tokens are split over devices trains as it does on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.runtime import decoders, training
+from tests.runtime.test_attention import LAYERS, PACKED, differ, loss_and_gradients, moved, with_splash
+
+TOLERANCE = 1e-5
+"""Of a loss of 6, and of gradients of up to 0.5, in float32."""
+ALONE = {"fsdp": 1, "tp": 1}
+MODELS: dict[str, tuple[Callable[..., Any], dict[str, int], bool]] = {
+    "gemma4, splash": (
+        partial(tiny.make_gemma4, multimodal=False, **LAYERS),
+        {"cp": 2, "fsdp": 2, "tp": 2},
+        True,
+    ),
+    "gemma4, dot": (
+        partial(tiny.make_gemma4, multimodal=False, **LAYERS),
+        {"fsdp": 2, "cp": 4, "tp": 1},
+        False,
+    ),
+    "mistral, splash": (partial(decoders.make, "mistral"), {"fsdp": 1, "cp": 4, "tp": 2}, True),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_split_row_trains_as_on_one_device(model: str, tmp_path: Path) -> None:
+    """Packed rows of seven samples, some longer than the window: the loss, and LoRA's gradients."""
+    make, axes, splash = MODELS[model]
+    make(tmp_path / "base")
+    found = []
+    for own in (axes, ALONE):
+        mesh, built = training.build(tmp_path / "base", own)
+        moved(built)
+        forward = with_splash(built) if splash and own is axes else built.forward
+        found.append(loss_and_gradients(forward, built, mesh)(PACKED))
+        weights = [array for array in training.placed(built.model) if array.ndim > 1]
+        assert any("cp" in str(array.sharding.spec) for array in weights) == (own is axes)
+    assert max(np.abs(gradient).max() for gradient in found[1][1].values()) > 0.05
+    loss, gradients = differ(*found)
+    assert loss < TOLERANCE
+    assert gradients < TOLERANCE
+
+
+def test_log_probabilities_are_in_the_rows_own_order(tmp_path: Path) -> None:
+    import jax
+    from flax import nnx
+
+    from recipec.runtime.model.sharding import shard_rows
+    from recipec.runtime.training.loss import token_logps
+
+    tiny.make_llama(tmp_path / "base", num_hidden_layers=1)
+    found = []
+    for axes in ({"fsdp": 1, "cp": 2, "tp": 1}, ALONE):
+        mesh, built = training.build(tmp_path / "base", axes, remat="none")
+        forward = with_splash(built)
+        graph, state = nnx.split(built.model)
+
+        @partial(jax.jit, compiler_options=training.QUICK)
+        def logps(state: Any, inputs: Any, forward: Any = forward, graph: Any = graph) -> Any:
+            names = ("tokens", "positions", "segment_ids")
+            return token_logps(forward, nnx.merge(graph, state), *(inputs[name] for name in names))
+
+        with mesh:
+            found.append(np.asarray(logps(state, shard_rows(PACKED, mesh))))
+    assert np.abs(found[1]).max() > 1
+    assert np.abs(found[0] - found[1]).max() < TOLERANCE
+
+
+def test_every_device_computes_as_many_blocks() -> None:
+    from recipec.runtime.model.context import order
+
+    for devices in (2, 3, 8):
+        places = order(2 * devices * 4, devices)
+        assert sorted(places) == list(range(2 * devices * 4))
+        assert len({int(part.sum()) for part in np.split(places, devices)}) == 1
