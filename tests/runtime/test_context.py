@@ -83,3 +83,26 @@ def test_every_device_computes_as_many_blocks() -> None:
         places = order(2 * devices * 4, devices)
         assert sorted(places) == list(range(2 * devices * 4))
         assert len({int(part.sum()) for part in np.split(places, devices)}) == 1
+
+
+@pytest.mark.parametrize("window", [None, 300, 1])
+def test_blocks_are_seen_in_whole_in_part_or_not_at_all_as_the_kernels_own_masks_say(
+    window: int | None,
+) -> None:
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernels
+
+    from recipec.runtime.model.attention import causal_mask
+    from recipec.runtime.model.context import order
+
+    length, block = 1536, 128
+    mask = causal_mask(length, window, 3)
+    shape = (length, length)
+    own = kernels.CausalMask(shape) if window is None else kernels.LocalMask(shape, (window - 1, 0), 0)
+    own.q_sequence = order(length, 3)
+    blocks = [slice(start, start + block) for start in range(0, length, block)]
+    kinds = set()
+    for one in ((queries, keys) for queries in blocks for keys in blocks):
+        found, wanted = mask[one], own[one]
+        assert (found.any(), found.all()) == (wanted.any(), wanted.all())
+        kinds.add(found.shape)
+    assert kinds == {(1, 1), (block, block)}
