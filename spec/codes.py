@@ -1276,6 +1276,11 @@ UNAVAILABLE: dict[str, Code] = {
         "The TorchAX backend computes with the numbers that the codes stand for, in model.dtype.",
         "No `products`, or build without `--backend torchax`.",
     ),
+    "E0939": Code(
+        "tokens split under TorchAX",
+        "The TorchAX backend computes attention as transformers does, with all tokens of a row on a device.",
+        "Give the devices of cp to fsdp, or build without `--backend torchax`.",
+    ),
     "E0945": Code(
         "model that TorchAX alone trains",
         "No family describes the model, so that Tunix does not have it: transformers' own is trained.",

@@ -10,6 +10,7 @@ from recipec.compiler.emitters.render import render
 from recipec.compiler.emitters.settings import devices, kind
 from recipec.compiler.emitters.train import script
 from recipec.compiler.lowering import pins
+from recipec.runtime.model.partition_rules import TOKENS
 from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -71,6 +72,14 @@ def check(program: Program) -> Iterator[Diagnostic]:
             "--backend torchax: its products are in model.dtype, whatever the weights are stored in",
             "lora.products",
             f"products: null, or {USE_TUNIX}",
+        )
+    if TOKENS in recipe.mesh.axes:
+        yield Diagnostic(
+            "E0939",
+            f"--backend torchax: cp={recipe.mesh.axes[TOKENS]} splits the tokens of a row, and transformers' "
+            "attention has a row's whole",
+            "mesh.axes.cp",
+            USE_TUNIX,
         )
     experts = program.architecture.routing[0]
     if experts:

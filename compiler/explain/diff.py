@@ -11,6 +11,7 @@ from recipec.compiler.explain.explain import leaves, scales, weight_bytes
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.run_length import run_length
 from recipec.compiler.wording import flow, in_layers, listing, plural, split_layer
+from recipec.runtime.model.partition_rules import TOKENS
 from recipec.spec.paths import join
 
 if TYPE_CHECKING:
@@ -88,6 +89,9 @@ def _mesh(a: Program, b: Program) -> Iterator[str]:
     old, new = a.recipe.mesh.axes["tp"], b.recipe.mesh.axes["tp"]
     if old != new:
         yield f"heads and features are split over {plural(old, 'device')} (tp) -> {new}"
+    old, new = (program.recipe.mesh.axes.get(TOKENS, 1) for program in (a, b))
+    if old != new:
+        yield f"the tokens of a row are split over {plural(old, 'device')} (cp) -> {new}"
     first, second = weight_bytes(a) / 2**30, weight_bytes(b) / 2**30
     if f"{first:.2f}" != f"{second:.2f}":
         yield f"base weights on each device {first:.2f} -> {second:.2f} GiB"
