@@ -110,13 +110,15 @@ def write(
         notes += _keep(out_dir, parts, present, change, force, forced)
         for name, (files, recorded) in parts.items():
             for path in sorted(files, key=lambda path: (path == LOCK, path)):
-                change.write(f"{name}/{path}", files[path])
+                if not _is_as(out_dir / name / path, files[path]):
+                    change.write(f"{name}/{path}", files[path])
             for path in sorted({*recorded, *(present if name == RUNTIME else ())} - {*files}):
                 if _is_there(out_dir / name / path):
                     change.remove(f"{name}/{path}")
         shared = _shared(out_dir, artifacts)
         for name, text in shared.items():
-            change.write(name, text)
+            if not _is_as(out_dir / name, text):
+                change.write(name, text)
         if wheel.REQUIREMENTS not in shared and (out_dir / wheel.REQUIREMENTS).is_file():
             change.remove(wheel.REQUIREMENTS)
         if not os.path.lexists(out_dir / IGNORE):
@@ -166,6 +168,13 @@ def _keep(
 
 def _more(others: Sequence[str]) -> list[str]:
     return [plural(len(others), "other file")] if others else []
+
+
+def _is_as(target: Path, wanted: bytes) -> bool:
+    """Whether a file is as a build would write it."""
+    if not _is_there(target) or content(target) != wanted:
+        return False
+    return not target.name.endswith(".sh") or os.access(target, os.X_OK)
 
 
 def _is_there(target: Path) -> bool:

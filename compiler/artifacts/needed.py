@@ -6,11 +6,10 @@ belongs to a part of OPTIONAL which the recipe does not ask for.
 
 from __future__ import annotations
 
-import ast
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -131,13 +130,14 @@ def needed(program: Program, files: Mapping[str, bytes], there: Mapping[str, byt
     """
     asked = [name for name, asks in OPTIONAL.items() if asks(program)]
     found: set[str] = set()
-    waiting = [*STARTED, *asked, *_called(files)]
-    passed_over = tuple(sorted(OPTIONAL.keys() - asked))
+    seen: set[str] = set()
+    waiting = {*STARTED, *asked, *_called(files)}
+    passed_over = tuple(f"{name}." for name in OPTIONAL.keys() - asked)
     while waiting:
-        for path in _paths(waiting.pop(), there):
-            if path not in found:
-                found.add(path)
-                waiting += _asks(path, there[path], passed_over)
+        seen |= waiting
+        fresh = {path for name in waiting for path in _paths(name, there)} - found
+        found |= fresh
+        waiting = {name for path in fresh for name in _asks(path, there[path], passed_over)} - seen
     return sorted(found)
 
 
@@ -156,18 +156,14 @@ def _called_by(content: bytes) -> Iterator[str]:
         yield module or path
 
 
-def _asks(path: str, content: bytes, passed_over: Sequence[str]) -> Iterator[str]:
+def _asks(path: str, content: bytes, passed_over: tuple[str, ...]) -> Iterator[str]:
     """What a file of runtime/ imports or calls, but for parts that the recipe does not ask for."""
     if not path.endswith(".py"):
         yield from _called_by(content)
         return
     imports = imports_of(content, package_of(path))
     yield from imports.top
-    yield from (name for name in imports.within if not f"{name}.".startswith(_inside(passed_over)))
-
-
-def _inside(modules: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{module}." for module in modules)
+    yield from (name for name in imports.within if not f"{name}.".startswith(passed_over))
 
 
 def _paths(name: str, there: Mapping[str, bytes]) -> Iterator[str]:
@@ -190,51 +186,47 @@ def package_of(path: str) -> str:
     return ".".join((ROOT, *Path(path).parts[:-1]))
 
 
+STATEMENT = re.compile(
+    r"^([ \t]*)(?:(?P<function>(?:async )?def )|(?P<types>if TYPE_CHECKING:)"
+    r"|(?:from (?P<module>[.\w]+) )?import (?P<names>\([^)]*\)|[^\n(]+)"
+    r"|(?:class|if|elif|else|try|except|finally|for|while|with|match|case|async)\b)",
+    re.MULTILINE,
+)
+"""What imports, and what an import may be in. Parsing whole modules would be half of a build's time."""
+
+
 @functools.lru_cache(maxsize=1024)
 def imports_of(content: bytes, package: str) -> Imports:
-    """What a module imports of runtime/, but for what only types need. None of a file that is no Python."""
-    top: set[str] = set()
-    within: set[str] = set()
-    try:
-        waiting = [(ast.parse(content).body, top)]
-    except (SyntaxError, ValueError):
-        return Imports(frozenset(), frozenset())
-    while waiting:
-        body, names = waiting.pop()
-        for statement in body:
-            if isinstance(statement, ast.Import):
-                names |= {alias.name for alias in statement.names}
-            elif isinstance(statement, ast.ImportFrom):
-                names |= {*_from(statement, package)}
-            elif not _for_types(statement):
-                inside = within if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) else names
-                waiting += [(nested, inside) for nested in _bodies(statement)]
-    ours = (frozenset(name for name in names if name.split(".")[0] == ROOT) for names in (top, within - top))
-    return Imports(*ours)
+    """What a module imports of runtime/, but for what only types need; read by its lines and indentation."""
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    around: list[tuple[int, str | None]] = []
+    for found in STATEMENT.finditer(content.decode("utf-8", "replace")):
+        depth = len(found[1])
+        while around and around[-1][0] >= depth:
+            around.pop()
+        kinds = {kind for _, kind in around}
+        if found["names"] is None:
+            around.append((depth, found.lastgroup))
+        elif "types" not in kinds:
+            names["function" in kinds] |= {*_imported(found["module"], found["names"], package)}
+    top, within = names[False], names[True]
+    return Imports(*(frozenset(filter(_is_ours, some)) for some in (top, within - top)))
 
 
-def _from(statement: ast.ImportFrom, package: str) -> Iterator[str]:
-    module = statement.module or ""
-    if statement.level:
+def _imported(module: str | None, names: str, package: str) -> Iterator[str]:
+    """The full names that one statement imports."""
+    bare = re.sub(r"#.*", "", names).strip("() \t\n")
+    each = [name.split()[0] for name in bare.split(",") if name.strip()]
+    if module is None:
+        yield from each
+        return
+    rest = module.lstrip(".")
+    if level := len(module) - len(rest):
         above = package.split(".")
-        module = ".".join([*above[: len(above) - statement.level + 1], *([module] if module else [])])
-    yield module
-    for alias in statement.names:
-        yield f"{module}.{alias.name}"
+        rest = ".".join([*above[: len(above) - level + 1], *([rest] if rest else [])])
+    yield rest
+    yield from (f"{rest}.{name}" for name in each)
 
 
-def _for_types(statement: ast.stmt) -> bool:
-    """Whether it is `if TYPE_CHECKING:`."""
-    return (
-        isinstance(statement, ast.If)
-        and isinstance(statement.test, ast.Name)
-        and statement.test.id == "TYPE_CHECKING"
-    )
-
-
-def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    """The statements within a statement."""
-    for field in ("body", "orelse", "finalbody"):
-        yield getattr(statement, field, [])
-    for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
-        yield part.body
+def _is_ours(name: str) -> bool:
+    return name.split(".")[0] == ROOT

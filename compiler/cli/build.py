@@ -156,7 +156,7 @@ def _planned_before(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]
     if not store.folder().is_dir():
         return []
     from recipec.compiler.plan.fit import warning
-    from recipec.compiler.plan.planner import remembered
+    from recipec.compiler.plan.memory import remembered
     from recipec.spec.load import locate
 
     out: list[Diagnostic] = []

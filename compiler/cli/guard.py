@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import errno
+import gc
 import io
 import json
 import os
@@ -62,7 +63,9 @@ def guarded(command: Callable[[], object]) -> NoReturn:
         status = (
             UNREAD if _unread() else _failed(BrokenPipeError(errno.EPIPE, "a process ended unexpectedly"))
         )
-    raise SystemExit(_delivered(status))
+    status = _delivered(status)
+    gc.freeze()  # the system takes the memory back: Python need not look through it for garbage
+    raise SystemExit(status)
 
 
 def _leave(signum: int, frame: object) -> NoReturn:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import gc
+import copy
 import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from typer.main import get_command_name
+from typer.models import CommandInfo
 
 from recipec.compiler.cli import build as cli_build
 from recipec.compiler.cli import completion
@@ -254,9 +256,20 @@ def preview(
 
 def main() -> NoReturn:
     """The console script: whatever happens, the user reads sentences and gets an exit status."""
-    # Most of what a command makes lives until its end: looking for garbage often is a tenth of its time.
-    gc.set_threshold(50_000)
-    guarded(lambda: app(prog_name="recipe", standalone_mode=False))
+    guarded(lambda: _with_command(sys.argv[1:2])(prog_name="recipe", standalone_mode=False))
+
+
+def _with_command(first: list[str]) -> typer.Typer:
+    """The application with the command that is asked for alone, since typer makes all that it has before it
+    runs one; whole where the first argument names none."""
+    made = copy.copy(app)
+    made.registered_commands = [one for one in app.registered_commands if _name(one) in first]
+    made.registered_groups = [one for one in app.registered_groups if one.name in first]
+    return made if made.registered_commands or made.registered_groups else app
+
+
+def _name(command: CommandInfo) -> str | None:
+    return command.name or (command.callback and get_command_name(command.callback.__name__))
 
 
 if __name__ == "__main__":

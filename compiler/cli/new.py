@@ -7,7 +7,6 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from shlex import quote
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -135,6 +134,8 @@ def new(
     source = _source(data, format) if data is not None or not asking else None
     if source is not None:
         _target(name, output, source)  # before anything is asked
+    from tempfile import TemporaryDirectory
+
     with TemporaryDirectory() as scratch:
         models = NewModels(Path(scratch), _folders(output))
 

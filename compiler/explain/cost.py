@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.run_length import Hours, check_hours
@@ -73,6 +73,8 @@ class Cost:
         rows: training alone, serving alone by its hours, both.
         notes: sentences.
     """
+
+    __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
 
     recipe: str
     train_hours: float

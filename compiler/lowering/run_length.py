@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.explain.preview import PACKAGES
@@ -25,12 +25,12 @@ from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.sources import escapes
 from recipec.compiler.packages import install, missing_packages
 from recipec.compiler.plan.at_hand import AtHand, PlainTokenizer, Subject, Unavailable, contents, look
-from recipec.compiler.plan.results import Estimate, RunLength
 from recipec.compiler.wording import plural
 from recipec.runtime.model.families import Architecture, Family, UnsupportedCheckpoint
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
+    from recipec.compiler.plan.results import Estimate, RunLength
     from recipec.spec.language import DataSource, Recipe, Train
 
 LARGEST = 64 * 2**20
@@ -142,6 +142,8 @@ class Statistics:
         answers: rows of tokens in each of them: 2 of a preference, else 1.
         tokens: real ones of an epoch.
     """
+
+    __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
 
     samples: int
     dropped: int
@@ -406,6 +408,8 @@ def planned_length(
     Args:
         counted: of `statistics`; None when nobody asked.
     """
+    from recipec.compiler.plan.results import RunLength
+
     counted = counted or Unavailable("the data was not looked at")
     recipe = program.recipe
     train, data = recipe.train, recipe.data

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan import rates
 from recipec.compiler.plan.bound import model_flops, rows
+from recipec.compiler.plan.memory import memory, with_refusal
 from recipec.compiler.plan.prices import priced
-from recipec.compiler.plan.results import Compiled, Estimate, Memory, Timeline
+from recipec.compiler.plan.results import Compiled, Estimate, Timeline
 from recipec.compiler.plan.timeline import timeline as timeline_of
 
 
@@ -20,7 +20,7 @@ def estimate(program: Program, compiled: Sequence[Compiled]) -> Estimate:
         compiled: the results of `depth.parts`, in their order: the first has all layers, the last was
             compiled to the end.
     """
-    whole, few = _with_refusal(compiled[0]), compiled[-1]
+    whole, few = with_refusal(compiled[0]), compiled[-1]
     accelerator = program.accelerator
     timeline = Timeline()
     if whole.out_of_memory is None:
@@ -28,20 +28,10 @@ def estimate(program: Program, compiled: Sequence[Compiled]) -> Estimate:
     seconds = timeline.seconds
     needed = model_flops(program, rows(program) * program.recipe.data.max_length) / accelerator.devices
     peak = accelerator.peak_flops_per_device
-    by_shape = whole.weights + whole.adapters + whole.optimizer + whole.batch
     return Estimate(
         layers=program.architecture.num_layers,
         compiled_layers=(few.layers,),
-        memory=Memory(
-            weights=whole.weights,
-            adapters=whole.adapters,
-            optimizer=whole.optimizer,
-            batch=whole.batch,
-            padding=max(0.0, whole.arguments - by_shape),
-            temporaries=whole.temporaries,
-            code=_code(whole, few),
-            available=accelerator.hbm_bytes_per_device,
-        ),
+        memory=memory(program, compiled),
         flops=whole.flops,
         bytes=whole.bytes,
         timeline=timeline,
@@ -58,21 +48,3 @@ def estimate(program: Program, compiled: Sequence[Compiled]) -> Estimate:
         largest=whole.largest,
         compile_seconds=sum(one.trace_seconds + one.compile_seconds for one in compiled),
     )
-
-
-def _with_refusal(compiled: Compiled) -> Compiled:
-    """A step that the compiler refused has the memory that it says the step needs, and no time."""
-    refused = compiled.out_of_memory
-    if refused is None:
-        return compiled
-    arguments = compiled.weights + compiled.adapters + compiled.optimizer + compiled.batch
-    rest = max(0.0, refused.used - arguments)
-    return replace(compiled, arguments=arguments, temporaries=rest, largest=refused.largest)
-
-
-def _code(whole: Compiled, few: Compiled) -> float:
-    """The code of all layers, of as many bytes an instruction as that of a few. docs/benchmarks.md has it
-    beside the code of all layers compiled to the end."""
-    if few.layers == whole.layers or not few.instructions:
-        return whole.code
-    return few.code * whole.instructions / few.instructions + whole.code

@@ -152,15 +152,15 @@ def diagnostic(program: Program, estimate: Estimate, found: FitResult | None = N
     return Diagnostic("E1001", message, path, "\n".join(lines))
 
 
-def warning(program: Program, estimate: Estimate) -> Diagnostic | None:
+def warning(program: Program, memory: Memory) -> Diagnostic | None:
     """W1007, of a program that was planned before; None where it fits."""
-    if estimate.memory.headroom >= 0:
+    if memory.headroom >= 0:
         return None
     profile = libtpu.profile(program.recipe)
     flags = "" if profile == "none" else f" with the flags of profile {profile}"
     message = (
-        f"by an earlier plan the step{flags} needs {gib(estimate.memory.used)} GiB of each device's memory, "
-        f"and a device of {program.accelerator.name} has {gib(estimate.memory.available)} GiB"
+        f"by an earlier plan the step{flags} needs {gib(memory.used)} GiB of each device's memory, "
+        f"and a device of {program.accelerator.name} has {gib(memory.available)} GiB"
     )
     path = PATH if profile == "none" else "xla.profile"
     return Diagnostic("W1007", message, path, f"`recipe plan {program.source}` looks for what fits")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from recipec.compiler.emitters.backends import Backend
 
@@ -21,6 +21,8 @@ class Job:
         backend: train.py's step, or train_torchax.py's.
         scheduled: whether it ends with the schedule, before code is generated.
     """
+
+    __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
 
     recipe: Path
     sets: tuple[str, ...]
@@ -39,6 +41,8 @@ class Failed:
         help: a way out, "" for none.
         flag: of libtpu, whose value it refuses; "" for another reason.
     """
+
+    __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
 
     message: str
     killed: bool = False

@@ -16,7 +16,7 @@ from recipec.compiler.plan.depth import Part, parts
 from recipec.compiler.plan.estimate import estimate
 from recipec.compiler.plan.job import Failed, Job
 from recipec.compiler.plan.placements import placements
-from recipec.compiler.plan.pool import Progress, cached, compile_jobs
+from recipec.compiler.plan.pool import Progress, compile_jobs
 from recipec.compiler.plan.results import Compiled, Estimate, Plan
 from recipec.compiler.wording import flow
 
@@ -129,14 +129,6 @@ def estimate_of(
     if any(isinstance(result, Failed) for result in results):
         return None
     return estimate(program, compiled_or_raise(results))
-
-
-def remembered(program: Program) -> Estimate | None:
-    """The estimate of a program that was planned before, from the cache; None where it was not. Nothing is
-    compiled."""
-    found = [cached(identity.name(*job(program, (), part))) for part in parts(program)]
-    every = [result for result in found if result is not None]
-    return estimate(program, every) if every and len(every) == len(found) else None
 
 
 def job(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from recipec.compiler.plan.prices import Prices
 from recipec.compiler.plan.schedule import Schedule
@@ -174,6 +174,8 @@ class Compiled:
         trace_seconds, compile_seconds: what it took on this machine.
         out_of_memory: set when the compiler refused; then figures from `arguments` on are 0.
     """
+
+    __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
 
     layers: int
     weights: float
@@ -365,6 +367,8 @@ class Plan:
         seconds: that planning took.
     """
 
+    __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
+
     recipe: str
     model: str
     accelerator: str
@@ -427,6 +431,8 @@ class Search:
         front: indices of the Pareto-optimal ones (time a token, HBM, cost), fastest first.
         baseline: index of the recipe as it stands, None when it does not compile.
     """
+
+    __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
 
     points: tuple[Point, ...]
     front: tuple[int, ...]

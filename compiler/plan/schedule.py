@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,8 @@ class Schedule:
         uncounted_loops: of which the text does not tell how often they run; their bodies count once.
         costed: share of the core's seconds that rest on libtpu's own cycles, once it is priced.
     """
+
+    __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
 
     steps: tuple[Step, ...] = ()
     transfers: tuple[Transfer, ...] = ()

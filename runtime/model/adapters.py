@@ -253,7 +253,7 @@ def matches(target: str, module: str) -> bool:
     """
     if f".{module}".endswith(f".{target}"):
         return True
-    pattern = _pattern(target)
+    pattern = None if target.isidentifier() else _pattern(target)  # whole names have dots
     return pattern is not None and any(pattern.fullmatch(spelling) for spelling in _spellings(module))
 
 

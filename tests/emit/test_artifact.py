@@ -212,12 +212,12 @@ def test_another_artifacts_runtime_is_named(built: Path, files: dict[str, bytes]
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 1.0])
 def test_a_failed_write_leaves_what_was_there(
-    share: float, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    share: float, built: Path, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (built / "runtime/settings.py").write_text("another version's\n")  # or runtime/ would be left as it is
+    (built / "runtime/settings.py").write_text("another version's\n")  # is written before the others
     before = tree(built)
     changed = files_of(tmp_path / "recipes", ["train.micro_batch_size=2"])
-    failing_call = 1 + round(share * (len(changed) + len(json.loads(changed[LOCK])["runtime"]) - 1))
+    failing_call = 1 + round(share * sum(files.get(path) != changed[path] for path in changed))
     calls = 0
     original = Path.write_bytes
 

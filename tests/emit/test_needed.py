@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from recipec.compiler.artifacts.artifact import (
     runtime_files,
     write,
 )
-from recipec.compiler.artifacts.needed import OPTIONAL, STARTED, imports_of
+from recipec.compiler.artifacts.needed import OPTIONAL, STARTED, imports_of, package_of
 from recipec.compiler.emitters.backends import Backend, others
 from recipec.compiler.emitters.emit import emit
 from recipec.runtime import errors
@@ -124,7 +126,24 @@ class Kind:
         *("runtime.four", "runtime.four.here"),
     }
     assert found.within == {"runtime.five", "runtime.five.later"}
-    assert imports_of(b"import runtime.one\nis no Python", "runtime").top == frozenset()
+
+
+def test_imports_read_by_lines_are_those_of_python_s_parser() -> None:
+    files = {path: content for path, content in runtime_files().items() if path.endswith(".py")}
+    for path, content in files.items():
+        package, parsed = package_of(path), set[str]()
+        waiting: list[ast.AST] = [ast.parse(content)]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, ast.Import):
+                parsed |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                module = resolve_name("." * node.level + (node.module or ""), package)
+                parsed |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+            elif not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+                waiting += ast.iter_child_nodes(node)
+        found = imports_of(content, package)
+        assert found.top | found.within == {name for name in parsed if name.split(".")[0] == RUNTIME}, path
 
 
 def test_a_folder_has_what_all_its_artifacts_need(tmp_path: Path) -> None:

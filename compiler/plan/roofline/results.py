@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,8 @@ class ServingPlan:
         comparisons: to what was published; () where this is not the server that was measured.
         notes: sentences: what is assumed, and what is left out.
     """
+
+    __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
 
     recipe: str
     model: str

@@ -8,6 +8,7 @@ imports jax or numpy, so that the compiler can use it on any machine.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import struct
@@ -215,7 +216,7 @@ class LoraTarget:
     def fused(self) -> bool:
         return len(self.projections) > 1
 
-    @property
+    @functools.cached_property
     def modules(self) -> tuple[str, ...]:
         """The projections' names within the decoder: "layers.7.self_attn.k_proj"."""
         return tuple(f"layers.{self.layer}.{projection}" for projection in self.projections)

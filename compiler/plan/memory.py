@@ -1,0 +1,72 @@
+"""A step's memory, from what was compiled of it, now or by an earlier plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan import identity, store
+from recipec.compiler.plan.depth import parts
+from recipec.compiler.plan.job import Job
+from recipec.compiler.plan.results import COMPILED, Compiled, Memory
+
+TIMES = ("schedule", "prices")
+"""Of a result, what its time follows from: most of its text, and nothing of its memory."""
+
+
+def memory(program: Program, compiled: Sequence[Compiled]) -> Memory:
+    """The memory of a program's step on one device.
+
+    Args:
+        compiled: as for `estimate.estimate`.
+    """
+    whole, few = with_refusal(compiled[0]), compiled[-1]
+    by_shape = whole.weights + whole.adapters + whole.optimizer + whole.batch
+    return Memory(
+        weights=whole.weights,
+        adapters=whole.adapters,
+        optimizer=whole.optimizer,
+        batch=whole.batch,
+        padding=max(0.0, whole.arguments - by_shape),
+        temporaries=whole.temporaries,
+        code=_code(whole, few),
+        available=program.accelerator.hbm_bytes_per_device,
+    )
+
+
+def remembered(program: Program) -> Memory | None:
+    """The memory of a program that was planned before, from the cache; None where it was not. Nothing is
+    compiled."""
+    found = []
+    for part in parts(program):
+        work = Job(Path(program.source).resolve(), (), part.layers, scheduled=part.scheduled)
+        text = store.get(identity.name(program, work))
+        if text is None:
+            return None
+        try:
+            kept = {key: value for key, value in json.loads(text).items() if key not in TIMES}
+            found.append(COMPILED.validate_json(json.dumps(kept)))
+        except (ValueError, AttributeError):  # damaged
+            return None
+    return memory(program, found)
+
+
+def with_refusal(compiled: Compiled) -> Compiled:
+    """A step that the compiler refused has the memory that it says the step needs, and no time."""
+    refused = compiled.out_of_memory
+    if refused is None:
+        return compiled
+    arguments = compiled.weights + compiled.adapters + compiled.optimizer + compiled.batch
+    rest = max(0.0, refused.used - arguments)
+    return replace(compiled, arguments=arguments, temporaries=rest, largest=refused.largest)
+
+
+def _code(whole: Compiled, few: Compiled) -> float:
+    """The code of all layers, of as many bytes an instruction as that of a few. docs/benchmarks.md has it
+    beside the code of all layers compiled to the end."""
+    if few.layers == whole.layers or not few.instructions:
+        return whole.code
+    return few.code * whole.instructions / few.instructions + whole.code
