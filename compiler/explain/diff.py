@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.artifacts.artifact import difference
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.explain.explain import leaves, scales, weight_bytes
+from recipec.compiler.explain.explain import leaves, product_types, scales, stored_type, weight_bytes
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.run_length import run_length
 from recipec.compiler.wording import flow, in_layers, listing, plural, split_layer
@@ -129,6 +129,10 @@ def _lora(a: Program, b: Program) -> Iterator[str]:
         first, second = getattr(a.lora, key), getattr(b.lora, key)
         if first != second:
             yield f"{words} {first} -> {second}"
+    if a.lora.quantize != b.lora.quantize:
+        yield f"frozen weights stored in {stored_type(a)} -> {stored_type(b)}"
+    if product_types(a) != product_types(b):
+        yield f"products with frozen weights in {product_types(a)} -> {product_types(b)}"
 
 
 def _projections(program: Program) -> dict[str, list[int]]:

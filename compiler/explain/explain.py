@@ -289,7 +289,36 @@ def _lora(program: Program) -> list[str]:
             f"{held:,} further numbers of B are held at zero, so that fused projections train what PEFT "
             "trains (first in the optimizer chain)"
         )
+    if lora.products:
+        out.append(f"products with the frozen weights are in {product_types(program)}{_rates(program)}")
+        out.append("activations are rounded row by row: docs/numerics.md says what that costs in quality")
     return out
+
+
+def stored_type(program: Program) -> str:
+    """The type that the frozen weights of linear layers are stored in."""
+    return program.lora and program.lora.quantize or program.recipe.model.dtype
+
+
+def product_types(program: Program) -> str:
+    """The types of the products with frozen weights, forward and of the activations' gradient."""
+    wide, lora = program.recipe.model.dtype, program.lora
+    if lora is None or lora.products is None:
+        return wide
+    return f"{lora.quantize}, " + (
+        "forward and backward" if lora.products == "both" else f"backward in {wide}"
+    )
+
+
+def _rates(program: Program) -> str:
+    """The peaks that products in eight bits and others have, "" where the accelerator's are not known."""
+    accelerator = program.accelerator
+    if accelerator.eight_bit_tflops is None:
+        return ""
+    return (
+        f": at most {accelerator.eight_bit_tflops:,} TFLOP/s a chip, in place of bfloat16's "
+        f"{accelerator.bf16_tflops:,}"
+    )
 
 
 def scales(program: Program) -> str:

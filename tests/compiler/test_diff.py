@@ -56,6 +56,9 @@ def test_equal_recipes_have_no_differences(changed: Callable[..., str]) -> None:
         (["model.dtype=float32", "lora.dtype=bfloat16", "lora.kv=shared", "remat.policy=none"],
          ["computation in bfloat16 -> float32", "optimizer state in float32 -> bfloat16",
           "key and value adapters are independent -> shared", "in the backward pass: decoder -> none"]),
+        (["lora.quantize=int8", "lora.products=forward"],
+         ["frozen weights stored in bfloat16 -> int8",
+          "products with frozen weights in bfloat16 -> int8, backward in bfloat16"]),
     ],
 )  # fmt: skip
 def test_changes_are_told_in_words(changed: Callable[..., str], sets: list[str], words: list[str]) -> None:

@@ -80,6 +80,12 @@ def test_lora_counts_are_those_of_peft(explained: Callable[..., str]) -> None:
     assert cells(totals, "q_proj") == ["q_proj", f"{64 * (50 * (5376 + 8192) + 10 * (5376 + 16384)):,}"]
 
 
+def test_products_in_eight_bits_are_told_with_their_rates(explained: Callable[..., str]) -> None:
+    assert "products with" not in explained("lora", "lora.quantize=int8")
+    text = explained("lora.products", "lora.quantize=int8", "lora.products=forward")
+    assert "products with the frozen weights are in int8, backward in bfloat16: at most 918 TFLOP/s" in text
+
+
 def test_every_parameter_and_adapter_has_its_partition_spec(
     explained: Callable[..., str], loaded: Load
 ) -> None:
