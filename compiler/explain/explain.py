@@ -387,9 +387,9 @@ def _remat(program: Program) -> list[str]:
             "decoder": "each decoder layer is computed again in the backward pass: the least memory",
             "save_attention": "each decoder layer is computed again in the backward pass, but for its "
             "attention, whose result is stored",
-            "save_dots": "the results of matrix products with weights are stored, and the rest is computed "
+            "save_dots": "the results of projections and attention are stored, and the rest is computed "
             "again in the backward pass",
-            "offload_dots": "the results of matrix products with weights wait in the host's memory for the "
+            "offload_dots": "the results of projections and attention wait in the host's memory for the "
             "backward pass, and the rest is computed again",
         }[program.recipe.remat.policy]
     ]

@@ -19,11 +19,13 @@ import numpy as np
 import optax
 import qwix
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from ..errors import UserError
 from .adapters import Adapter, LoraSettings
 from .families.base import parameter_path
 from .initial import path_hash
+from .remat import PROJECTION
 from .sharding import constrain
 
 Product = Callable[[Callable[[jax.Array, jax.Array], jax.Array], str, jax.Array, jax.Array, Any], jax.Array]
@@ -186,6 +188,7 @@ class AdapterProvider(qwix.QuantizationProvider):
                 ],
                 axis=-1,
             )
+        inner = checkpoint_name(inner, PROJECTION)
         delta = jnp.einsum(f"{hidden}r,r{rest}->{output}", inner * scales(adapter, inner.dtype), b)
         return (product + delta).astype(product.dtype)
 

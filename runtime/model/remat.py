@@ -24,39 +24,32 @@ what it keeps for its backward pass (output and logsumexp)."""
 OUTPUT_PROJECTION = "BTNH,NHD->BTD"
 """The einsum of the output projection, in every Tunix model."""
 
+PROJECTION = "projection"
+"""Name of what each projection gives, which is the sum of its weight's product and its adapter's, and of the
+adapter's product with A."""
+
 Policy = Callable[..., Any]
 Out = TypeVar("Out")
-
-_NAMED = jax.checkpoint_policies.save_only_these_names(ATTENTION)
-_WEIGHT_PRODUCTS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-
-
-def _offloaded(primitive: Any, *args: Any, **params: Any) -> Any:
-    """Sends what save_dots keeps to the host."""
-    policy = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
-    named = jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=(),
-        names_which_can_be_offloaded=(ATTENTION,),
-        offload_src="device",
-        offload_dst="pinned_host",
-    )
-    if _NAMED(primitive, *args, **params):
-        return named(primitive, *args, **params)
-    return policy(primitive, *args, **params)
-
 
 POLICIES: dict[str, Policy | None] = {
     "none": None,
     "block": None,
     "decoder": None,
-    "save_attention": _NAMED,
-    "save_dots": jax.checkpoint_policies.save_from_both_policies(_WEIGHT_PRODUCTS, _NAMED),
-    "offload_dots": _offloaded,
+    "save_attention": jax.checkpoint_policies.save_only_these_names(ATTENTION),
+    "save_dots": jax.checkpoint_policies.save_only_these_names(ATTENTION, PROJECTION),
+    "offload_dots": jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=(),
+        names_which_can_be_offloaded=(ATTENTION, PROJECTION),
+        offload_src="device",
+        offload_dst="pinned_host",
+    ),
 }
-"""By the recipe's name. None stands for what Tunix does itself. save_dots keeps every product of
-activations and a weight (products without batch dimensions) and each attention's output, so that only
-cheap work is done twice: norms, rotations, activation functions and, with attention dot, the scores.
-offload_dots sends the same values to the host; on a CPU, which has no other memory, it is save_dots."""
+"""By the recipe's name. None stands for what Tunix does itself. save_dots keeps what each projection and each
+attention gives. No product with a weight is computed twice, nor is a weight gathered again for it; norms,
+rotations, activation functions and, with attention dot, the scores are computed again. A projection keeps one
+array, and none where the backward pass does not need it, as before a sum with the residual stream.
+offload_dots sends the same values to the host; on a CPU, which has no other memory, it is save_dots. The
+experts' products have no name: they are computed again."""
 
 
 def tunix_name(policy: str) -> str:
@@ -98,14 +91,15 @@ def replacements(module: Any, settings: ModelSettings, experts: bool) -> Iterato
     if policy is None:
         return
     yield module.DecoderLayer, "__call__", recomputed(module.DecoderLayer.block, experts, policy)
-    if settings.attention == "dot":
-        projection = module.Einsum.__call__
+    projection, dense = module.Einsum.__call__, nnx.Linear.__call__
 
-        def einsum(self: Any, x: jax.Array) -> jax.Array:
-            return projection(self, checkpoint_name(x, ATTENTION) if _is_output(self) else x)
+    def einsum(self: Any, x: jax.Array) -> jax.Array:
+        if settings.attention == "dot" and self.einsum_str == OUTPUT_PROJECTION:
+            x = checkpoint_name(x, ATTENTION)
+        return checkpoint_name(projection(self, x), PROJECTION)
 
-        yield module.Einsum, "__call__", einsum
+    def linear(self: Any, *args: Any, **kwargs: Any) -> jax.Array:
+        return checkpoint_name(dense(self, *args, **kwargs), PROJECTION)
 
-
-def _is_output(einsum: Any) -> bool:
-    return bool(einsum.einsum_str == OUTPUT_PROJECTION)
+    yield module.Einsum, "__call__", einsum
+    yield nnx.Linear, "__call__", linear

@@ -188,14 +188,14 @@ class Remat(Section):
     policy: Literal["none", "block", "decoder", "save_attention", "save_dots", "offload_dots"] = field(
         "none stores every activation; block recomputes within attention and feed-forward blocks; decoder "
         "stores only each decoder layer's input; save_attention stores each attention's result beside it, "
-        "save_dots the result of every matrix product; offload_dots keeps those in the host's memory.",
+        "save_dots that of each projection too; offload_dots keeps those in the host's memory.",
         "decoder",
         choices={
             "none": "Every activation is stored: fastest, and takes the most memory.",
             "block": "Attention and feed-forward blocks are computed again.",
             "decoder": "Only each decoder layer's input is stored; the layer is computed again.",
             "save_attention": "As decoder, with each attention's result stored too.",
-            "save_dots": "As decoder, with the result of every matrix product stored too.",
+            "save_dots": "As save_attention, with the result of each projection and its adapter stored too.",
             "offload_dots": "As save_dots, with those results in the host's memory.",
         },
     )

@@ -71,7 +71,7 @@ def test_codes_and_scales_are_train_pys(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("kind", "remat"), [("nf4", "none"), ("int8", "decoder")])
+@pytest.mark.parametrize(("kind", "remat"), [("nf4", "save_dots"), ("int8", "decoder")])
 def test_gradients_are_torchs_of_the_dequantised_base(kind: str, remat: str, tmp_path: Path) -> None:
     """Qwen 2's projections have biases. Projections without an adapter are quantised too."""
     import torch

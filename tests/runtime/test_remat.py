@@ -47,30 +47,54 @@ def fill(model: Any) -> None:
             variable.set_raw_value(jax.device_put(new, old.sharding))
 
 
+def loss_of(built: Any, policy: str) -> Any:
+    """The loss under a policy, a function of the model's state and a batch, and the model's graph."""
+    from flax import nnx
+
+    from recipec.runtime.model.loading import rematerialise
+    from recipec.runtime.training.loss import batch_loss
+
+    forward = replace(built.forward, settings=replace(built.forward.settings, remat=policy))
+    rematerialise(built.model, policy)
+
+    def loss(model: Any, one: Any) -> Any:
+        with built.provider.training(0, one["index"], len(one["tokens"])):
+            return batch_loss(forward, model, *(one[name] for name in NAMES))
+
+    return loss, *nnx.split(built.model, nnx.LoRAParam, ...)
+
+
 def step(mesh: Any, built: Any, policy: str) -> Any:
     """Loss and LoRA gradients under a policy, traced, with its arguments."""
     import jax
     from flax import nnx
 
-    from recipec.runtime.model.loading import rematerialise
     from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.training.loss import batch_loss
 
-    forward = replace(built.forward, settings=replace(built.forward.settings, remat=policy))
-    rematerialise(built.model, policy)
-    graph, state = nnx.split(built.model)
+    loss, graph, *states = loss_of(built, policy)
 
-    def gradients(state: Any, one: Any) -> Any:
-        def loss_of(model: Any) -> Any:
-            with built.provider.training(0, one["index"], len(one["tokens"])):
-                return batch_loss(forward, model, *(one[name] for name in NAMES))
-
+    def gradients(states: Any, one: Any) -> Any:
         of_adapters = nnx.DiffState(0, nnx.LoRAParam)
-        return nnx.value_and_grad(loss_of, argnums=of_adapters)(nnx.merge(graph, state))
+        return nnx.value_and_grad(loss, argnums=of_adapters)(nnx.merge(graph, *states), one)
 
     with mesh:
-        arguments = state, shard_rows(training.packed_batch(), mesh)
+        arguments = states, shard_rows(training.packed_batch(), mesh)
         return jax.jit(gradients).trace(*arguments), arguments
+
+
+def kept(mesh: Any, built: Any, policy: str) -> list[tuple[int, ...]]:
+    """Shapes of what the forward pass leaves for the backward pass."""
+    import jax
+    from flax import nnx
+
+    loss, graph, adapters, rest = loss_of(built, policy)
+
+    def pull(adapters: Any, rest: Any, one: Any) -> Any:
+        return jax.vjp(lambda adapters: loss(nnx.merge(graph, adapters, rest), one), adapters)[1]
+
+    with mesh:
+        left = jax.eval_shape(pull, adapters, rest, training.packed_batch())
+    return [leaf.shape for leaf in jax.tree.leaves(left)]
 
 
 def test_every_policy_computes_what_none_computes(built: Any) -> None:
@@ -92,6 +116,15 @@ def test_every_policy_computes_what_none_computes(built: Any) -> None:
         for one, other in zip(found, expected, strict=True):
             assert np.abs(one - other).max() <= 1e-6 * np.abs(other).max(), policy
     # Each keeps more than the one before it, and so recomputes less.
-    assert products["decoder"] > products["save_attention"] > products["save_dots"] > products["none"]
+    assert products["decoder"] > products["save_attention"] > products["save_dots"]
+    # Of the one layer, the scores of its attention: no product with a weight or with an adapter.
+    assert products["save_dots"] == products["none"] + 1
     assert products["offload_dots"] == products["save_dots"]
     assert products["decoder"] >= products["block"] > products["none"]
+
+
+def test_save_dots_keeps_gate_and_up_and_no_other_array_of_their_width(built: Any) -> None:
+    rows, length = training.packed_batch()["tokens"].shape
+    wide = rows, length, built[1].forward.architecture.intermediate_size
+    found = {policy: kept(*built, policy).count(wide) for policy in ("none", "save_dots")}
+    assert found["none"] > found["save_dots"] == 2

@@ -46,14 +46,14 @@ from ...model.forward import Head, attention_mask
 from ...model.lora import dropped
 from ...model.partition_rules import Rule, divisible
 from ...model.quantize import Layout, quantize
-from ...model.remat import ATTENTION, POLICIES
+from ...model.remat import ATTENTION, POLICIES, PROJECTION
 from ...settings import ModelSettings
 from ...weights.agreement import HEAD
 from ...weights.checkpoint import HFCheckpoint
 from .configs import floats
 from .own_head import OwnHead
 from .placement import adapter_specs, tensor_specs
-from .quantized import replace_linears, shapes, spread, tensor_layouts
+from .quantized import QuantizedLinear, replace_linears, shapes, spread, tensor_layouts
 
 PREFIX = "model."
 """Of the decoder's weights in the module."""
@@ -239,6 +239,7 @@ def abstract_model(
         if tensor_name(name) not in specs:
             computed[name] = buffer.detach().float().numpy().astype(t2j_dtype(buffer.dtype))
     replace_linears(module, {name: base[name] for name in quantized}, settings.dtype)
+    _name_projections(module.model)  # type: ignore[arg-type]
     trained, places = _trained(family, architecture, adapters, lora, specs, mesh, base)
     softcap = getattr(module.config, "final_logit_softcapping", None)
     made = HfModel if family.tunix else AsItIs
@@ -462,6 +463,25 @@ def _layer(forward: Callable[..., Any], remat: str) -> Callable[..., Any]:
         if isinstance(out, tuple):  # its hidden states, and what else the layer gives
             return env.j2t_iso((sharding.constrain(out[0], ROWS), *out[1:]))
         return env.j2t_iso(sharding.constrain(out, ROWS))
+
+    return run
+
+
+def _name_projections(decoder: torch.nn.Module) -> None:
+    """Gives what a decoder's projections compute remat.py's name. Those of an adapter's parts have it too:
+    what the backward pass does not need is not kept."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for part in decoder.modules():
+        if isinstance(part, (torch.nn.Linear, QuantizedLinear, BaseTunerLayer)):
+            part.forward = _named(part.forward)  # type: ignore[method-assign]
+
+
+def _named(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        env = torchax.default_env()
+        out = env.t2j_iso(env.v2t_iso(forward(*args, **kwargs)))
+        return env.j2t_iso(ad_checkpoint.checkpoint_name(out, PROJECTION))
 
     return run
 
