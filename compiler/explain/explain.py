@@ -297,7 +297,7 @@ def _lora(program: Program) -> list[str]:
 
 def stored_type(program: Program) -> str:
     """The type that the frozen weights of linear layers are stored in."""
-    return program.lora and program.lora.quantize or program.recipe.model.dtype
+    return (program.lora and program.lora.quantize) or program.recipe.model.dtype
 
 
 def product_types(program: Program) -> str:
