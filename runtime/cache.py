@@ -2,8 +2,8 @@
 
 jax keys an entry by what the executable depends on: the program (with shapes and shardings, without
 names and source lines), the versions of jax and of the backend's compiler, compile options and XLA flags, the
-kind and number of devices and their topology. So a cache may be shared by recipes, and an entry never has
-to be thrown away by hand.
+kind and number of devices and their topology. So a cache may be shared by recipes and moved, and an entry
+never has to be thrown away by hand.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ def keep_compiled(directory: str | None) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_raise_persistent_cache_errors", False)
+    # XLA's own caches are for GPUs, and their path would be part of every key: a copied cache were none.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 
 
 def _writable(folder: str) -> bool:

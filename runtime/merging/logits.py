@@ -22,6 +22,7 @@ import numpy as np
 
 from ..checkpoints.adapter_reader import TrainedAdapters
 from ..errors import UserError
+from ..model.families.base import Source
 from ..model.partition_rules import data_parallel
 from ..settings import MeshSettings, ModelSettings
 from ..weights.checkpoint import HFCheckpoint
@@ -316,6 +317,9 @@ class InMemory(HFCheckpoint):
         if change is None:
             return weight
         return np.concatenate(list(changed_blocks(weight, change, np.dtype(self.dtype))))
+
+    def read_rows(self, source: Source, start: int, stop: int) -> np.ndarray:
+        return self.read(source.full_name(self.prefix)).reshape(source.reshape)[start:stop]
 
 
 def in_memory(base: HFCheckpoint, changes: Mapping[str, Change], dtype: str) -> InMemory:

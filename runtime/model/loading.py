@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +20,7 @@ from ..weights.checkpoint import HFCheckpoint
 from . import remat, sharding
 from .adapters import Adapter, LoraSettings, build_adapters
 from .families import Architecture, Family
-from .families.base import Parameter, Spec
+from .families.base import Parameter, Source, Spec
 from .forward import Forward
 from .initial import initial_a
 from .lora import AdapterProvider, attach
@@ -263,10 +263,6 @@ def _place(base: HFCheckpoint, parameter: Parameter, mesh: Mesh, dtype: np.dtype
     In host memory there is one shard at a time, and the part of the file that it is being copied from; of
     what is stored quantised, all of the parameter's tensor in the type that it is dequantised to.
     """
-    views = [
-        base.read_source(source).reshape(source.reshape).transpose(source.transpose)
-        for source in parameter.sources
-    ]
     placed = sharding.named(mesh, parameter.spec)
     indices = placed.addressable_devices_indices_map(parameter.shape)
     bounds = {
@@ -274,36 +270,75 @@ def _place(base: HFCheckpoint, parameter: Parameter, mesh: Mesh, dtype: np.dtype
         for device, index in indices.items()
     }
     shards: dict[Any, jax.Array] = {}
-    for wanted in dict.fromkeys(bounds.values()):
-        shard = _read(base, parameter, views, wanted, dtype)
+    for wanted, shard in read_shards(base, parameter, list(dict.fromkeys(bounds.values())), dtype):
         for device in (device for device, found in bounds.items() if found == wanted):
             shards[device] = jax.device_put(shard, device)
         jax.block_until_ready(list(shards.values()))
     return jax.make_array_from_single_device_arrays(parameter.shape, placed, [shards[d] for d in indices])
 
 
+Bounds = tuple[tuple[int, ...], ...]
+"""First and last element, exclusive, along each axis of a parameter."""
+
+
+def read_shards(
+    base: HFCheckpoint, parameter: Parameter, wanted: Sequence[Bounds], dtype: np.dtype
+) -> Iterator[tuple[Bounds, np.ndarray]]:
+    """Parts of a parameter, one after the other. Of each tensor the rows that any of them has are read, once.
+
+    Args:
+        wanted: the shards of this process's devices.
+    """
+    views: dict[int, tuple[np.ndarray, int]] = {}
+    for number, source in enumerate(parameter.sources):
+        own = [bounds for bounds in wanted if _holds(parameter, number, bounds)]
+        if own:
+            axis = _file_axis(parameter, source)
+            rows = min(bounds[axis][0] for bounds in own), max(bounds[axis][1] for bounds in own)
+            views[number] = base.read_rows(source, *rows).transpose(source.transpose), rows[0]
+    for bounds in wanted:
+        yield bounds, _read(base, parameter, views, bounds, dtype)
+
+
+def _holds(parameter: Parameter, number: int, bounds: Bounds) -> bool:
+    """Whether a part of a parameter has something of one of its sources."""
+    place = parameter.place(number)
+    return all(bounds[axis][0] <= cast(int, place[axis]) < bounds[axis][1] for axis in parameter.stacked)
+
+
+def _file_axis(parameter: Parameter, source: Source) -> int:
+    """The parameter's axis that the bytes of a source's tensor run along."""
+    own = [axis for axis in range(len(parameter.shape)) if axis not in parameter.stacked]
+    return own[source.transpose.index(0)]
+
+
 def _read(
     base: HFCheckpoint,
     parameter: Parameter,
-    views: Sequence[np.ndarray],
-    bounds: Sequence[tuple[int, int]],
+    views: Mapping[int, tuple[np.ndarray, int]],
+    bounds: Bounds,
     dtype: np.dtype,
 ) -> np.ndarray:
     """A part of a parameter.
 
     Args:
-        views: its sources' tensors, in the layout of the parameter.
-        bounds: first and last element, exclusive, along each axis.
+        views: its sources' tensors in the layout of the parameter, with their first row.
     """
     out = np.zeros([stop - start for start, stop in bounds], dtype)
-    within = tuple(slice(*pair) for axis, pair in enumerate(bounds) if axis not in parameter.stacked)
-    for number, (source, view) in enumerate(zip(parameter.sources, views, strict=True)):
-        place = list(parameter.place(number))
+    for number, (view, first) in views.items():
+        if not _holds(parameter, number, bounds):
+            continue
+        source, place = parameter.sources[number], list(parameter.place(number))
         for axis in parameter.stacked:
             place[axis] = cast(int, place[axis]) - bounds[axis][0]
-        if any(not 0 <= cast(int, place[axis]) < out.shape[axis] for axis in parameter.stacked):
-            continue
-        part = view[within]
+        along = _file_axis(parameter, source)
+        part = view[
+            tuple(
+                slice(start - first, stop - first) if axis == along else slice(start, stop)
+                for axis, (start, stop) in enumerate(bounds)
+                if axis not in parameter.stacked
+            )
+        ]
         target = out[tuple(place)]
         # Along the axis that the file's bytes run along; what was copied is unmapped as the copy goes on.
         axis = source.transpose.index(0)

@@ -144,6 +144,10 @@ class HFCheckpoint:
         Raises:
             UserError: when there is none of that name, or its element type is not known.
         """
+        return self._array(name).reshape(self.tensors[name].shape)
+
+    def _array(self, name: str, start: int = 0, end: int | None = None) -> np.ndarray:
+        """The values of a tensor's bytes [start:end), on one axis."""
         tensor = self.tensors.get(name)
         if tensor is None:
             raise UserError(f"{self.name}: no tensor {name}", "is it the checkpoint that the run began with?")
@@ -151,8 +155,7 @@ class HFCheckpoint:
             raise UserError(
                 f"{self.store.path(tensor.file)}: {name} has the unknown type {tensor.dtype}", ORIGINAL
             )
-        flat = np.frombuffer(self.bytes_of(name), DTYPES[tensor.dtype])
-        return flat.reshape(tensor.shape)
+        return np.frombuffer(self.bytes_of(name, start, end), DTYPES[tensor.dtype])
 
     def bytes_of(self, name: str, start: int = 0, end: int | None = None) -> memoryview:
         """The bytes [start:end) of a tensor, to its end by default: mapped locally, else a ranged read; made
@@ -196,8 +199,8 @@ class HFCheckpoint:
         for tensor in self.tensors[name].stored:
             self.store.release(tensor.file, tensor.start, tensor.end, forget)
 
-    def read_source(self, source: Source) -> np.ndarray:
-        """The tensor of a source, as the file holds it (not yet in Tunix's layout).
+    def read_rows(self, source: Source, start: int, stop: int) -> np.ndarray:
+        """The rows [start:stop) of a source's tensor as its `reshape` has it, not yet transposed.
 
         Raises:
             UserError: when it is absent or has another shape than the family expects.
@@ -205,7 +208,9 @@ class HFCheckpoint:
         fault = fault_of(source, self.prefix, self.config, self.tensors)
         if fault is not None:
             raise self._refused(fault)
-        return self.read(source.full_name(self.prefix))
+        name, (count, *rest) = source.full_name(self.prefix), source.reshape
+        row = self.tensors[name].size // max(1, count)
+        return self._array(name, start * row, stop * row).reshape(stop - start, *rest)
 
     def verify(self) -> None:
         """Checks that every tensor that the model is made of is there, with its shape.

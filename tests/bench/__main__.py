@@ -81,6 +81,12 @@ def merging() -> str:
     return section()
 
 
+def start_up() -> str:
+    from tests.bench.start_up import section
+
+    return section()
+
+
 def planning() -> str:
     from tests.bench.planning import section
 
@@ -117,6 +123,7 @@ def processor() -> str:
 
 SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "commands": ("The command", commands.section),
+    "start-up": ("Start-up", start_up),
     "throughput": ("Training on a CPU", throughput),
     "temporaries": ("Memory of the loss", temporaries),
     "data": ("Tokenising and packing", data),

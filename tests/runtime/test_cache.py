@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,33 @@ def test_a_second_run_compiles_nothing(tmp_path: Path) -> None:
     assert second.get("cache_misses", 0) == 0
     assert second["cache_hits"] == second["compile_requests_use_cache"]
     assert again == loss
+
+
+SMALL = """
+import sys
+from collections import Counter
+import jax
+from runtime.cache import keep_compiled
+
+events = Counter()
+jax.monitoring.register_event_listener(lambda name, **_: events.update([name.rpartition("/")[2]]))
+keep_compiled(sys.argv[1])
+jax.jit(lambda x: x * 2)(1.0)
+print(events["cache_hits"], events["cache_misses"])
+"""
+
+
+def test_a_cache_that_was_copied_elsewhere_is_one(tmp_path: Path) -> None:
+    def hits_and_misses(folder: Path) -> list[str]:
+        environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", SMALL, str(folder)]
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        return done.stdout.split()
+
+    hits, misses = hits_and_misses(tmp_path / "one")
+    assert hits == "0"
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    assert hits_and_misses(tmp_path / "two") == [misses, "0"]
 
 
 def test_caches_go_where_the_recipe_says(tmp_path: Path) -> None:

@@ -108,6 +108,49 @@ def test_threads_may_read_at_once(folder: Path, uploaded: Callable[[Path], str])
     assert differ == []
 
 
+def test_a_host_reads_the_rows_of_its_shards_once(
+    folder: Path, uploaded: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recipec.runtime.model.loading import Bounds, read_shards
+    from recipec.runtime.weights import checkpoint_files
+
+    read: list[tuple[int, int]] = []
+
+    def noted(system: Any, path: str, start: int, end: int) -> bytearray:
+        read.append((start, end))
+        return addresses.read_range(system, path, start, end)
+
+    base, local = HFCheckpoint.open(uploaded(folder)), HFCheckpoint.open(folder)
+    monkeypatch.setattr(checkpoint_files, "read_range", noted)
+    cut = 0
+    for parameter in base.family.parameters(base.architecture):
+        if len(parameter.sources) != 1:
+            continue
+        (source,) = parameter.sources
+        tensor = base.tensors[source.full_name(base.prefix)]
+        rows, axis = source.reshape[0], source.transpose.index(0)
+        if rows % 4:
+            continue
+
+        def shard(
+            number: int, quarter: int = rows // 4, along: int = axis, shape: Any = parameter.shape
+        ) -> Bounds:
+            each = [(0, size) for size in shape]
+            each[along] = (number * quarter, (number + 1) * quarter)
+            return tuple(each)
+
+        wanted = [shard(1), shard(2)]
+        read.clear()
+        found = [part for _, part in read_shards(base, parameter, wanted, np.dtype(np.float32))]
+        fourth = tensor.size // 4
+        assert read == [(tensor.start + fourth, tensor.start + 3 * fourth)], parameter.path
+        values = local.read(source.full_name(base.prefix)).reshape(source.reshape).transpose(source.transpose)
+        middle = values.astype(np.float32).take(range(rows // 4, 3 * rows // 4), axis)
+        assert np.array_equal(np.concatenate(found, axis), middle), parameter.path
+        cut += 1
+    assert cut > 10
+
+
 def test_file_addresses_are_mapped_as_local_folders_are(folder: Path) -> None:
     base = HFCheckpoint.open(f"file://{folder}")
     assert base.directory == folder and base.name == str(folder)
