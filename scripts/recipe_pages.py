@@ -260,12 +260,13 @@ def _parts(name: str, planned: Planned) -> tuple[str, ...]:
 
 
 def method(program: Program) -> str:
-    """ "QLoRA (nf4), DPO", "LoRA, rank 32", "all weights"."""
+    """ "QLoRA (nf4), DPO", "QLoRA (int8, products too), rank 64", "LoRA, rank 32", "all weights"."""
     lora = program.lora
     if lora is None:
         how = "all weights"
     elif lora.quantize:
-        how = f"QLoRA ({lora.quantize}), rank {lora.rank}"
+        products = ", products too" if lora.products else ""
+        how = f"QLoRA ({lora.quantize}{products}), rank {lora.rank}"
     else:
         how = f"LoRA, rank {lora.rank}"
     objective = program.recipe.train.objective

@@ -23,7 +23,11 @@ MODELINE = "# yaml-language-server: $schema=../docs/recipe.schema.json\n"
 
 OWN_DATA = {"W0401"}
 """Of recipes whose data one brings along."""
-WARNINGS = {"gemma4-31b-v5p8": OWN_DATA, "gemma4-31b-paper": {*OWN_DATA, "W0407"}}
+WARNINGS = {
+    "gemma4-31b-v5p8": OWN_DATA,
+    "gemma4-31b-int8-v5p8": OWN_DATA,
+    "gemma4-31b-paper": {*OWN_DATA, "W0407"},
+}
 """What `recipe check` warns of on purpose: the published run padded its samples."""
 
 NAMES = [path.stem for path in recipes.paths()]
@@ -87,7 +91,7 @@ def test_there_are_recipes_for_the_models_methods_and_machines_that_people_ask_f
         *("cpu", "v5e", "v5p", "v6e", "tpu7x"),
     }
     quantized = {program.lora.quantize for program in programs.values() if program.lora}
-    assert {None, "nf4"} <= quantized
+    assert {None, "nf4", "int8"} <= quantized
     assert {program.recipe.train.objective for program in programs.values()} == {"sft", "dpo"}
     assert any(program.lora is None for program in programs.values())
 
