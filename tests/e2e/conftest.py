@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from scripts import gemma3_answers
 from tests.e2e import docker_engine, gemma3, serving_artifacts, serving_image
 
 
@@ -20,15 +20,9 @@ def checkpoint(root: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def questions(root: Path) -> list[str]:
+def questions() -> list[str]:
     """The held-out questions: what is evaluated on, and in no training sample."""
-    held_out, trained = (
-        [
-            json.loads(line)["messages"][0]["content"]
-            for line in (root / "recipes" / "data" / "gemma3-270m" / name).read_text("utf-8").splitlines()
-        ]
-        for name in ("eval.jsonl", "train.jsonl")
-    )
+    held_out, trained = (gemma3_answers.questions(name) for name in ("eval.jsonl", "train.jsonl"))
     assert not set(held_out) & set(trained)
     return held_out
 

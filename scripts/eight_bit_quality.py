@@ -1,0 +1,150 @@
+"""What products in eight bits cost in quality: the real Gemma 3 270M, trained by each kind of step.
+
+    python -m scripts.eight_bit_quality run [NAME...]  build, train, merge, ask: minutes each
+    python -m scripts.eight_bit_quality table          the table of docs/numerics.md, of the runs there are
+
+Each variant is recipes/gemma3-270m-cpu.yaml with SAME and its own values, trained by its artifact's
+train.py and merged by its merge.py, from build/gemma-3-270m (scripts/gemma3_270m.py). Rows, their order,
+the first adapters and dropout are the same. What was seen goes to build/eight-bits/NAME.json, the trace
+beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recipec.runtime.training.trace import read_trace
+from scripts.gemma3_answers import answers, in_format, load, questions
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPE = "gemma3-270m-cpu"
+BASE = ROOT / "build" / "gemma-3-270m"
+FOLDER = ROOT / "build" / "eight-bits"
+STEPS = (1, 50, 100, 200)
+TEN = 10
+"""Losses that are averaged, up to and with a step of STEPS; the first stands alone."""
+
+SAME = {
+    "train.steps": STEPS[-1],
+    "train.eval_every": STEPS[-1],
+    "checkpoint.every_steps": STEPS[-1],
+    "train.global_batch_size": 1,
+    "train.micro_batch_size": 1,
+    "data.max_length": 64,
+    "merge.adapter": "false",
+}
+VARIANTS: dict[str, dict[str, str]] = {
+    "float32": {"model.dtype": "float32"},
+    "int8-both": {"model.dtype": "bfloat16", "lora.quantize": "int8", "lora.products": "both"},
+    "int8-forward": {"model.dtype": "bfloat16", "lora.quantize": "int8", "lora.products": "forward"},
+    "bfloat16": {"model.dtype": "bfloat16"},
+    "fp8-both": {"model.dtype": "bfloat16", "lora.quantize": "fp8", "lora.products": "both"},
+    "fp8-forward": {"model.dtype": "bfloat16", "lora.quantize": "fp8", "lora.products": "forward"},
+    "int8-stored": {"model.dtype": "bfloat16", "lora.quantize": "int8"},
+    "fp8-stored": {"model.dtype": "bfloat16", "lora.quantize": "fp8"},
+}
+"""Those that say most first; float32 is what the others' gradients and answers are held against."""
+
+
+def run(name: str) -> None:
+    """Trains, merges and asks one variant; nothing where that is done. Of its files the trace stays."""
+    if (FOLDER / f"{name}.json").exists():
+        return
+    work = FOLDER / name
+    shutil.rmtree(work, ignore_errors=True)
+    values = [f"--set={path}={value}" for path, value in {**SAME, **VARIANTS[name]}.items()]
+    python("-m", "recipec.compiler.cli.main", "build", f"recipes/{RECIPE}.yaml", "-o", work, *values)
+    artifact, places = work / RECIPE, ("--model", BASE, "--output", work / "run")
+    trace = FOLDER / f"{name}.npz"
+    python(artifact / "train.py", *places, "--data-dir", ROOT / "recipes", "--trace", trace)
+    python(artifact / "merge.py", *places, "--checkpoint", work / "run" / "checkpoints")
+    metrics = (work / "run" / "checkpoints" / "metrics.jsonl").read_text("utf-8").splitlines()
+    held_out = [row["eval_loss"] for row in map(json.loads, metrics) if "eval_loss" in row]
+    said = answers(*load(work / "run" / "merged"), questions("eval.jsonl"))
+    found = {"values": VARIANTS[name], "eval_loss": held_out, "answers": said}
+    (FOLDER / f"{name}.json").write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    shutil.rmtree(work)
+
+
+def python(*arguments: str | Path) -> None:
+    """A script of the project's, on one device; its failure is this one's."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, env=environment, check=True)
+
+
+def table() -> str:
+    """A row a variant that was run, in Markdown."""
+    names = [name for name in VARIANTS if (FOLDER / f"{name}.json").exists()]
+    found = {name: json.loads((FOLDER / f"{name}.json").read_text("utf-8")) for name in names}
+    traces = {name: read_trace(FOLDER / f"{name}.npz") for name in names}
+    head = (
+        "Step",
+        *(f"loss at {step}" for step in STEPS),
+        "held-out loss before",
+        "and after",
+        "answers in the form",
+        "answers as float32's",
+        "cosine, median",
+        "least, of layer",
+    )
+    rows = [head, ("---",) * len(head)]
+    for name in names:
+        losses, said = traces[name].losses, found[name]["answers"]
+        same = sum(a == b for a, b in zip(said, found["float32"]["answers"], strict=True))
+        cosines = by_layer(traces[name].gradients, traces["float32"].gradients)
+        worst = min(cosines, key=lambda layer: cosines[layer])
+        rows.append(
+            (
+                words(found[name]["values"]),
+                *(f"{np.mean(losses[max(0, step - TEN) : step]):.3f}" for step in STEPS),
+                *(f"{found[name]['eval_loss'][at]:.4f}" for at in (0, -1)),
+                f"{round(in_format(said) * len(said))} of {len(said)}",
+                f"{same} of {len(said)}",
+                f"{np.median(list(cosines.values())):.4f}",
+                f"{cosines[worst]:.4f}, {worst}",
+            )
+        )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def words(values: Mapping[str, Any]) -> str:
+    """What a variant is called in the table."""
+    kind, products = values.get("lora.quantize"), values.get("lora.products")
+    weights = "" if kind is None else f", {kind} weights" + (f", products {products}" if products else "")
+    return values["model.dtype"] + weights
+
+
+def by_layer(found: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> dict[int, float]:
+    """The cosine of two gradients of each layer's adapters."""
+    out: dict[int, float] = {}
+    for layer in sorted({int(name.split(".")[1]) for name in other}):
+        names = [name for name in other if name.startswith(f"layers.{layer}.")]
+        one, two = (np.concatenate([arrays[name].ravel() for name in names]) for arrays in (found, other))
+        out[layer] = float(one @ two / np.linalg.norm(one) / np.linalg.norm(two))
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="what products in eight bits cost in quality")
+    parser.add_argument("what", choices=("run", "table"))
+    parser.add_argument("names", nargs="*", choices=[*VARIANTS, []], metavar="NAME")
+    arguments = parser.parse_args()
+    if arguments.what == "run":
+        for name in arguments.names or VARIANTS:
+            run(name)
+    else:
+        print(table())
+
+
+if __name__ == "__main__":
+    main()
