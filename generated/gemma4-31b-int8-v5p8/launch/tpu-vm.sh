@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# gemma4-31b-int8-v5p8 on v5p-8 (a host of 4 chips), by gcloud.
+# tpu-vm.sh --help lists the commands.
+set -euo pipefail
+
+here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+
+values=(
+    --name=gemma4-31b-int8-v5p8
+    --vm=gemma4-31b-int8-v5p8
+    --zone="${ZONE:-}"
+    --accelerator-type=v5p-8
+    --runtime-version=v2-alpha-tpuv5
+    --hosts=1
+    --max-restarts=20
+    --token=HF_TOKEN
+    --checkpoints=gs://my-bucket/gemma4-31b-int8-v5p8
+    --merged=/dev/shm/gemma4-31b-int8-v5p8/merged
+    --adapter
+)
+
+# Where `recipe pack` puts it; where recipec or its runtime is installed, it is the package's own.
+runtime="$here/../../runtime"
+[[ -d "$runtime" ]] ||
+    runtime="$(PYTHONSAFEPATH=1 python3 -c 'import runtime; print(*runtime.__path__)' 2> /dev/null)" || {
+    echo "error: the runtime is not installed: python3 -m pip install -r runtime.txt" >&2
+    exit 1
+}
+exec bash "$runtime/launch/tpu-vm.sh" "$0" "${values[@]}" -- "$@"

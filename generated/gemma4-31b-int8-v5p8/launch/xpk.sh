@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# gemma4-31b-int8-v5p8 on v5p-8 (a host of 4 chips) of a cluster that xpk has set up.
+# xpk.sh --help lists the commands.
+set -euo pipefail
+
+here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+
+values=(
+    --name=gemma4-31b-int8-v5p8
+    --workload=gemma4-31b-int8-v5p8
+    --cluster="${CLUSTER:-}"
+    --zone="${ZONE:-}"
+    --tpu-type=v5p-2x2x1
+    --num-slices=1
+    # A tag that its publisher may move; a digest pins it.
+    --image=python:3.11-slim-bookworm
+    --token=HF_TOKEN
+    --max-restarts=20
+    --termination-grace-period-seconds=300
+)
+
+# Where `recipe pack` puts it; where recipec or its runtime is installed, it is the package's own.
+runtime="$here/../../runtime"
+[[ -d "$runtime" ]] ||
+    runtime="$(PYTHONSAFEPATH=1 python3 -c 'import runtime; print(*runtime.__path__)' 2> /dev/null)" || {
+    echo "error: the runtime is not installed: python3 -m pip install -r runtime.txt" >&2
+    exit 1
+}
+exec bash "$runtime/launch/xpk.sh" "$0" "${values[@]}" -- "$@"

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Measures the running server at 16 points with `vllm bench serve`, into results/bench/ of this artifact.
+# A run that was interrupted goes on where it stopped; a server's key is read from VLLM_API_KEY.
+# Usage: bench.sh [--results DIR] [--machine v6e-8] [--help]
+set -euo pipefail
+
+here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+
+arguments=(
+    --url http://127.0.0.1:8000 --model gemma4-31b-int8-v5p8
+    --input-lengths "512,1024,4096,8192" --output-length 512
+    --request-rates "1,4,16,inf" --prompts 100
+    --max-model-len 16384
+    --accelerator v6e-8 --chips 8
+    --accelerator-usd-per-hour 21.52 --price-source "list price of 2026-05, on demand: 8 chips at US\$ 2.69"
+    --published-source "arXiv 2605.25645"
+    --published input=512 peak_output_tokens_per_s=1403 usd_per_million_output_tokens=4.27
+    --published input=1024 peak_output_tokens_per_s=1404
+    --published input=4096 peak_output_tokens_per_s=1206 usd_per_million_output_tokens=4.95
+    --published input=8192 peak_output_tokens_per_s=482
+    --published input=4096 rate=4 median_ttft_ms=61
+    --published lowest_tpot_ms=13.5 highest_tpot_ms=24
+)
+# vLLM's own client: of this machine, or of the server's container.
+if command -v vllm > /dev/null; then
+    model="${MODEL_DIR:-$here/../merged}"
+    arguments+=(--tokenizer "$model")
+else
+    arguments+=(--compose "$here/compose.yaml" --tokenizer /model)
+fi
+
+# No module is taken from the folder that this is called in.
+# The wheel is where `recipe pack` puts it; without it, the runtime that is installed answers.
+PYTHONSAFEPATH=1 PYTHONPATH="$here/../../recipec_runtime-0.1.0-py3-none-any.whl" exec python3 -m runtime.serving.bench \
+    --results "$here/../results/bench" --lock "$here/../recipe.lock.json" "${arguments[@]}" "$@"

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Asks the running server all that its clients will; a line for each check, exit status 1 when one fails.
+# Usage: smoke.sh [--url URL] [--wait MINUTES] [--base-url URL] [--json FILE]
+set -euo pipefail
+
+here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+model="${MODEL_DIR:-$here/../merged}"
+
+arguments=(
+    --url http://127.0.0.1:8000
+    --model gemma4-31b-int8-v5p8
+    # The version that the flags were checked against.
+    --vllm 0.32.0
+    --wait 30
+    --weights "$model"
+)
+
+# No module is taken from the folder that this is called in.
+# The wheel is where `recipe pack` puts it; without it, the runtime that is installed answers.
+PYTHONSAFEPATH=1 PYTHONPATH="$here/../../recipec_runtime-0.1.0-py3-none-any.whl" exec python3 -m runtime.serving.smoke "${arguments[@]}" "$@"
