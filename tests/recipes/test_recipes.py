@@ -26,6 +26,8 @@ OWN_DATA = {"W0401"}
 WARNINGS = {
     "gemma4-31b-v5p8": OWN_DATA,
     "gemma4-31b-int8-v5p8": OWN_DATA,
+    "gemma4-31b-128k-v5p16": OWN_DATA,
+    "qwen3-8b-32k-v6e8": OWN_DATA,
     "gemma4-31b-paper": {*OWN_DATA, "W0407"},
 }
 """What `recipe check` warns of on purpose: the published run padded its samples."""
@@ -154,7 +156,7 @@ def test_more_is_taken_by_more(record: Record) -> None:
 @pytest.mark.parametrize(
     ("change", "same"),
     [
-        ("remat.policy=none", False),
+        ("remat.policy=decoder", False),
         ("data.max_length=2048", False),
         ("train.global_batch_size=32", False),
         ("cost.train_usd_per_hour=1", False),

@@ -47,7 +47,7 @@ def reference(logits: np.ndarray, one: dict[str, Any]) -> float:
 
 def fake(hidden: Any, head: Any) -> SimpleNamespace:
     """What the loss needs of a Forward."""
-    return SimpleNamespace(hidden=lambda *_: hidden, head=lambda _: head)
+    return SimpleNamespace(hidden=lambda *_: hidden, head=lambda _: head, dealt=False)
 
 
 def make_head(weight: Any, tied: bool = True, softcap: float | None = None) -> Any:
