@@ -62,7 +62,7 @@ RECORDED = [
     ("gemma4-31b-paper", (), 6, 2_544_796_672, 666_634_496, 0.05176, 0.0063),
     (
         "llama31-8b-v6e8",
-        ("model.attention_block=512",),
+        ("model.attention_block=512", "remat.policy=save_attention"),
         4,
         551_693_824,
         2_156_633_856,
