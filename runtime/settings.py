@@ -50,8 +50,8 @@ class MeshSettings:
     Attributes:
         platform: "tpu", or "cpu" for virtual devices.
         devices: how many there must be, on all hosts together.
-        axes: size of each mesh axis in order; data is split over "dcn" and "fsdp", weights over "fsdp", heads
-            and features over "tp".
+        axes: size of each mesh axis in order: rows are split over "dcn" and "fsdp", tokens over "cp", weights
+            over "fsdp" and "cp", heads and features over "tp".
         hosts: machines, of which each runs one process of the script.
         flags: of libtpu, "--name=value".
     """

@@ -11,7 +11,7 @@ from recipec.compiler.lowering.hardware import arranged
 from recipec.compiler.wording import divisors, flow, grouped, listing, split_layer
 from recipec.runtime.model.adapters import build_adapters
 from recipec.runtime.model.families.base import Spec
-from recipec.runtime.model.partition_rules import TOKENS, Indivisible, indivisible, mesh_axes
+from recipec.runtime.model.partition_rules import TOKENS, Indivisible, axes_of, indivisible
 from recipec.spec.diagnostics import Diagnostic
 
 NAMED = 3
@@ -105,7 +105,7 @@ def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
         replicate = facts.recipe.sharding.on_indivisible == "replicate" or (
             facts.replicates and not where.startswith("sharding.")
         )
-        over = f"{' x '.join(mesh_axes(axis, facts.axes))}={found[0].size}"
+        over = f"{' x '.join(axes_of(axis, facts.axes))}={found[0].size}"
         sentence = f"{over} does not divide {_called(facts, length)}: {_dimensions(facts, found)}"
         if replicate:
             yield Diagnostic("W0204", f"{sentence}, kept whole on every device", where)

@@ -45,6 +45,7 @@ from recipec.compiler.plan.compare import TIMES
 from recipec.compiler.plan.results import Estimate, Memory, Placement, Plan, Point, Search
 from recipec.compiler.plan.search_text import yaml_lines
 from recipec.compiler.wording import listing, mesh_axes, plural
+from recipec.runtime.model.partition_rules import axes_of
 
 NO_PRICE, NONE = "no price", "–"
 MEMORY = {
@@ -400,7 +401,8 @@ def _mesh(plan: Plan) -> Section:
         blocks.append(Text(f"{joined}; each holds all weights, and computes rows of its own."))
     by_axes: dict[tuple[str, ...], list[Placement]] = {}
     for placement in plan.placements:
-        cut = tuple(axis for axis, size in plan.axes.items() if size > 1 and axis in placement.spec)
+        over = {name for axis in placement.spec for name in _split_over(plan, axis)}
+        cut = tuple(axis for axis in plan.axes if axis in over)
         by_axes.setdefault(cut, []).append(placement)
     for cut, found in sorted(by_axes.items(), key=lambda one: -sum(placement.bytes for placement in one[1])):
         pieces = math.prod(plan.axes[axis] for axis in cut)
@@ -415,9 +417,18 @@ def _mesh(plan: Plan) -> Section:
     return Section("mesh", "Mesh", aside, blocks)
 
 
+def _split_over(plan: Plan, axis: str | None) -> tuple[str, ...]:
+    """The axes of several devices that an axis in a sharding stands for."""
+    return tuple(name for name in axes_of(axis, plan.axes) if plan.axes[name] > 1)
+
+
 def _slice(plan: Plan, index: int, devices: int, hosts: int) -> Plot:
-    """A slice's devices, row by row: with tp a row is a place of fsdp."""
+    """A slice's devices, row by row: with tp a row is a place of the other axes."""
     tp = plan.axes.get("tp", 1)
+    within = {
+        axis: size for axis, size in plan.axes.items() if axis == "fsdp" or (axis != "dcn" and size > 1)
+    }
+    others = {axis: size for axis, size in within.items() if axis != "tp"}
     columns = grid(devices // tp, tp)
     lines = [range(first, min(first + columns, devices)) for first in range(0, devices, columns)]
     dcn = f"dcn {index}, " if plan.slices > 1 else ""
@@ -426,7 +437,11 @@ def _slice(plan: Plan, index: int, devices: int, hosts: int) -> Plot:
         return index * hosts + device // (devices // hosts)
 
     def said(device: int) -> str:
-        where = f"{dcn}fsdp {device // tp}" + (f", tp {device % tp}" if tp > 1 else "")
+        places, rest = [], device
+        for name, size in reversed(within.items()):
+            places.append(f"{name} {rest % size}")
+            rest //= size
+        where = f"{dcn}{', '.join(reversed(places))}"
         return f"device {index * devices + device}: {where}, host {host(device)}"
 
     data = {
@@ -441,8 +456,8 @@ def _slice(plan: Plan, index: int, devices: int, hosts: int) -> Plot:
         **{"zmin": 0, "zmax": 1, "showscale": False, "xgap": 2, "ygap": 2},
     }
     bare = {"showticklabels": False, "ticks": "", "showgrid": False, "zeroline": False}
-    fsdp = f"fsdp {devices // tp}"
-    across, down = (f"tp {tp}", fsdp) if tp > 1 else (f"{fsdp}{', row by row' if len(lines) > 1 else ''}", "")
+    rows = " x ".join(f"{axis} {size}" for axis, size in others.items())
+    across, down = (f"tp {tp}", rows) if tp > 1 else (f"{rows}{', row by row' if len(lines) > 1 else ''}", "")
     layout = {
         "xaxis": axis(across, **bare),
         "yaxis": axis(down, autorange="reversed", **bare),
@@ -460,8 +475,7 @@ def _placed(plan: Plan, found: Sequence[Placement]) -> list[Table]:
         spec = one.spec + (None,) * (len(one.shape) - len(one.spec))
         sizes = zip(one.shape, spec, strict=True)
         return " × ".join(
-            f"{number(size)} {axis}" if axis and plan.axes.get(axis, 1) > 1 else number(size)
-            for size, axis in sizes
+            " ".join([number(size), " x ".join(_split_over(plan, axis))]).rstrip() for size, axis in sizes
         )
 
     rows = tuple((one.pattern, number(one.count), shape(one), gib(one.bytes)) for one in found)

@@ -102,7 +102,7 @@ TOKENS = "cp"
 """The mesh axis that the tokens of each row are split over, and with fsdp the weights."""
 
 
-def mesh_axes(axis: str | None, axes: Mapping[str, int]) -> tuple[str, ...]:
+def axes_of(axis: str | None, axes: Mapping[str, int]) -> tuple[str, ...]:
     """The axes of a mesh that an axis in a weight's sharding stands for: "fsdp" stands for cp too.
 
     Args:
@@ -115,7 +115,7 @@ def mesh_axes(axis: str | None, axes: Mapping[str, int]) -> tuple[str, ...]:
 
 def shards(axis: str | None, axes: Mapping[str, int]) -> int:
     """Over how many devices an axis in a weight's sharding splits a dimension."""
-    return math.prod(axes[name] for name in mesh_axes(axis, axes))
+    return math.prod(axes[name] for name in axes_of(axis, axes))
 
 
 PIECE = 128

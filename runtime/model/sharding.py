@@ -20,7 +20,7 @@ import numpy as np
 from jax.interpreters import pxla
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .partition_rules import TOKENS, data_parallel, divisible, mesh_axes, row_axes
+from .partition_rules import TOKENS, axes_of, data_parallel, divisible, row_axes
 
 
 def constrain(x: jax.Array, spec: Sequence[str | None], eager: bool = False) -> jax.Array:
@@ -72,7 +72,7 @@ def row_parts(rows: int) -> int:
 
 def named(mesh: Mesh, spec: Iterable[str | None]) -> NamedSharding:
     """A parameter's sharding on a mesh."""
-    over = (mesh_axes(axis, mesh.shape) for axis in spec)
+    over = (axes_of(axis, mesh.shape) for axis in spec)
     return NamedSharding(
         mesh, PartitionSpec(*(axes if len(axes) > 1 else next(iter(axes), None) for axes in over))
     )

@@ -258,6 +258,13 @@ def test_arrays_are_grouped_by_the_axes_that_cut_them() -> None:
     )
 
 
+def test_weights_are_cut_over_the_axis_of_tokens_too() -> None:
+    reader = read(replace(plans.flagship(), axes={"fsdp": 1, "cp": 4, "tp": 1}))
+    said = [text for row in reader.figures["slice-0"]["data"][0]["customdata"] for text in row]
+    assert said[3] == "device 3: fsdp 0, cp 3, host 0"
+    assert "Cut over cp 4 pieces, each on 1 device; " in reader.words
+
+
 def test_a_step_without_kernels_is_drawn_without_their_time() -> None:
     assert "custom kernels" in read(plans.flagship()).words
     without = replace(plans.ESTIMATE, kernels=(), timeline=replace(plans.TIMELINE, kernels=0.0))
