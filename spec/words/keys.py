@@ -148,9 +148,10 @@ KEYS: dict[str, str] = {
             "deepspeed fsdp fsdp_config fsdp_version ddp ddp_backend ddp_timeout device_map "
             "ddp_find_unused_parameters local_rank num_gpus n_gpus gpus devices device world_size "
             "parallelism_config tensor_parallel low_cpu_mem_usage zero_stage num_processes": _MEMORY,
-            "mesh.axes.sp mesh.axes.sequence mesh.axes.context context_parallel_size sequence_parallel_degree "
-            "ici_sequence_parallelism ici_context_parallelism": "`mesh: {accelerator: v6e-8, axes: {cp: 8}}` "
-            "splits the tokens of each row, and the weights, over devices",
+            "mesh.axes.sp mesh.axes.sequence mesh.axes.context context_parallel_size "
+            "sequence_parallel_degree ici_sequence_parallelism ici_context_parallelism": "`mesh: "
+            "{accelerator: v6e-8, axes: {cp: 8}}` splits the tokens of each row, and the weights, over "
+            "devices",
             "mesh.axes.pp mesh.axes.pipeline pipeline_parallel_size ici_pipeline_parallelism": "it is not in "
             "this version: the axes are fsdp, tp, cp for tokens, ep for experts and, over slices, dcn, as in "
             "`mesh: {accelerator: v6e-8, axes: {fsdp: 8}}`",
