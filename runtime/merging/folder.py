@@ -113,10 +113,11 @@ class LocalFolder:
     def create(self, name: str) -> Iterator[IO[bytes]]:
         target = self.path / name
         partial = target.with_name(f".{target.name}{PARTIAL}")
-        with self._explained("written"):
-            make_folder(target.parent)
-            file = partial.open("wb")
+        # A signal may come as soon as the file is there.
         try:
+            with self._explained("written"):
+                make_folder(target.parent)
+                file = partial.open("wb")
             with file:
                 yield file
                 with self._explained("written"):
