@@ -271,3 +271,20 @@ def test_a_loss_that_is_not_finite_names_its_rows(
     assert steps(folder) == [8]
     last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][-1]
     assert (last["step"], last["loss"]) == (9, "Infinity")
+
+
+def test_a_signal_as_a_file_is_opened_leaves_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recipec.runtime.merging.folder import output_folder
+
+    opened = Path.open
+
+    def interrupted(self: Path, *how: Any) -> Any:
+        opened(self, *how).close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        output_folder(tmp_path).write("model.safetensors", b"")
+    assert not list(tmp_path.iterdir())
