@@ -26,6 +26,7 @@ class ModelSettings:
         id: Hugging Face id, or a directory.
         revision: git revision of the Hugging Face repository, None for its default.
         tokenizer: Hugging Face id or directory of another tokenizer, None for the model's.
+        add_tokens: special tokens that the tokenizer gets, and the tokens in whose places they come.
         family: name of one of runtime.model.families.FAMILIES.
         dtype: "bfloat16" or "float32", of the base weights and of the computation.
         attention: "dot" or "splash".
@@ -36,6 +37,7 @@ class ModelSettings:
     id: str
     revision: str | None = None
     tokenizer: str | None = None
+    add_tokens: Mapping[str, str | None] = field(default_factory=dict)
     family: str
     dtype: str = "bfloat16"
     attention: str = "dot"
@@ -131,7 +133,10 @@ class TrainSettings:
     Attributes:
         objective: a key of `runtime.training.objectives.OBJECTIVES`.
         beta: of DPO's loss, or the weight of ORPO's odds ratio.
-        label_smoothing: of DPO's loss: the share of preferences that are taken to be mistaken.
+        label_smoothing: of DPO's loss: the share of preferences that are taken to be mistaken; of sft's: the
+            share of a target that is spread over the vocabulary.
+        z_loss: sft: weight of the squared logsumexp of the logits.
+        neftune_noise_alpha: sft: of the noise on the embeddings; None for none.
         epochs: passes over the data; None when `steps` is given.
         steps: optimizer steps; None when `epochs` is given.
         global_batch_size: rows of an optimizer step.
@@ -148,6 +153,8 @@ class TrainSettings:
     objective: str = "sft"
     beta: float = 0.1
     label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    neftune_noise_alpha: float | None = None
     epochs: int | None = None
     steps: int | None = None
     global_batch_size: int

@@ -482,6 +482,38 @@ LORA: dict[str, Code] = {
         "for nothing.",
         "`quantize: int8` on v5e, v5p and v6e, `fp8` on TPU7x; or no `products`.",
     ),
+    "E0322": Code(
+        "module that train_also cannot train whole",
+        "train_also is for embeddings, the output head and norms. Projections, experts and routers carry "
+        "adapters; a model whose head is its embedding has no lm_head; and an objective that asks the model "
+        "without adapters would need the base's own modules once more.",
+        "A name that the message lists, or no `train_also`.",
+    ),
+    "N0323": Code(
+        "embedding that is the head",
+        "The model's output head is its embedding, and stays so: what is trained of one is trained of both. "
+        "PEFT trains a copy of the embedding and keeps the head, unless ensure_weight_tying is set.",
+        "Nothing where that is meant.",
+    ),
+    "E0324": Code(
+        "new tokens that have no tokenizer to go to",
+        "model.add_tokens changes the files of the checkpoint's own tokenizer, which merge.py writes beside "
+        "the merged weights. Another tokenizer is not changed, and a served adapter has none.",
+        "No `model.tokenizer`; `serve: {weights: merged}`.",
+    ),
+    "W0325": Code(
+        "new tokens whose embeddings are not trained",
+        "A new token begins with the embedding of the row that it takes, which nothing has trained. Adapters "
+        "of projections do not change it.",
+        "`lora: {train_also: [embed_tokens, lm_head]}`.",
+    ),
+    "E0321": Code(
+        "what DoRA does not go with",
+        "DoRA scales the outputs of the frozen weight with its adapter to trained magnitudes. PEFT has none "
+        "for experts and routers; with dropout it drops inputs of the frozen product too; the lengths of "
+        "weights that are stored quantised are not computed here; and vLLM serves no such adapter.",
+        "What the message names, or `kind: lora`.",
+    ),
     "E0320": Code(
         "products in eight bits of experts",
         "The products of all experts at once are computed in model.dtype, whatever weights are stored in.",
@@ -1280,6 +1312,27 @@ UNAVAILABLE: dict[str, Code] = {
         "tokens split under TorchAX",
         "The TorchAX backend computes attention as transformers does, with all tokens of a row on a device.",
         "Give the devices of cp to fsdp, or build without `--backend torchax`.",
+    ),
+    "E0940": Code(
+        "label smoothing or z-loss under TRL",
+        "Both need the logits of the whole vocabulary. TRL's fused head gives the log-probabilities of the "
+        "targets alone.",
+        "`0`, or build without `--backend trl`.",
+    ),
+    "E0941": Code(
+        "noise on embeddings under TorchAX",
+        "The TorchAX backend runs transformers' embedding as it is.",
+        "`neftune_noise_alpha: null`, or build without `--backend torchax`.",
+    ),
+    "E0942": Code(
+        "DoRA under TorchAX",
+        "The TorchAX backend adds A and B to transformers' projections, and scales none of their outputs.",
+        "`kind: lora`, or build without `--backend torchax`.",
+    ),
+    "E0943": Code(
+        "modules trained whole by another backend",
+        "TRL's and TorchAX's runs train the adapters alone here.",
+        "`train_also: []`, or build without that `--backend`.",
     ),
     "E0945": Code(
         "model that TorchAX alone trains",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import flow, in_layers, listing, plural, ranges
-from recipec.runtime.model.adapters import build_adapters, by_pattern, matches, meant
+from recipec.runtime.model.adapters import build_adapters, by_pattern, matches, meant, trained_whole
 from recipec.runtime.model.families.base import LoraTarget
 from recipec.runtime.model.reach import expert_layer, reach
+from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec import words
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import join
@@ -317,6 +319,8 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             "lora.init",
             "init: peft",
         )
+    yield from _dora(facts, section)
+    yield from _whole(facts, section)
     yield from _products(facts, section)
     usual = round(section.rank**0.5) if section.rslora else section.rank
     scale = section.alpha / (section.rank**0.5 if section.rslora else section.rank)
@@ -345,6 +349,64 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                 "lora.rank",
                 f"rank: {narrowest}",
             )
+
+
+def _dora(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
+    """What magnitudes do not go with."""
+    if section.kind != "dora":
+        return
+    serve = facts.recipe.serve
+    served = serve is not None and serve.weights == "adapter"
+    beyond = [
+        site.words[0] for site in facts.lora_targets if site.parameter and _adapted(facts, section, site)
+    ]
+    names = listing(dict.fromkeys(beyond))
+    for wrong, what, path, help in (
+        (
+            section.dropout,
+            "a dropout: PEFT drops inputs of the frozen product too",
+            "dropout",
+            "dropout: 0",
+        ),
+        (section.quantize, "quantised weights, whose lengths are not computed", "quantize", "quantize: null"),
+        (beyond, f"{names}, for which PEFT has no magnitudes", "targets", "targets without these"),
+        (served, "serve.weights: adapter: vLLM serves none", "kind", "weights: merged in serve"),
+    ):
+        if wrong:
+            given = facts.first_given(f"lora.{path}", "lora.kind")
+            yield Diagnostic("E0321", f"kind: dora does not go with {what}", given, f"{help}; or kind: lora")
+
+
+def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
+    """What cannot be trained beside the adapters."""
+    if facts.model is None or facts.lora is None or not section.train_also:
+        return
+    objective, title = facts.recipe.train.objective, facts.model.title
+    if OBJECTIVES[objective].reference:
+        message = f"{objective} asks the model that training starts from, whose own modules are not kept"
+        yield Diagnostic("E0322", message, "lora.train_also", "train_also: [], or another objective")
+    weights = {site.weight for site in facts.lora_targets}
+    others = [p for p in facts.defaults if p.trainable and p.path not in weights and not expert_layer(p)]
+    names = list(dict.fromkeys(s.module.rpartition(".")[2] for p in others for s in p.sources))
+    for index, name in enumerate(section.train_also):
+        found = trained_whole(facts.defaults, replace(facts.lora, train_also=(name,)))
+        path = f"lora.train_also[{index}]"
+        if not all(parameter in others for parameter in found):
+            message = f"`{name}` means projections of {title}, which carry adapters"
+            yield Diagnostic("E0322", message, path, f"targets: {flow([*section.targets, name])}")
+        elif not found:
+            close = words.slip(name, names)
+            hint = f"did you mean `{close}`? " if close else ""
+            message = f"`{name}` matches no embedding, head or norm of {title}"
+            yield Diagnostic("E0322", message, path, f"{hint}it has {listing(names)}")
+        elif "lm_head" not in names and any(s.module == "embed_tokens" for p in found for s in p.sources):
+            message = f"the head of {title} is its embedding, and is trained with it"
+            yield Diagnostic("N0323", message, path)
+
+
+def _adapted(facts: Facts, section: Lora, site: LoraTarget) -> bool:
+    """Whether any of the section's targets means a weight in one of its layers."""
+    return site.layer in (facts.layers or ()) and any(meant(target, site) for target in section.targets)
 
 
 def _products(facts: Facts, section: Lora) -> Iterator[Diagnostic]:

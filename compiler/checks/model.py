@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.wording import listing
+from recipec.compiler.wording import flow, listing
+from recipec.runtime.model.adapters import trained_whole
 from recipec.spec.diagnostics import Diagnostic
 
 
@@ -28,6 +29,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "dtype: bfloat16; adapters and optimizer state stay float32 (lora.dtype)",
         )
     yield from _attention(facts)
+    yield from _tokens(facts)
     left_out = getattr(facts.model.architecture, "dropout", ()) if facts.model else ()
     if left_out:
         asked = listing(f"{key} {rate:g}" for key, rate in left_out)
@@ -37,6 +39,30 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "model.id",
             "lora.dropout zeroes inputs of the adapters",
         )
+
+
+def _tokens(facts: Facts) -> Iterator[Diagnostic]:
+    """New tokens: whose tokenizer gets them, and whether their embeddings are trained."""
+    recipe = facts.recipe
+    if not recipe.model.add_tokens:
+        return
+    place = "model.add_tokens"
+    if recipe.model.tokenizer is not None:
+        message = "add_tokens changes the checkpoint's own tokenizer, and model.tokenizer names another"
+        yield Diagnostic("E0324", message, place, "remove model.tokenizer")
+    if recipe.serve is not None and recipe.serve.weights == "adapter":
+        message = "the server of an adapter has the base's tokenizer, without the new tokens"
+        yield Diagnostic("E0324", message, place, "weights: merged in serve")
+    lora = recipe.lora
+    if facts.lora is not None and lora is not None:
+        trained = {s.module for p in trained_whole(facts.defaults, facts.lora) for s in p.sources}
+        there = {s.module for p in facts.defaults for s in p.sources}
+        missing = [name for name in ("embed_tokens", "lm_head") if name in there - trained]
+        if missing:
+            message = f"the rows of the new tokens in {listing(missing)} stay as the checkpoint has them"
+            yield Diagnostic(
+                "W0325", message, place, f"train_also: {flow([*lora.train_also, *missing])} in lora"
+            )
 
 
 def _attention(facts: Facts) -> Iterator[Diagnostic]:

@@ -92,8 +92,7 @@ def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
             adapters = []  # the checks of the lora section say why there are none
         for adapter in adapters:
             if adapter.target.weight not in weights:  # else its dimension is the weight's, which is named
-                arrays.append((adapter.a_path, adapter.a_shape, adapter.a_spec))
-                arrays.append((adapter.b_path, adapter.b_shape, adapter.b_spec))
+                arrays += adapter.arrays
     defaults = {p.path: p.spec for p in facts.defaults}
     for path, shape, spec in arrays:
         for misfit in indivisible(path, shape, spec, facts.axes):

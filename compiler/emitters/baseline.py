@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from recipec.compiler.emitters import settings
 from recipec.compiler.emitters.python_text import Call, Name, Value, assignment, docstring, statement
 from recipec.compiler.emitters.render import render
-from recipec.compiler.emitters.settings import about, chat_template, classes, constructor, kind
+from recipec.compiler.emitters.settings import about, chat_template, check_whole, classes, constructor, kind
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.families import decoder_layer
 from recipec.compiler.lowering.optimization import hyperparameters
@@ -66,6 +66,16 @@ def check(program: Program) -> Iterator[Diagnostic]:
             "remove the line, or build without --backend trl",
             at_key=True,
         )
+    yield from check_whole(program, "trl")
+    for name in ("label_smoothing", "z_loss"):
+        if recipe.train.objective == "sft" and getattr(recipe.train, name):
+            yield Diagnostic(
+                "E0940",
+                f"--backend trl: TRL's fused head gives the log-probabilities of targets alone, and {name} "
+                "needs all logits",
+                f"train.{name}",
+                f"{name}: 0, or build without --backend trl",
+            )
     if any(adapter.shared for adapter in program.adapters):
         yield Diagnostic(
             "E0922",

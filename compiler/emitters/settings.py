@@ -11,6 +11,7 @@ from recipec.compiler.emitters.data_files import template_file
 from recipec.compiler.emitters.python_text import WIDTH, Call, Name, Value, assignment, string
 from recipec.runtime.settings import ModelSettings, RunSettings, Source
 from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -28,7 +29,8 @@ def about(program: Program) -> str:
 def kind(program: Program) -> str:
     """What the run is called: "LoRA fine-tuning", "QLoRA DPO training"."""
     lora, objective = program.recipe.lora, program.recipe.train.objective
-    size = "Full" if lora is None else "QLoRA" if lora.quantize else "LoRA"
+    name = "DoRA" if lora is not None and lora.kind == "dora" else "LoRA"
+    size = "Full" if lora is None else f"Q{name}" if lora.quantize else name
     return f"{size} fine-tuning" if objective == "sft" else f"{size} {objective.upper()} training"
 
 
@@ -49,6 +51,17 @@ def base_settings(model: ModelSettings) -> Call:
     """`ModelSettings(...)` that says which checkpoint it is, for a script that does not train."""
     identity = ModelSettings(id=model.id, revision=model.revision, family=model.family)
     return constructor(identity, quiet=("dtype", "attention", "remat"))
+
+
+def check_whole(program: Program, backend: str) -> Iterator[Diagnostic]:
+    """That a backend trains nothing whole beside adapters."""
+    if program.lora is not None and program.lora.train_also:
+        yield Diagnostic(
+            "E0943",
+            f"--backend {backend} trains adapters alone, and nothing whole beside them",
+            "lora.train_also",
+            f"train_also: [], or build without --backend {backend}",
+        )
 
 
 def constants(settings: RunSettings, program: Program) -> dict[str, Value]:
@@ -89,7 +102,8 @@ def _train(settings: RunSettings) -> Call:
         "router_aux_loss_coef",
         *(name for one in OBJECTIVES.values() for name in one.settings),
     }
-    quiet -= set(OBJECTIVES[settings.train.objective].settings)
+    if OBJECTIVES[settings.train.objective].pairs:
+        quiet -= set(OBJECTIVES[settings.train.objective].settings)
     if not settings.data.eval and settings.data.eval_fraction is None:
         quiet.add("eval_every")
     return constructor(settings.train, quiet=quiet)

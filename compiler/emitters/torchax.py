@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from recipec.compiler.emitters.python_text import docstring
 from recipec.compiler.emitters.render import render
-from recipec.compiler.emitters.settings import devices, kind
+from recipec.compiler.emitters.settings import check_whole, devices, kind
 from recipec.compiler.emitters.train import script
 from recipec.compiler.lowering import pins
 from recipec.runtime.model.partition_rules import TOKENS
@@ -72,6 +72,21 @@ def check(program: Program) -> Iterator[Diagnostic]:
             "--backend torchax: its products are in model.dtype, whatever the weights are stored in",
             "lora.products",
             f"products: null, or {USE_TUNIX}",
+        )
+    if program.lora is not None and program.lora.kind != "lora":
+        yield Diagnostic(
+            "E0942",
+            "--backend torchax trains A and B alone, without DoRA's magnitudes",
+            "lora.kind",
+            f"kind: lora, or {USE_TUNIX}",
+        )
+    yield from check_whole(program, "torchax")
+    if recipe.train.neftune_noise_alpha is not None:
+        yield Diagnostic(
+            "E0941",
+            "--backend torchax adds no noise to transformers' embeddings",
+            "train.neftune_noise_alpha",
+            f"neftune_noise_alpha: null, or {USE_TUNIX}",
         )
     if TOKENS in recipe.mesh.axes:
         yield Diagnostic(

@@ -9,7 +9,6 @@ from recipec.compiler.emitters.render import render
 from recipec.compiler.emitters.settings import about, chat_template, classes, constants, devices, kind
 from recipec.compiler.lowering import optimization
 from recipec.compiler.lowering.settings import run_settings
-from recipec.compiler.lowering.sizes import needs_master_weights
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -39,7 +38,7 @@ def script(program: Program) -> dict[str, Any]:
             assignment(name, value) for name, value in optimization.hyperparameters(recipe.train).items()
         ],
         "imports": classes(values),
-        "master_weights": needs_master_weights(recipe),
+        "own_rules": ", ".join(optimization.own_rules(recipe)),
         "warmup": "warmup = math.ceil(WARMUP_RATIO * steps)" if ratio else "",
         "schedule": statement("return ", optimization.schedule(recipe.train), indent=4),
         "optimizer": statement("return ", optimization.optimizer(recipe), indent=4),

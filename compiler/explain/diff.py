@@ -121,12 +121,15 @@ def _lora(a: Program, b: Program) -> Iterator[str]:
         if lost:
             yield f"{name} loses its adapter in {in_layers(a.architecture.layer_types, lost)}"
     for key, words in (
+        ("train_also", "trained whole"),
         ("dropout", "dropout on the adapters' inputs"),
-        ("init", "A's initial values as in"),
+        ("kind", "adapters are"),
+        ("init", "adapters start as"),
+        ("plus_ratio", "B's learning rate is A's times (LoRA+)"),
         ("dtype", "adapters and optimizer state in"),
         ("kv", "key and value adapters are"),
     ):
-        first, second = getattr(a.lora, key), getattr(b.lora, key)
+        first, second = (_listed(getattr(x.lora, key)) for x in (a, b))
         if first != second:
             yield f"{words} {first} -> {second}"
     if a.lora.quantize != b.lora.quantize:
@@ -197,6 +200,14 @@ def _train(a: Program, b: Program) -> Iterator[str]:
     if old.router_aux_loss_coef != new.router_aux_loss_coef:
         weights = f"{old.router_aux_loss_coef:g} -> {new.router_aux_loss_coef:g}"
         yield f"the load-balancing loss of experts weighs {weights}"
+    for key, words in (
+        ("label_smoothing", "label smoothing"),
+        ("z_loss", "weight of the z-loss"),
+        ("neftune_noise_alpha", "alpha of the noise on embeddings"),
+    ):
+        before, after = getattr(old, key), getattr(new, key)
+        if before != after:
+            yield f"{words} {_or_none(before)} -> {_or_none(after)}"
     if old.optimizer.learning_rate != new.optimizer.learning_rate:
         factor = new.optimizer.learning_rate / old.optimizer.learning_rate
         yield (
@@ -288,6 +299,10 @@ def _serve(a: Program, b: Program) -> Iterator[str]:
     ]
     if others:
         yield f"the server's {', '.join(others)} change"
+
+
+def _listed(value: Any) -> Any:
+    return (listing(value) if value else "nothing") if isinstance(value, tuple) else value
 
 
 def _or_none(value: Any) -> str:

@@ -38,7 +38,7 @@ from recipec.spec.paths import Part, join, split
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
-    from recipec.spec.language import Data, Optimizer, Section
+    from recipec.spec.language import Data, Optimizer, Section, Train
     from recipec.spec.load import Loaded
 
 
@@ -242,9 +242,7 @@ def _shardings(program: Program) -> list[str]:
     """The PartitionSpec of every parameter and adapter, one row for all layers that are alike."""
     groups: dict[tuple[str, tuple[int, ...], Spec], list[str]] = {}
     arrays = [(p.path, p.shape, p.spec) for p in program.parameters]
-    for adapter in program.adapters:
-        arrays.append((adapter.a_path, adapter.a_shape, adapter.a_spec))
-        arrays.append((adapter.b_path, adapter.b_shape, adapter.b_spec))
+    arrays += [array for adapter in program.adapters for array in adapter.arrays]
     for path, shape, spec in arrays:
         groups.setdefault((split_layer(path)[0], shape, spec), []).append(path)
     axes, rows = program.recipe.mesh.axes, []
@@ -275,8 +273,9 @@ def _lora(program: Program) -> list[str]:
     if lora is None:
         return []
     trained = program.trainable_parameters
-    arrays = 2 * len(program.adapters)
-    held = sum(math.prod(x.a_shape) + math.prod(x.b_shape) - x.trained_size for x in program.adapters)
+    arrays = sum(len(x.arrays) for x in program.adapters)
+    numbers = sum(math.prod(shape) for x in program.adapters for _, shape, _ in x.arrays)
+    held = numbers - sum(x.trained_size for x in program.adapters)
     out = [
         f"{trained:,} trained parameters ({trained / program.base_parameters:.2%} of the base's) in "
         f"{arrays:,} arrays, {scales(program)}",
@@ -284,6 +283,10 @@ def _lora(program: Program) -> list[str]:
         f"adapters and optimizer state in {lora.dtype}: "
         f"{3 * (trained + held) * BYTES[lora.dtype] / 2**30:.2f} GiB over all devices",
     ]
+    if whole := program.whole:
+        modules = dict.fromkeys(split_layer(source.module)[0] for p in whole for source in p.sources)
+        names = listing(module.replace("{}", "*") for module in modules)
+        out.append(f"of these {sum(math.prod(p.shape) for p in whole):,} are of {names}, trained whole")
     if held:
         out.append(
             f"{held:,} further numbers of B are held at zero, so that fused projections train what PEFT "
@@ -368,7 +371,8 @@ def _projection_size(adapter: Adapter, part: Projection) -> int:
     """Numbers that serve one projection of an adapter."""
     slots = len(adapter.target.projections) if adapter.target.fused else 1
     numbers = math.prod(adapter.a_shape) + math.prod(adapter.b_shape) // slots
-    return part.rank * numbers // adapter.rank
+    magnitudes = math.prod(adapter.b_shape[1:]) // slots if adapter.dora else 0
+    return part.rank * numbers // adapter.rank + magnitudes
 
 
 def _target_name(adapter: Adapter, part: Projection) -> str:
@@ -457,7 +461,19 @@ def _batches(program: Program) -> list[str]:
             "micro_batches": "the loss is the mean of the micro-batches' means",
         }[train.loss_normalization],
         *_balance(train.router_aux_loss_coef),
+        *(_penalties(program.recipe.train) if train.objective == "sft" else ()),
     ]
+
+
+def _penalties(train: Train) -> Iterator[str]:
+    """What the loss and the embeddings of a step have beside the targets' likelihood."""
+    if train.label_smoothing:
+        yield f"{train.label_smoothing:g} of each target is spread evenly over the vocabulary"
+    if train.z_loss:
+        yield f"{train.z_loss:g} x the squared logsumexp of each target's logits is added to it"
+    if train.neftune_noise_alpha is not None:
+        bound = f"{train.neftune_noise_alpha:g} / sqrt(row's tokens x hidden size)"
+        yield f"noise on the embeddings, uniform within {bound}; none in evaluations"
 
 
 def _balance(coefficient: float) -> list[str]:
@@ -521,6 +537,8 @@ def _chain(program: Program) -> list[str]:
     if o.max_grad_norm is not None:
         links.append(f"optax.clip_by_global_norm({o.max_grad_norm:g})")
     links.append(_rule(o))
+    if program.lora is not None and program.lora.plus_ratio is not None:
+        links.append(f"B's updates times {program.lora.plus_ratio:g} (LoRA+)")
     if needs_master_weights(program.recipe):
         links.append("added to a float32 copy of the weights, which is rounded to bfloat16")
     out = [", then ".join([f"optimizer: the mean gradient of {_micro_batches(program)}", *links])]

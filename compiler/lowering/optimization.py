@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recipec.compiler.emitters.python_text import Call, Name, Value
+from recipec.compiler.emitters.python_text import Call, Name, Value, source
 from recipec.compiler.lowering.sizes import needs_master_weights
 
 if TYPE_CHECKING:
@@ -90,8 +90,16 @@ def optimizer(recipe: Recipe) -> Call:
         # As in torch.optim.SGD: the decay is part of the gradient, and of its running sum.
         links.append(Call("optax.add_decayed_weights", {"*0": Name("WEIGHT_DECAY")}))
     links += _adafactor(settings) if settings.name == "adafactor" else [_rule(settings)]
+    if recipe.lora is not None and recipe.lora.plus_ratio is not None:
+        links.append(Call("faster_b", {"*0": Name("LORA.plus_ratio")}))
     chain = links[0] if len(links) == 1 else Call("optax.chain", {f"*{i}": x for i, x in enumerate(links)})
     return Call("master_weights", {"*0": chain}) if needs_master_weights(recipe) else chain
+
+
+def own_rules(recipe: Recipe) -> list[str]:
+    """What `optimizer` calls of runtime.training.optimizers."""
+    found = source(optimizer(recipe))
+    return [name for name in ("faster_b", "master_weights") if f"{name}(" in found]
 
 
 def _adafactor(settings: Optimizer) -> list[Call]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.lowering.hardware import Accelerator
-from recipec.runtime.model.adapters import Adapter, LoraSettings
+from recipec.runtime.model.adapters import Adapter, LoraSettings, trained_whole
 from recipec.runtime.model.families import Architecture, Family
 from recipec.runtime.model.families.base import Parameter, Spec
 from recipec.runtime.model.reach import Reach, reach
@@ -80,11 +80,17 @@ class Program:
         return sum(math.prod(p.shape) for p in self.parameters if p.sources)
 
     @property
+    def whole(self) -> tuple[Parameter, ...]:
+        """The parameters that are trained beside adapters."""
+        return trained_whole(self.parameters, self.lora)
+
+    @property
     def trainable_parameters(self) -> int:
-        """Numbers that the optimizer changes: all, or A and B of every trained projection, as PEFT counts."""
+        """Numbers that the optimizer changes: all, or those of adapters and of `whole`, as PEFT counts."""
         if self.lora is None:
             return self.base_parameters
-        return sum(adapter.trained_size for adapter in self.adapters)
+        whole = sum(math.prod(parameter.shape) for parameter in self.whole)
+        return whole + sum(adapter.trained_size for adapter in self.adapters)
 
     @property
     def used_adapter_parameters(self) -> float:

@@ -26,8 +26,8 @@ from recipec.runtime.model.partition_rules import row_axes
 from recipec.runtime.model.quantize import Layout
 from recipec.runtime.model.sharding import named
 from recipec.runtime.settings import RunSettings
+from recipec.runtime.training import optimizers
 from recipec.runtime.training.objectives import OBJECTIVES
-from recipec.runtime.training.optimizers import master_weights
 from recipec.runtime.training.step import Step, abstract_optimizer, micro_batch_loss, shardings_of
 from recipec.spec.language import Recipe
 
@@ -97,7 +97,9 @@ def scheduled_optimizer(recipe: Recipe) -> optax.GradientTransformation:
     """train.py's optimizer under its learning rate, by the expressions that train.py states."""
     names: dict[str, Any] = {
         "optax": optax,
-        "master_weights": master_weights,
+        "faster_b": optimizers.faster_b,
+        "master_weights": optimizers.master_weights,
+        "LORA": recipe.lora,
         "steps": SCHEDULED_STEPS,
         "warmup": warmup_steps(recipe, SCHEDULED_STEPS),
         **hyperparameters(recipe.train),

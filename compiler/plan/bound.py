@@ -193,13 +193,16 @@ def state_bytes(program: Program) -> float:
         return math.prod(shape) / math.prod(shards(axis, axes) for axis in spec)
 
     total = 0.0
+    width = BYTES[program.lora.dtype] if program.lora else size
+    whole = {parameter.path for parameter in program.whole}
     for parameter in program.parameters:
         stored = quantized if quantized is not None and parameter.path in linear else size
         trained = 0 if program.lora or not parameter.trainable else _trained_bytes(program, size)
+        if parameter.path in whole:
+            stored, trained = width, _trained_bytes(program, width)
         total += local(parameter.shape, parameter.spec) * (stored + trained)
     for adapter in program.adapters:
-        numbers = local(adapter.a_shape, adapter.a_spec) + local(adapter.b_shape, adapter.b_spec)
-        width = BYTES[program.lora.dtype] if program.lora else size
+        numbers = sum(local(shape, spec) for _, shape, spec in adapter.arrays)
         total += numbers * (width + _trained_bytes(program, width))
     return total
 

@@ -122,7 +122,7 @@ def _names_layers(program: Program) -> bool:
     """Whether a pattern may speak of layers by their numbers, which change when some are left out."""
     patterns = [match for match, _ in program.rules]
     if program.lora is not None:
-        patterns += [*program.lora.targets, *program.lora.rank_pattern]
+        patterns += [*program.lora.targets, *program.lora.rank_pattern, *program.lora.train_also]
     return any(re.search(r"\d", pattern) for pattern in patterns)
 
 
@@ -136,5 +136,5 @@ def _kinds(program: Program) -> list[Any]:
     for adapter in program.adapters:
         path, layer = split_layer(adapter.a_path)
         if layer is not None:
-            kinds[layer].append((path, adapter.a_shape, adapter.b_shape, adapter.a_spec, adapter.b_spec))
+            kinds[layer].append((path, *((shape, spec) for _, shape, spec in adapter.arrays)))
     return [tuple(kind) for kind in kinds]

@@ -33,9 +33,9 @@ OUTSIDE = (
 """Sections that do not reach the step. All others count, and of them all keys but these:"""
 IRRELEVANT = {"train": ("epochs", "steps", "eval_every", "log")}
 LATER: dict[str, dict[str, tuple[Any, ...]]] = {
-    "train": {"router_aux_loss_coef": (0.0,)},
-    "model": {"attention_block": (None, 512)},
-    "lora": {"products": (None,)},
+    "train": {"router_aux_loss_coef": (0.0,), "z_loss": (0.0,), "neftune_noise_alpha": (None,)},
+    "model": {"attention_block": (None, 512), "add_tokens": ({},)},
+    "lora": {"products": (None,), "plus_ratio": (None,), "kind": ("lora",), "train_also": ([],)},
 }
 """Keys that are younger than the plans that are kept: they count where they say something else than these."""
 OF_A_COMPILE = (

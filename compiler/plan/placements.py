@@ -31,12 +31,13 @@ def placements(program: Program, backend: Backend = Backend.TUNIX) -> tuple[Plac
 
 
 def _tunix(program: Program) -> Iterator[Array]:
+    whole = {p.path for p in program.whole}
     for p in program.parameters:
-        yield p.path, p.shape, p.spec, BYTES[program.recipe.model.dtype]
+        dtype = program.lora.dtype if program.lora and p.path in whole else program.recipe.model.dtype
+        yield p.path, p.shape, p.spec, BYTES[dtype]
     if program.lora is not None:
         for x in program.adapters:
-            yield x.a_path, x.a_shape, x.a_spec, BYTES[program.lora.dtype]
-            yield x.b_path, x.b_shape, x.b_spec, BYTES[program.lora.dtype]
+            yield from ((*array, BYTES[program.lora.dtype]) for array in x.arrays)
 
 
 def _torchax(program: Program) -> Iterator[Array]:

@@ -31,6 +31,8 @@ lora.rslora                    use_rslora            =                    peft_u
 lora.dropout                   lora_dropout          =                    =
 lora.rank_pattern              -                     -                    lora_rank_pattern
 lora.alpha_pattern             -                     -                    lora_alpha_pattern
+lora.plus_ratio                -                     loraplus_lr_ratio    =
+train.neftune_noise_alpha      neftune_noise_alpha   =                    =
 data.max_length                max_length            cutoff_len           sequence_len
 data.eval_fraction             test_split_size       val_size             val_set_size
 train.steps                    max_steps             =                    =
@@ -191,6 +193,7 @@ def _trl(config: Config) -> None:
     keys["attn_implementation"] = "flash_attention_2" if config.flashes else "sdpa"
     keys["use_peft"] = recipe.lora is not None
     if recipe.lora is not None:
+        keys |= {"use_dora": True} if recipe.lora.kind == "dora" else {}
         found, regular, parameters = targets(config)
         keys["lora_target_modules"] = [regular] if regular else found
         keys |= {"lora_target_parameters": parameters} if parameters else {}
@@ -232,6 +235,7 @@ def _trl_rows(config: Config) -> None:
     recipe, keys = config.recipe, config.keys
     data, train = recipe.data, recipe.train
     if train.objective == "sft":
+        keys |= {"label_smoothing_factor": train.label_smoothing} if train.label_smoothing else {}
         keys |= {"packing": data.packing, **({"packing_strategy": "bfd"} if data.packing else {})}
     else:
         keys |= {"beta": train.beta}
@@ -258,6 +262,7 @@ def _llamafactory(config: Config) -> None:
     keys |= {"do_train": True, "finetuning_type": "lora" if lora else "full"}
     keys["flash_attn"] = "fa2" if config.flashes else "sdpa"
     if lora is not None:
+        keys |= {"use_dora": True} if lora.kind == "dora" else {}
         keys["lora_target"] = ",".join(targets(config)[0])
         if lora.quantize in ("nf4", "int8"):
             keys |= {"quantization_bit": 4 if lora.quantize == "nf4" else 8}
@@ -277,6 +282,7 @@ def _llamafactory(config: Config) -> None:
     config.direct("data")
     keys |= _template(config) if data.chat_template else {}
     if train.objective == "sft":
+        keys |= {"label_smoothing_factor": train.label_smoothing} if train.label_smoothing else {}
         keys["packing"] = data.packing
         if data.packing and data.format != "text":
             keys["neat_packing"] = True
@@ -342,9 +348,11 @@ def _axolotl(config: Config) -> None:
     keys["bf16"] = recipe.model.dtype == "bfloat16"
     if lora is not None:
         keys["adapter"] = "qlora" if lora.quantize == "nf4" else "lora"
+        keys |= {"peft_use_dora": True} if lora.kind == "dora" else {}
         found, regular, parameters = targets(config)
         keys["lora_target_modules"] = regular or found
         keys |= {"lora_target_parameters": parameters} if parameters else {}
+        keys |= {"peft_init_lora_weights": lora.init} if lora.init == "gaussian" else {}
         if lora.quantize == "nf4":
             exact = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False}
             keys |= {"load_in_4bit": True, "bnb_config_kwargs": exact}

@@ -5,26 +5,29 @@ A word of keys.REASONS stands for keys that bear on no number here.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.port.keys import OFF, Keys, table, tools
 
 COMMON = table("""
-learnt use_dora peft_use_dora: plain LoRA in its place: no magnitudes of their own are trained
-learnt modules_to_save lora_modules_to_save additional_target: whole modules beside the adapters are not
-    trained here: they stay the base's
-learnt loraplus_lr_ratio: A and B share one learning rate here; LoRA+ gives B a higher one
+learnt use_dora peft_use_dora: no adapter is trained, whose magnitudes these would be
+learnt modules_to_save lora_modules_to_save additional_target: there are no adapters, beside which these are
+    trained
+learnt loraplus_lr_ratio lorap_lr_ratio: no adapter is trained, whose B it would give a higher learning rate
 learnt lora_model_dir adapter_name_or_path: training starts from new adapters; merge.py --import-adapter and
     --resume go on
-learnt neftune_noise_alpha noisy_embedding_alpha: no noise is added to the embeddings here: less
-    regularisation
+learnt neftune_noise_alpha noisy_embedding_alpha: no noise is added to the embeddings of preferences here:
+    less regularisation
+learnt z_loss_multiplier=0: the loss is the cross-entropy alone
+learnt label_smoothing_factor=0: the targets are smoothed with train.objective: sft alone here
 learnt rope_scaling: config.json is taken as it is, with its own rotary embedding
 lost fp8: bfloat16 in its place: products are more precise, and take longer
 lost streaming: the data set is read as a whole here, and shuffled as a whole
 lost load_best_model_at_end: the last step's weights are kept here, not those of the best evaluation
 lost early_stopping_patience early_stopping_steps: the run goes on to its last step here
-setting loraplus_lr_embedding -> loraplus_lr_ratio
+exact loraplus_lr_embedding: embeddings carry no adapter here
 files access_token adapter_folder cache_dir data_shared_file_system dataset_keep_in_memory dataset_num_proc
     dataset_prepared_path dataset_processes hf_hub_token hf_use_auth_token ignore_bias_buffers is_preprocess
     logging_dir media_dir ms_hub_token num_dataset_shards_to_save offload_folder om_hub_token overwrite_cache
@@ -86,12 +89,63 @@ media audio_sampling_rate crop_to_patches freeze_mm_modules freeze_multi_modal_p
 """A dialect's own tables and functions come before, and win over it."""
 
 
+METHODS = table("""
+number loraplus_lr_ratio lorap_lr_ratio -> lora.plus_ratio
+number neftune_noise_alpha -> train.neftune_noise_alpha: it shrinks with the root of a row's tokens, padding
+    among them, of which there may be others here
+number z_loss_multiplier -> train.z_loss
+number label_smoothing_factor -> train.label_smoothing: the Trainer takes each micro-batch's mean there, and
+    adds them up in a step; here a step has one mean over its tokens
+""")
+"""Keys whose number is a recipe's own: of adapters where there are any, of the others with sft alone."""
+SINGLE = ("embed_tokens", "lm_head")
+"""Modules of which a model has one. PEFT takes other names for the end of any module's."""
+WHOLE = "kept in lora.dtype here, and in the base's type by PEFT, unless the tool casts them"
+UNDECAYED = "PEFT's optimizer for LoRA+, which Axolotl takes, decays no weights"
+
+
+def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> None:
+    """Says of METHODS that are on in the file what they become."""
+    adapted = keys.ledger.value("lora.rank") is not None
+    sft = keys.ledger.value("train.objective") in (None, "sft")
+    for key in ("modules_to_save", "lora_modules_to_save", "additional_target"):
+        if adapted and key not in keys.said and keys.given(key) and keys.value(key) not in off:
+            given = keys.texts(key) or []
+            names = [name.strip() for name in (given.split(",") if isinstance(given, str) else given)]
+            made = [name if name in SINGLE else f".*{re.escape(name)}" for name in names]
+            keys.say(key, {"lora.train_also": made}, WHOLE)
+    for row in METHODS:
+        on = [key for key in row.keys if keys.given(key) and keys.value(key) not in off]
+        if not on or keys.said.intersection(on) or not (adapted if row.target.startswith("lora.") else sft):
+            continue
+        if row.target == "lora.plus_ratio" and keys.tool == "Axolotl":
+            sets = {row.target: keys.number(on[0]), "train.optimizer.weight_decay": 0.0}
+            keys.same(on[0], sets, UNDECAYED)
+        else:
+            keys.follow([replace(row, keys=dict.fromkeys(on, ()))])
+
+
+SPARE = (
+    "they take rows of the embedding that no token has, untrained as they are; where there are none, "
+    "the run stops"
+)
+
+
+def say_tokens(keys: Keys, key: str) -> None:
+    """Says what becomes of a key that lists new tokens."""
+    given = keys.texts(key) if keys.given(key) else None
+    if given:
+        names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
+        keys.say(key, {"model.add_tokens": dict.fromkeys(names)}, SPARE)
+
+
 def say_common(keys: Keys, tool: str, off: tuple[Any, ...] = OFF) -> None:
     """Speaks of those of the tool's keys, as data/dialects.json has them, that nothing was said of.
 
     Args:
         off: values at which the tool's features do nothing.
     """
+    say_methods(keys, off)
     known = {name.rpartition(".")[2] for section in tools()[tool]["sections"].values() for name in section}
     for row in COMMON:
         keys.follow([replace(row, keys={key: () for key in row.keys if key in known})], off)

@@ -306,7 +306,7 @@ class Keys:
             lost        they have no counterpart, which matters where they are on
             learnt      likewise, and the run would learn something else: an error
             setting     of a feature that there is not here: without its switch, the target, it says nothing
-            switch      where they are on, the target is true
+            switch      where they are on, the target is true, or the value after its "="
             integer, number, text, flag     their value is the target's, approximately so with a sentence
 
         Args:
@@ -326,7 +326,9 @@ class Keys:
                     case "learnt":
                         keys.learnt(key, (*off, *idle), row.note)
                     case "switch":
-                        keys.same(key, {row.target: True} if keys.flag(key) else None, row.note)
+                        target, equals, value = row.target.partition("=")
+                        made = {target: value if equals else True}
+                        keys.same(key, made if keys.flag(key) else None, row.note)
                     case "setting" if keys.given(row.target) and keys.value(row.target) not in off:
                         keys.unless(key, (), f"a setting of {row.target}, which there is not here")
                     case "setting":

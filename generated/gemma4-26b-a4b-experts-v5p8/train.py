@@ -63,6 +63,7 @@ LORA = LoraSettings(
         "down_proj",
         "experts",
     ),
+    kind="lora",
     init="peft",
     dtype="float32",
     kv="independent",

@@ -61,6 +61,7 @@ LORA = LoraSettings(
         "up_proj",
         "down_proj",
     ),
+    kind="lora",
     init="peft",
     dtype="float32",
     kv="independent",

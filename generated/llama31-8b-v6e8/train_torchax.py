@@ -67,6 +67,7 @@ LORA = LoraSettings(
     ),
     rslora=True,
     rank_pattern={"down_proj": 16, "up_proj": 16, "gate_proj": 16},
+    kind="lora",
     init="peft",
     dtype="float32",
     kv="independent",

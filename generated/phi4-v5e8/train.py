@@ -52,6 +52,7 @@ LORA = LoraSettings(
     alpha=64.0,
     dropout=0.0,
     targets=("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    kind="lora",
     init="peft",
     dtype="float32",
     kv="independent",

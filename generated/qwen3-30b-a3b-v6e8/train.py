@@ -56,6 +56,7 @@ LORA = LoraSettings(
     alpha=32.0,
     dropout=0.0,
     targets=("q_proj", "k_proj", "v_proj", "o_proj", "experts"),
+    kind="lora",
     init="peft",
     dtype="float32",
     kv="independent",

@@ -65,6 +65,7 @@ LORA = LoraSettings(
         "out_proj",
         "experts",
     ),
+    kind="lora",
     init="peft",
     dtype="float32",
     kv="independent",

@@ -69,6 +69,7 @@ LORA = LoraSettings(
         "in_proj_a",
         "out_proj",
     ),
+    kind="lora",
     init="peft",
     dtype="float32",
     kv="independent",

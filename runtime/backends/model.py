@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..model.adapters import LoraSettings, build_adapters
+from ..model.adapters import LoraSettings, Matrices, build_adapters
 from ..model.initial import initial_adapters
 from ..peft.exporting import WRAPPER, adapter_config, module_prefix
 from ..peft.importing import check_modules, check_scales, check_shapes, open_adapter, without_copies
 from ..settings import ModelSettings
+from ..training.trace import PARTS
 from ..weights.checkpoint import HFCheckpoint
 
-Pairs = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""A and B of each trained projection."""
+Pairs = Mapping[str, Matrices]
+"""A, B and, with DoRA, the magnitudes of each trained projection."""
 
 ADAPTER = "default"
 """PEFT's name of an adapter that is the only one."""
@@ -117,9 +118,7 @@ def projections(base: HFCheckpoint, lora: LoraSettings) -> list[str]:
     return [part.name for adapter in adapters for part in adapter.projections]
 
 
-def start(
-    base: HFCheckpoint, lora: LoraSettings, seed: int, adapter: Path | None = None
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def start(base: HFCheckpoint, lora: LoraSettings, seed: int, adapter: Path | None = None) -> Pairs:
     """The values that the adapters begin with, in float32: those of train.py, or a PEFT adapter's.
 
     Args:
@@ -136,14 +135,14 @@ def start(
     check_scales(found, adapters, lora)
     check_shapes(found, adapters)
     out = {}
-    for name, (low, high) in found.tensors.items():
-        a, b = (found.read(tensor).astype(np.float32) for tensor in (low, high))
-        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+    for name, tensors in found.tensors.items():
+        parts = tuple(found.read(tensor).astype(np.float32) for tensor in tensors)
+        if not all(np.isfinite(part).all() for part in parts):
             raise UserError(
                 f"{found.path}: {name} holds values that are not finite",
                 "take an earlier checkpoint of its training",
             )
-        out[name] = a, b
+        out[name] = parts
     return out
 
 
@@ -154,12 +153,13 @@ def set_adapters(model: Any, base: HFCheckpoint, values: Pairs) -> None:
     with torch.no_grad():
         for name, parameter in adapter_parameters(model, base).items():
             module, _, which = name.rpartition(".")
-            value = values[module][0 if which == "lora_A" else 1]
-            parameter.copy_(torch.from_numpy(np.array(value, np.float32)))
+            parts = dict(zip(PARTS, values[module], strict=False))
+            if which.removeprefix("lora_") in parts:  # PEFT has computed the magnitudes that DoRA begins with
+                parameter.copy_(torch.from_numpy(np.array(parts[which.removeprefix("lora_")], np.float32)))
 
 
 def adapter_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
-    """The parameters of the adapters, by "layers.0.self_attn.q_proj.lora_A" and "....lora_B".
+    """The parameters of the adapters, by a trace's names: "layers.0.self_attn.q_proj.lora_A" and others.
 
     Args:
         model: of `attach`, or what holds its parameters under the same names.
@@ -167,10 +167,10 @@ def adapter_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
     start = f"{WRAPPER}{module_prefix(base)}"
     out = {}
     for name, parameter in model.named_parameters():
-        for which in ("lora_A", "lora_B"):
-            end = f".{which}.{ADAPTER}.weight"
+        for which, called in zip(PARTS, ("A", "B", "magnitude_vector"), strict=True):
+            end = f".lora_{called}.{ADAPTER}.weight"
             if name.startswith(start) and name.endswith(end):
-                out[f"{name.removeprefix(start).removesuffix(end)}.{which}"] = parameter
+                out[f"{name.removeprefix(start).removesuffix(end)}.lora_{which}"] = parameter
     return out
 
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from ..checkpoints.adapter_reader import Delta
 from ..errors import UserError
-from ..model.adapters import LoraSettings
+from ..model.adapters import LoraSettings, Matrices
 from ..peft.exporting import ADAPTER_CONFIG, WEIGHTS, adapter_config, config_bytes, write_weights
 from ..settings import ModelSettings
+from ..training.trace import PARTS
 from ..weights.checkpoint import CONFIG, HFCheckpoint
 from ..weights.safetensors_files import write_arrays
 from .model import Pairs
@@ -32,12 +33,12 @@ def save_adapter(
 
     Args:
         folder: is created; an adapter that is there is replaced, once the new one is whole.
-        values: A [rank, in] and B [out, rank] by module within the decoder.
+        values: A [rank, in], B [out, rank] and of DoRA the magnitudes [out], by module within the decoder.
 
     Raises:
         UserError: when they cannot be written.
     """
-    deltas = {name: Delta(a, b, lora.scale_of(name)) for name, (a, b) in values.items()}
+    deltas = {name: Delta(a, b, lora.scale_of(name), *m) for name, (a, b, *m) in values.items()}
 
     def write(target: Path) -> None:
         with (target / WEIGHTS).open("wb") as file:
@@ -74,10 +75,11 @@ def save_model(folder: Path, base: HFCheckpoint, values: Mapping[str, np.ndarray
     _replace(folder, write)
 
 
-def pairs(values: Mapping[str, Any]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """A and B by module, from arrays by "MODULE.lora_A" and "MODULE.lora_B", the names of a trace."""
+def pairs(values: Mapping[str, Any]) -> dict[str, Matrices]:
+    """A, B and magnitudes by module, from arrays by the names of a trace, such as "MODULE.lora_A"."""
     modules = dict.fromkeys(name.rpartition(".")[0] for name in values)
-    return {name: (values[f"{name}.lora_A"], values[f"{name}.lora_B"]) for name in modules}
+    names = {module: [f"{module}.lora_{part}" for part in PARTS] for module in modules}
+    return {module: tuple(values[name] for name in own if name in values) for module, own in names.items()}
 
 
 def _replace(folder: Path, write: Any) -> None:

@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +18,21 @@ import numpy as np
 from ..addresses import failed, is_address, open_address, passing, path_of, reached, read_by_orbax
 from ..errors import UserError
 from ..limit import TooLong, limit
-from ..model.adapters import Adapter, LoraSettings, build_adapters, lora_settings
+from ..model.adapters import (
+    Adapter,
+    LoraSettings,
+    Matrices,
+    build_adapters,
+    lora_settings,
+    trained_whole,
+)
 from ..model.families.base import Parameter, Source, parameter_path
 from ..weights.checkpoint import HFCheckpoint
 from . import manifest
 from .record import LOCK, OTHER_RUN, read_record
 
 if TYPE_CHECKING:
-    from .full import TrainedWeights
+    from .full import ReplacedTensor, TrainedWeights
 
 LATEST = "latest"
 BEST = "best"
@@ -43,11 +50,13 @@ class Delta:
     Attributes:
         a: [rank, in], or [experts, rank, in].
         b: [out, rank], or [experts, out, rank].
+        magnitude: [out] of DoRA, what each row of the changed tensor is scaled to; None of LoRA.
     """
 
     a: np.ndarray
     b: np.ndarray
     scale: float
+    magnitude: np.ndarray | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,7 +74,9 @@ class TrainedAdapters:
         lock: its bytes.
         settings: the recipe's `lora` section.
         adapters: their layout.
-        arrays: A and B of each adapter, by its weight's path, as Tunix has them.
+        arrays: of each adapter, by its weight's path, as Tunix has them: in the order of Adapter.arrays.
+        parameters: those that were trained whole.
+        whole: their arrays by path, as Tunix has them.
     """
 
     step: int
@@ -73,21 +84,33 @@ class TrainedAdapters:
     lock: bytes
     settings: LoraSettings
     adapters: tuple[Adapter, ...]
-    arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    arrays: Mapping[str, Matrices]
+    parameters: tuple[Parameter, ...] = ()
+    whole: Mapping[str, np.ndarray] = field(default_factory=dict)
 
-    def changes(self, base: HFCheckpoint) -> dict[str, Delta]:
+    def read(self, path: str) -> np.ndarray:
+        """A parameter that was trained whole."""
+        return self.whole[path]
+
+    def changes(self, base: HFCheckpoint) -> dict[str, Delta | ReplacedTensor]:
         """What each of the base's tensors changes by, by its full name."""
         parameters = {p.path: p for p in base.family.parameters(base.architecture)}
-        deltas, out = self.deltas(), {}
+        deltas = self.deltas()
+        out: dict[str, Delta | ReplacedTensor] = {}
         for adapter in self.adapters:
             parameter = parameters[adapter.target.weight]
             if adapter.target.experts:
-                for source, delta in _of_experts(adapter, parameter, *self.arrays[parameter.path]):
+                a, b = self.arrays[parameter.path]
+                for source, delta in _of_experts(adapter, parameter, a, b):
                     out[source.full_name(base.prefix)] = delta
                 continue
             for part in adapter.projections:
                 source = parameter.sources[part.slot if adapter.target.fused else 0]
                 out[source.full_name(base.prefix)] = deltas[part.name]
+        if self.parameters:
+            from .full import replaced
+
+            out |= replaced(self.parameters, self.read, base)
         return out
 
     def deltas(self) -> dict[str, Delta]:
@@ -95,15 +118,16 @@ class TrainedAdapters:
         ("layers.0.self_attn.q_proj")."""
         out = {}
         for adapter in self.adapters:
-            a, b = self.arrays[adapter.target.weight]
             scale = {part.name: part.scale for part in adapter.projections}
-            for name, (low, high) in adapter.split(a, b).items():
-                out[name] = Delta(low, high, scale[name])
+            for name, (low, high, *m) in adapter.split(*self.arrays[adapter.target.weight]).items():
+                out[name] = Delta(low, high, scale[name], *m)
         return out
 
     @property
     def no_op(self) -> bool:
-        """Whether all deltas are zero, as before the first step."""
+        """Whether all deltas are zero, as LoRA's are before the first step."""
+        if self.parameters or self.settings.kind != "lora":
+            return False
         return all(not delta.a.any() or not delta.b.any() for delta in self.deltas().values())
 
 
@@ -167,7 +191,9 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
         return load_weights(directory, step, ITEM, record, lock, base)
     adapters = _recorded_adapters(base, settings)
     where = f"{directory}, step {step}"
-    expected = {a.a_path: a.a_shape for a in adapters} | {a.b_path: a.b_shape for a in adapters}
+    expected = {path: shape for adapter in adapters for path, shape, _ in adapter.arrays}
+    whole = trained_whole(base.family.parameters(base.architecture), settings)
+    expected |= {parameter.path: parameter.shape for parameter in whole}
 
     def check(shapes: Mapping[str, tuple[int, ...]]) -> None:
         for path in sorted(expected.keys() | shapes.keys()):
@@ -186,9 +212,10 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
     for path in sorted(leaves):
         if not np.isfinite(leaves[path].astype(np.float32, copy=False)).all():
             raise UserError(f"{where}: {path} holds values that are not finite", "take an earlier --step")
-    arrays = {a.target.weight: (leaves[a.a_path], leaves[a.b_path]) for a in adapters}
+    arrays = {a.target.weight: tuple(leaves[path] for path, *_ in a.arrays) for a in adapters}
     lock = (path_of(directory) / LOCK).read_bytes()
-    return TrainedAdapters(step, record, lock, settings, tuple(adapters), arrays)
+    found = {parameter.path: leaves[parameter.path] for parameter in whole}
+    return TrainedAdapters(step, record, lock, settings, tuple(adapters), arrays, whole, found)
 
 
 def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,17 +58,28 @@ class TrainedWeights:
 
     def changes(self, base: HFCheckpoint) -> dict[str, ReplacedTensor]:
         """The trained value of each of the base's tensors, by its full name."""
-        return {
-            source.full_name(base.prefix): ReplacedTensor(
-                source.shape, functools.partial(self._tensor, parameter, index)
-            )
-            for parameter in self.parameters
-            for index, source in enumerate(parameter.sources)
-        }
+        return replaced(self.parameters, self.read, base)
 
-    def _tensor(self, parameter: Parameter, index: int) -> np.ndarray:
-        array = self.read(parameter.path)
-        return hugging_face(array[parameter.place(index)], parameter.sources[index])
+
+def replaced(
+    parameters: Sequence[Parameter], read: Callable[[str], np.ndarray], base: HFCheckpoint
+) -> dict[str, ReplacedTensor]:
+    """The trained value of each tensor that parameters are made of, by its full name.
+
+    Args:
+        read: gives a parameter by its path, as Tunix has it.
+    """
+
+    def tensor(parameter: Parameter, index: int) -> np.ndarray:
+        return hugging_face(read(parameter.path)[parameter.place(index)], parameter.sources[index])
+
+    return {
+        source.full_name(base.prefix): ReplacedTensor(
+            source.shape, functools.partial(tensor, parameter, index)
+        )
+        for parameter in parameters
+        for index, source in enumerate(parameter.sources)
+    }
 
 
 def hugging_face(array: np.ndarray, source: Source) -> np.ndarray:

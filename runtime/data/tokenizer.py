@@ -40,7 +40,16 @@ def load_tokenizer(
     logging.set_verbosity_error()
     source, revision = _source(model_dir, model, data_dir or Path())
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+        if model.add_tokens:
+            from .new_tokens import tokenizer_folder
+
+            rows = vocabulary_size(model_dir / "config.json") or 0
+            with tokenizer_folder(model_dir, model.add_tokens, rows) as folder:
+                tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    except UserError:
+        raise
     except Exception as error:  # transformers and the Rust parser raise whatever a broken file leads to
         raise UserError(
             f"the tokenizer of {source} cannot be loaded: {_first_line(error)}",

@@ -1,5 +1,5 @@
 """The merge rule: W + scale * B @ A, in float32, cast once, a block of rows at a time; of a tensor that holds
-all experts, rows are experts.
+all experts, rows are experts. With DoRA each row, which is one output, is scaled to its magnitude.
 
 JAX's CPU backend does the product, the sum and the cast in one pass; NumPy would go over the memory once
 for each, at a third of the speed.
@@ -57,10 +57,13 @@ def changer(change: Change, dtype: np.dtype) -> Callable[[Callable[[slice], np.n
     if whole := low.ndim == 2:
         low = jax.device_put(low, device)
     high = np.ascontiguousarray(change.b, np.float32) * np.float32(change.scale)
+    lengths = () if change.magnitude is None else (np.asarray(change.magnitude, np.float32)[:, None],)
 
     def merged(base: Callable[[slice], np.ndarray], rows: slice) -> np.ndarray:
         right = low if whole else jax.device_put(low[rows], device)
-        return np.asarray(add(jax.device_put(base(rows), device), jax.device_put(high[rows], device), right))
+        left = (base(rows), high[rows], *(length[rows] for length in lengths))
+        weight, outer, *magnitude = (jax.device_put(part, device) for part in left)
+        return np.asarray(add(weight, outer, right, *magnitude))
 
     return merged
 
@@ -118,9 +121,11 @@ def _kernel(dtype: np.dtype) -> Callable[..., Any]:
     import jax
     import jax.numpy as jnp
 
-    def add(weight: Any, high: Any, low: Any) -> Any:
-        product = jnp.matmul(high, low, precision="highest")
-        return (weight.astype(jnp.float32) + product).astype(dtype)
+    def add(weight: Any, high: Any, low: Any, magnitude: Any = None) -> Any:
+        out = weight.astype(jnp.float32) + jnp.matmul(high, low, precision="highest")
+        if magnitude is not None:
+            out = out * (magnitude / jnp.linalg.norm(out, axis=-1, keepdims=True))
+        return out.astype(dtype)
 
     compiled: Callable[..., Any] = jax.jit(add)
     return compiled

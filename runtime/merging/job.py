@@ -140,6 +140,10 @@ def _write_small_files(job: MergeJob, journal: Journal, known: Mapping[str, str]
     if job.plan.index is not None:
         last[INDEX] = job.plan.index
     small = {name: job.base.side_file(name) for name in job.base.side_files if name not in NOT_CARRIED}
+    if tokens := job.trained.record["recipe"]["model"].get("add_tokens"):
+        from ..data.new_tokens import with_tokens
+
+        small = with_tokens(small, tokens, job.base.architecture.vocab_size, job.base.name)
     small[LOCK] = job.trained.lock
     if job.settings.chat_template is not None:
         small[CHAT_TEMPLATE] = job.settings.chat_template.encode()
@@ -167,11 +171,12 @@ def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
     from ..peft.exporting import ADAPTER_CONFIG, WEIGHTS, adapter_config, config_bytes, write_weights
 
     assert isinstance(job.trained, TrainedAdapters)
-    deltas = job.trained.deltas()
+    deltas, changes = job.trained.deltas(), job.trained.changes(job.base).items()
+    whole = {name: change.read() for name, change in changes if not isinstance(change, Delta)}
     journal = begin(folder, job.identity, _adapter_files())
     try:
         with folder.create(WEIGHTS) as file, Sink(file) as sink:
-            write_weights(sink, job.base, job.trained.settings, deltas)
+            write_weights(sink, job.base, job.trained.settings, deltas, whole)
     except OSError as error:
         raise refused(folder.name, "written", error) from error
     config = adapter_config(job.base, job.model, job.trained.settings, deltas)
@@ -216,7 +221,7 @@ def needed(job: MergeJob, written: Files | None = None) -> int:
 
 def adapter_bytes(job: MergeJob) -> int:
     deltas = (piece.change for piece in job.plan.pieces if isinstance(piece.change, Delta))
-    return sum(delta.a.nbytes + delta.b.nbytes for delta in deltas)
+    return sum(part.nbytes for d in deltas for part in (d.a, d.b, d.magnitude) if part is not None)
 
 
 def _check_space(job: MergeJob, journal: Journal) -> None:

@@ -264,19 +264,21 @@ class Structure:
 
 
 def set_adapters(built: Built, trained: TrainedAdapters, mesh: Mesh) -> None:
-    """Gives a model the trained A and B, in the dtype and sharding of its own."""
+    """Gives a model all that was trained, in the dtype and sharding of its own."""
     import jax
     from flax import nnx
 
     from ..model.sharding import named
 
     variables = _variables(built, nnx.LoRAParam)
+    values = [(p.path, p.spec, trained.read(p.path)) for p in built.whole]
     for adapter in built.adapters:
-        a, b = trained.arrays[adapter.target.weight]
-        for path, value, spec in ((adapter.a_path, a, adapter.a_spec), (adapter.b_path, b, adapter.b_spec)):
-            variable = variables.pop(path)
-            array = value.astype(variable.get_raw_value().dtype)
-            variable.set_raw_value(jax.device_put(array, named(mesh, spec)))
+        arrays = trained.arrays[adapter.target.weight]
+        values += [(path, spec, value) for (path, _, spec), value in zip(adapter.arrays, arrays, strict=True)]
+    for path, spec, value in values:
+        variable = variables.pop(path)
+        array = value.astype(variable.get_raw_value().dtype)
+        variable.set_raw_value(jax.device_put(array, named(mesh, spec)))
     if variables:
         raise AssertionError(f"adapters without a value: {sorted(variables)}")
 

@@ -302,10 +302,10 @@ class Expected:
 def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights) -> dict[str, Expected]:
     """What training made of each tensor that it changed, by its full name, in the order of parameters."""
     out: dict[str, Expected] = {}
+    for parameter in trained.parameters:
+        for index, source in enumerate(parameter.sources):
+            out[source.full_name(base.prefix)] = _replaced(trained, parameter, index)
     if not isinstance(trained, TrainedAdapters):
-        for parameter in trained.parameters:
-            for index, source in enumerate(parameter.sources):
-                out[source.full_name(base.prefix)] = _replaced(trained, parameter, index)
         return out
     parameters = {p.path: p for p in base.family.parameters(base.architecture)}
     for adapter in trained.adapters:
@@ -318,7 +318,8 @@ def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights)
         for part in adapter.projections:
             source = parameters[adapter.target.weight].sources[part.slot if adapter.target.fused else 0]
             product = Product(adapter, source, part.slot, trained)
-            out[source.full_name(base.prefix)] = Expected(product.value, product.change)
+            change = product.change if product.magnitude is None else None
+            out[source.full_name(base.prefix)] = Expected(product.value, change)
     return out
 
 
@@ -344,9 +345,11 @@ class Product:
 
     def __init__(self, adapter: Adapter, source: Source, slot: int, trained: TrainedAdapters) -> None:
         self.source = source
-        self.a, self.b = trained.arrays[adapter.target.weight]  # [*contracted, rank], [rank, *rest]
+        # [*contracted, rank], [rank, *rest] and, of DoRA, [*rest]
+        self.a, self.b, *magnitude = trained.arrays[adapter.target.weight]
         if adapter.target.fused:
-            self.b = self.b[:, slot]
+            self.b, magnitude = self.b[:, slot], [m[slot] for m in magnitude]
+        self.magnitude = magnitude[0].reshape(-1).astype(np.float64)[:, None] if magnitude else None
         self.scale = _rank_scales(adapter, trained.settings)
         # The axes of the tensor's own part of the weight, of which a fused one has one more.
         shift = int(adapter.target.fused)
@@ -379,6 +382,10 @@ class Product:
         bound += float(np.finfo(np.float32).tiny)
         out = high @ low
         out += weight
+        if self.magnitude is not None:
+            by = self.magnitude[rows] / np.linalg.norm(out, axis=1, keepdims=True)
+            out, bound = out * by, bound * by
+            bound += np.abs(out) * (4 * math.sqrt(out.shape[1]) * SINGLE_ROUNDING)
         return out, bound
 
 
@@ -437,7 +444,7 @@ def _rank_scales(adapter: Adapter, settings: LoraSettings) -> np.ndarray:
     return out
 
 
-def _replaced(trained: TrainedWeights, parameter: Parameter, index: int) -> Expected:
+def _replaced(trained: TrainedAdapters | TrainedWeights, parameter: Parameter, index: int) -> Expected:
     source = parameter.sources[index]
 
     def value(rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, float]:

@@ -6,6 +6,9 @@ adapter whose rank axis holds the projections' own blocks one after the other, e
 projection's rank, with the A's side by side. Of B only B[block, slot] is trained for the projection
 in that slot; the other entries stay zero.
 
+DoRA has a magnitude for each output of a trained projection beside A and B: what the outputs' columns of the
+weight with its adapter are scaled to (Liu et al. 2024, as PEFT's use_dora).
+
 Of a weight that holds a layer's experts each expert has an A and a B of its own, along a first axis of both
 arrays, as PEFT has them for `target_parameters`. Gate and up of an expert share its A.
 """
@@ -19,12 +22,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .families.base import Architecture, Family, LoraTarget, Spec
+from .families.base import Architecture, Family, LoraTarget, Parameter, Spec
 
 if TYPE_CHECKING:
     import numpy as np
 
 Value = TypeVar("Value", int, float)
+Matrices = tuple["np.ndarray", ...]
+"""A and B of a projection and, with DoRA, its magnitudes."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +42,15 @@ class LoraSettings:
         dropout: probability that an adapter's input is zeroed while training.
         targets: projection names ("q_proj"), or regular expressions that match a whole module name
             ("layers.7.self_attn.q_proj"); "experts" and "router" for those.
+        train_also: modules that are trained whole: "embed_tokens", "lm_head", norms, or regular expressions.
         layers: indices of the adapted layers, None for all.
         rslora: whether the delta is scaled by alpha / sqrt(rank) instead (Kalajdzievski 2023).
         rank_pattern, alpha_pattern: other ranks and alphas of some projections, as in PEFT: a regular
             expression for the end of a module's name, the first that matches holds.
-        init: "peft" (uniform, bound 1/sqrt(fan_in)) or "qwix" (he_uniform, bound sqrt(6/fan_in)).
+        kind: "lora", or "dora" with a trained magnitude for each output.
+        init: "peft" (A uniform, bound 1/sqrt(fan_in)), "qwix" (he_uniform, bound sqrt(6/fan_in)), "gaussian"
+            (normal, deviation 1/rank), or "zero_a" (A zero, B uniform, bound 1/sqrt(rank)).
+        plus_ratio: LoRA+ (Hayou et al. 2024): B's learning rate is so many times A's; None for the same.
         dtype: of the adapters.
         kv: "independent" adapters for fused projections, as PEFT, or "shared" A, as Qwix.
         quantize: "nf4", "int8" or "fp8" for frozen base weights stored so, None for the model's dtype.
@@ -52,11 +61,14 @@ class LoraSettings:
     alpha: float
     dropout: float
     targets: tuple[str, ...]
+    train_also: tuple[str, ...] = ()
     layers: tuple[int, ...] | None = None
     rslora: bool = False
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    kind: str = "lora"
     init: str = "peft"
+    plus_ratio: float | None = None
     dtype: str = "float32"
     kv: str = "independent"
     quantize: str | None = None
@@ -101,7 +113,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class Adapter:
-    """The LoRA pair of one weight.
+    """The LoRA pair of one weight, and DoRA's magnitudes.
 
     Attributes:
         target: the weight.
@@ -109,6 +121,7 @@ class Adapter:
         a_shape, b_shape: [*contracted, rank] and [rank, *rest of the weight]; of experts both have them as
             first axis.
         a_spec, b_spec: their shardings, following the weight's.
+        dora: whether there are magnitudes, of the shape of the weight's outputs.
     """
 
     target: LoraTarget
@@ -117,6 +130,13 @@ class Adapter:
     b_shape: tuple[int, ...]
     a_spec: Spec
     b_spec: Spec
+    dora: bool = False
+
+    @property
+    def arrays(self) -> tuple[tuple[str, tuple[int, ...], Spec], ...]:
+        """Path, shape and sharding of A, of B and, with DoRA, of the magnitudes."""
+        pair = (self.a_path, self.a_shape, self.a_spec), (self.b_path, self.b_shape, self.b_spec)
+        return (*pair, (self.m_path, self.b_shape[1:], self.b_spec[1:])) if self.dora else pair
 
     @property
     def a_path(self) -> str:
@@ -125,6 +145,10 @@ class Adapter:
     @property
     def b_path(self) -> str:
         return f"{self.target.weight}_lora_b"
+
+    @property
+    def m_path(self) -> str:
+        return f"{self.target.weight}_lora_m"
 
     @property
     def module(self) -> str:
@@ -158,16 +182,17 @@ class Adapter:
         """Trained numbers, without those of B that are held at zero."""
         slots = len(self.target.projections) if self.target.fused else 1
         slot_size = math.prod(self.b_shape) // self.rank // slots
-        return math.prod(self.a_shape) + sum(p.rank for p in self.projections) * slot_size
+        rows = sum(p.rank for p in self.projections) + self.dora * len(self.projections)
+        return math.prod(self.a_shape) + rows * slot_size
 
-    def split(self, a: np.ndarray, b: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """A [rank, in] and B [out, rank] of each trained projection, as PEFT names and lays them out.
+    def split(self, a: np.ndarray, b: np.ndarray, m: np.ndarray | None = None) -> dict[str, Matrices]:
+        """A [rank, in], B [out, rank] and with DoRA the magnitudes [out] of each trained projection, as PEFT
+        names and lays them out.
 
         Of experts PEFT has A [experts * rank, in] and B [out, rank * experts].
 
         Args:
-            a: array of `a_shape`.
-            b: array of `b_shape`.
+            a, b, m: as `arrays` has them.
         """
         if self.target.experts:
             count, rank = self.target.experts, self.rank
@@ -178,20 +203,23 @@ class Adapter:
             outer = high.transpose(2, 1, 0).reshape(-1, rank * count)
             return {self.projections[0].name: (low.reshape(count * rank, -1), outer)}
         flat = a.reshape(-1, self.rank)
-        out = {}
+        out: dict[str, Matrices] = {}
         for part in self.projections:
             rows = b[part.block, part.slot] if self.target.fused else b[part.block]
             out[part.name] = flat[:, part.block].T, rows.reshape(rows.shape[0], -1).T
+            if m is not None:
+                out[part.name] += ((m[part.slot] if self.target.fused else m).reshape(-1),)
         return out
 
-    def shapes(self, part: Projection) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Of A [rank, in] and B [out, rank] of a trained projection, as `split` gives them."""
+    def shapes(self, part: Projection) -> tuple[tuple[int, ...], ...]:
+        """Of what `split` gives of a trained projection: A [rank, in], B [out, rank], magnitudes [out]."""
         if self.target.experts:
             ranks = self.rank * self.target.experts
             low, high = math.prod(self.a_shape[1:-1]), math.prod(self.b_shape[2:])
             return ((ranks, high), (low, ranks)) if self.target.swapped else ((ranks, low), (high, ranks))
         rest = self.b_shape[2:] if self.target.fused else self.b_shape[1:]
-        return (part.rank, math.prod(self.a_shape[:-1])), (math.prod(rest), part.rank)
+        pair = (part.rank, math.prod(self.a_shape[:-1])), (math.prod(rest), part.rank)
+        return (*pair, (math.prod(rest),)) if self.dora else pair
 
     @property
     def _outputs(self) -> tuple[int, ...]:
@@ -199,11 +227,12 @@ class Adapter:
         rest = tuple(range(2, len(self.b_shape)))
         return 0, 1, *(rest[::-1] if self.target.alternate else rest)
 
-    def join(self, parts: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-        """The inverse of `split`: arrays of `a_shape` and `b_shape`, zero where nothing is trained.
+    def join(self, parts: Mapping[str, Matrices]) -> Matrices:
+        """The inverse of `split`: what `arrays` describes, zero where nothing is trained.
 
         Args:
-            parts: A [rank, in] and B [out, rank] of each trained projection, all of one dtype.
+            parts: A [rank, in], B [out, rank] and with DoRA the magnitudes [out] of each trained projection,
+                all of one dtype.
 
         Raises:
             ValueError: when projections that share A have different ones.
@@ -223,14 +252,18 @@ class Adapter:
         dtype = parts[self.projections[0].name][0].dtype
         a = np.zeros((math.prod(self.a_shape[:-1]), self.rank), dtype)
         b = np.zeros(self.b_shape, dtype)
+        m = [np.zeros(self.b_shape[1:], dtype)] if self.dora else []
         for number, part in enumerate(self.projections):
-            low, high = parts[part.name]
+            low, high, *magnitudes = parts[part.name]
             if self.shared and number and not np.array_equal(a[:, part.block], low.T):
                 raise ValueError(f"{self.projections[0].name} and {part.name} have different A")
             a[:, part.block] = low.T
             place = b[part.block, part.slot] if self.target.fused else b[part.block]
             place[...] = high.T.reshape(place.shape)
-        return a.reshape(self.a_shape), b
+            for array, values in zip(m, magnitudes, strict=True):
+                place = array[part.slot] if self.target.fused else array
+                place[...] = values.reshape(place.shape)
+        return (a.reshape(self.a_shape), b, *m)
 
 
 def meant(target: str, site: LoraTarget) -> tuple[str, ...]:
@@ -255,6 +288,17 @@ def matches(target: str, module: str) -> bool:
         return True
     pattern = None if target.isidentifier() else _pattern(target)  # whole names have dots
     return pattern is not None and any(pattern.fullmatch(spelling) for spelling in _spellings(module))
+
+
+def trained_whole(parameters: Sequence[Parameter], lora: LoraSettings | None) -> tuple[Parameter, ...]:
+    """The arrays that a recipe's lora.train_also means, in the model's order."""
+    names = lora.train_also if lora is not None else ()
+    return tuple(
+        parameter
+        for parameter in (parameters if names else ())
+        if parameter.trainable
+        and any(matches(name, source.module) for name in names for source in parameter.sources)
+    )
 
 
 @functools.cache
@@ -324,6 +368,7 @@ def build_adapters(
                 b_shape=(*weight.shape[:first], rank, *(weight.shape[i] for i in rest)),
                 a_spec=(*spec[:first], *(spec[i] for i in target.contract), None),
                 b_spec=(*spec[:first], None, *(spec[i] for i in rest)),
+                dora=lora.kind == "dora",
             )
         )
     return out
@@ -341,8 +386,11 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
         alpha=section["alpha"],
         targets=tuple(section["targets"]),
         dropout=section["dropout"],
+        train_also=tuple(section.get("train_also") or ()),
         layers=None if layers == "all" else parse_layers(layers, num_layers),
+        kind=section.get("kind", "lora"),
         init=section["init"],
+        plus_ratio=section.get("plus_ratio"),
         dtype=section["dtype"],
         kv=section["kv"],
         rslora=section.get("rslora", False),

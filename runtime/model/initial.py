@@ -4,45 +4,63 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from .adapters import Adapter, LoraSettings
+from .adapters import Adapter, LoraSettings, Matrices
 
 
-def initial_a(adapter: Adapter, settings: LoraSettings, seed: int) -> np.ndarray:
-    """A's initial values, of `a_shape` in float32.
+def initial_pair(adapter: Adapter, settings: LoraSettings, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A's and B's initial values, of `a_shape` and `b_shape` in float32; one of the two is zero.
 
-    Uniform within 1/sqrt(fan_in) as PEFT (kaiming_uniform with a = sqrt(5)), or within
-    sqrt(6/fan_in) as Qwix (he_uniform), where fan_in is one expert's. They depend on the seed and the
-    projection's name alone: not on the mesh, nor on what else is trained.
+    A is uniform within 1/sqrt(fan_in) as PEFT's (kaiming_uniform with a = sqrt(5)), or within
+    sqrt(6/fan_in) as Qwix's (he_uniform), where fan_in is one expert's, or normal with the deviation 1/rank
+    as PEFT's gaussian. With zero_a it is B that is drawn, within 1/sqrt(rank). They depend on the seed and
+    the projection's name alone: not on the mesh, nor on what else is trained.
     """
+    if settings.init == "zero_a":
+        parts = {}
+        for part in adapter.projections:
+            low, high, *_ = adapter.shapes(part)
+            drawn = _uniform(_random(seed, f"{part.name}.B"), high, part.rank**-0.5)
+            parts[part.name] = np.zeros(low, np.float32), drawn
+        a, b = replace(adapter, dora=False).join(parts)
+        return a, b
     fan_in = int(np.prod(adapter.a_shape[adapter.target.stacked : -1]))
-    bound = np.sqrt((1.0 if settings.init == "peft" else 6.0) / fan_in)
     blocks = []
     for part in adapter.blocks:
-        name = adapter.target.weight if adapter.shared else part.name
-        random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, path_hash(name)])))
-        values = random.random((*adapter.a_shape[:-1], part.rank), dtype=np.float32)
-        blocks.append((values * 2.0 - 1.0) * np.float32(bound))
-    return np.concatenate(blocks, axis=-1)
+        random = _random(seed, adapter.target.weight if adapter.shared else part.name)
+        shape = (*adapter.a_shape[:-1], part.rank)
+        if settings.init == "gaussian":
+            blocks.append(random.standard_normal(shape, dtype=np.float32) / np.float32(part.rank))
+        else:
+            blocks.append(
+                _uniform(random, shape, np.sqrt((1.0 if settings.init == "peft" else 6.0) / fan_in))
+            )
+    return np.concatenate(blocks, axis=-1), np.zeros(adapter.b_shape, np.float32)
 
 
-def initial_adapters(
-    adapters: Sequence[Adapter], settings: LoraSettings, seed: int
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def initial_adapters(adapters: Sequence[Adapter], settings: LoraSettings, seed: int) -> dict[str, Matrices]:
     """A and B of each projection in float32, as Adapter.split lays them out.
 
     Returns:
-        By module name within the decoder ("layers.0.self_attn.q_proj"); B is zero.
+        By module name within the decoder ("layers.0.self_attn.q_proj").
     """
-    out: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    out: dict[str, Matrices] = {}
     for adapter in adapters:
-        a = initial_a(adapter, settings, seed)
-        out.update(adapter.split(a, np.zeros(adapter.b_shape, np.float32)))
+        out.update(adapter.split(*initial_pair(adapter, settings, seed)))
     return out
 
 
 def path_hash(path: str) -> int:
     """A number for a path that is the same on every machine and Python."""
     return zlib.crc32(path.encode())
+
+
+def _random(seed: int, name: str) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, path_hash(name)])))
+
+
+def _uniform(random: np.random.Generator, shape: Sequence[int], bound: float) -> np.ndarray:
+    return (random.random(shape, dtype=np.float32) * 2.0 - 1.0) * np.float32(bound)

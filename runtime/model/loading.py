@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,11 +19,11 @@ from ..errors import UserError
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from . import remat, sharding
-from .adapters import Adapter, LoraSettings, build_adapters
+from .adapters import Adapter, LoraSettings, build_adapters, trained_whole
 from .families import Architecture, Family
 from .families.base import Parameter, Source, Spec
 from .forward import Forward
-from .initial import initial_a
+from .initial import initial_pair
 from .lora import AdapterProvider, attach
 from .partition_rules import Rule, resolve_specs
 
@@ -38,6 +39,13 @@ class Frozen(nnx.Variable[Any]):
     """What full fine-tuning does not train: buffers, and arrays that the checkpoint does not fill."""
 
 
+class Whole(nnx.LoRAParam[Any]):
+    """A weight that is trained beside the adapters, in their type; the model computes with it in its own."""
+
+    def get_value(self, **index: Any) -> Any:
+        return super().get_value(**index).astype(self.get_metadata("computed_in"))
+
+
 MAPPED_BYTES = 128 * 2**20
 """Of a checkpoint's file, how much is mapped at a time while a tensor is read."""
 
@@ -50,6 +58,7 @@ class Built:
         model: Tunix's. Its LoRAParams are trained, or, without LoRA, every nnx.Param.
         parameters: the base weights with their final shardings.
         adapters: in layer order, () without LoRA.
+        whole: of the parameters those that are trained beside the adapters.
         provider: computes the adapters' deltas, None without LoRA.
         quantized: how the weights that are stored quantised lie, by path; {} for none.
         forward: how the model is computed.
@@ -61,6 +70,7 @@ class Built:
     provider: AdapterProvider | None
     forward: Forward
     quantized: Mapping[str, Layout] = field(default_factory=dict)
+    whole: tuple[Parameter, ...] = ()
 
 
 def abstract_model(
@@ -112,8 +122,14 @@ def abstract_model(
     for path, variable in _variables(model).items():
         if path in specs:
             variable.set_metadata(out_sharding=specs[path])
+    whole = trained_whole(parameters, lora)
     if lora is None:
         _freeze(model, parameters)
+    else:
+        for holder, name, parameter in _holders(model, whole):
+            shape = jax.ShapeDtypeStruct(parameter.shape, jnp.dtype(lora.dtype))
+            own = jnp.dtype(getattr(holder, name).dtype)
+            setattr(holder, name, Whole(shape, out_sharding=parameter.spec, computed_in=own))
     quantized: Mapping[str, Layout] = {}
     if lora is not None and lora.quantize is not None:
         from . import quantize
@@ -121,7 +137,8 @@ def abstract_model(
         quantized = quantize.layouts(family, architecture, parameters, lora.quantize, axes)
         quantize.attach(model, quantized, settings.dtype)
     rematerialise(model, settings.remat)
-    return Built(model, parameters, adapters, provider, Forward(family, architecture, settings), quantized)
+    forward = Forward(family, architecture, settings)
+    return Built(model, parameters, adapters, provider, forward, quantized, whole)
 
 
 def build(
@@ -154,7 +171,10 @@ def build(
     variables = _variables(built.model)
     arrays: dict[str, Any] = {}
     for done, parameter in enumerate(built.parameters, 1):
-        array = _place(base, parameter, mesh, np.dtype(np.float32) if parameter.wide else dtype)
+        kind = np.dtype(np.float32) if parameter.wide else dtype
+        if lora is not None and parameter in built.whole:
+            kind = np.dtype(jnp.dtype(lora.dtype))
+        array = _place(base, parameter, mesh, kind)
         how = built.quantized.get(parameter.path)
         if how is not None:
             from .quantize import quantize
@@ -173,9 +193,15 @@ def build(
     for adapter in built.adapters:
         assert lora is not None
         lora_dtype = np.dtype(jnp.dtype(lora.dtype))
-        a = initial_a(adapter, lora, seed).astype(lora_dtype)
+        a, b = (values.astype(lora_dtype) for values in initial_pair(adapter, lora, seed))
         arrays[adapter.a_path] = _put(a, adapter.a_spec, mesh)
-        arrays[adapter.b_path] = _put(np.zeros(adapter.b_shape, lora_dtype), adapter.b_spec, mesh)
+        arrays[adapter.b_path] = _put(b, adapter.b_spec, mesh)
+        if adapter.dora:
+            from .dora import magnitudes
+
+            path, _, spec = adapter.arrays[-1]
+            made = jax.jit(functools.partial(magnitudes, adapter), out_shardings=sharding.named(mesh, spec))
+            arrays[path] = made(arrays[adapter.target.weight]).astype(lora_dtype)
     for path, variable in variables.items():
         variable.set_raw_value(arrays.pop(path))
     assert not arrays, sorted(arrays)
@@ -216,8 +242,7 @@ def _variables(model: nnx.Module) -> dict[str, nnx.Variable]:
 def _check_leaves(model: nnx.Module, parameters: Sequence[Parameter], adapters: Sequence[Adapter]) -> None:
     expected: dict[str, tuple[str, tuple[int, ...]]] = {p.path: ("Param", p.shape) for p in parameters}
     for adapter in adapters:
-        expected[adapter.a_path] = ("LoRAParam", adapter.a_shape)
-        expected[adapter.b_path] = ("LoRAParam", adapter.b_shape)
+        expected |= {path: ("LoRAParam", shape) for path, shape, _ in adapter.arrays}
     found = {
         path: (type(variable).__name__, tuple(variable.get_raw_value().shape))
         for path, variable in _variables(model).items()
@@ -234,12 +259,19 @@ def _check_leaves(model: nnx.Module, parameters: Sequence[Parameter], adapters: 
 
 
 def _freeze(model: nnx.Module, parameters: Sequence[Parameter]) -> None:
+    frozen = [parameter for parameter in parameters if not parameter.trainable]
+    for holder, name, parameter in _holders(model, frozen):
+        setattr(holder, name, Frozen(getattr(holder, name).get_raw_value(), out_sharding=parameter.spec))
+
+
+def _holders(
+    model: nnx.Module, parameters: Sequence[Parameter]
+) -> Iterator[tuple[nnx.Module, str, Parameter]]:
+    """The module that holds each parameter, and the parameter's name in it."""
     modules = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
     for parameter in parameters:
-        if not parameter.trainable:
-            module, _, name = parameter.path.rpartition(".")
-            value = getattr(modules[module], name).get_raw_value()
-            setattr(modules[module], name, Frozen(value, out_sharding=parameter.spec))
+        module, _, name = parameter.path.rpartition(".")
+        yield modules[module], name, parameter
 
 
 def rematerialise(model: nnx.Module, policy: str) -> None:

@@ -135,7 +135,7 @@ class AdapterProvider(qwix.QuantizationProvider):
             return product
         inputs, output = equation.replace(" ", "").split("->")
         x_axes, w_axes = inputs.split(",")
-        return self._adapted(product, operands[0], module, adapter, x_axes, w_axes, output)
+        return self._adapted(product, operands, module, adapter, (x_axes, w_axes, output))
 
     def dot_general(self, lhs: jax.Array, rhs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """Replaces jax.lax.dot_general while the model runs."""
@@ -148,7 +148,7 @@ class AdapterProvider(qwix.QuantizationProvider):
         )
         if adapter is None:
             return product
-        return self._adapted(product, lhs, module, adapter, f"{letters}i", "io", f"{letters}o")
+        return self._adapted(product, (lhs, rhs), module, adapter, (f"{letters}i", "io", f"{letters}o"))
 
     def _current(self) -> tuple[Any, Adapter | None]:
         """The module whose code calls, and its adapter."""
@@ -159,16 +159,20 @@ class AdapterProvider(qwix.QuantizationProvider):
     def _adapted(
         self,
         product: jax.Array,
-        x: jax.Array,
+        operands: Sequence[jax.Array],
         module: Any,
         adapter: Adapter,
-        x_axes: str,
-        w_axes: str,
-        output: str,
+        axes: tuple[str, str, str],
     ) -> jax.Array:
-        """The product with the adapter's delta; the letters are those of an einsum."""
+        """The product with the adapter's delta.
+
+        Args:
+            operands: activations and weight.
+            axes: their letters and the product's in an einsum.
+        """
         self.used.add(adapter.target.weight)
         name = adapter.target.weight.rpartition(".")[2]
+        (x, weight), (x_axes, w_axes, output) = operands, axes
         a = getattr(module, f"{name}_lora_a").value
         b = getattr(module, f"{name}_lora_b").value
         contracted = "".join(w_axes[i] for i in adapter.target.contract)
@@ -189,8 +193,16 @@ class AdapterProvider(qwix.QuantizationProvider):
                 axis=-1,
             )
         inner = checkpoint_name(inner, PROJECTION)
-        delta = jnp.einsum(f"{hidden}r,r{rest}->{output}", inner * scales(adapter, inner.dtype), b)
-        return (product + delta).astype(product.dtype)
+        scale = scales(adapter, inner.dtype)
+        total = product + jnp.einsum(f"{hidden}r,r{rest}->{output}", inner * scale, b)
+        if adapter.dora:
+            from .dora import magnitude_scale
+
+            m = getattr(module, f"{name}_lora_m").value
+            pair = a, b * jnp.broadcast_to(scale, b.shape[:1]).reshape(-1, *(1 for _ in rest))
+            by = magnitude_scale(adapter, w_axes, weight, pair, m)
+            total = jnp.einsum(f"{output},{rest}->{output}", total, by)
+        return total.astype(product.dtype)
 
 
 @jax.custom_vjp
@@ -256,7 +268,12 @@ def dropped(x: jax.Array, salts: jax.Array, projection: str, rate: float) -> jax
 
 
 def keep_mask(salts: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
-    """bool of `shape`, False with probability `rate`: a hash of each element's place in its row and a salt.
+    """bool of `shape`, False with probability `rate`."""
+    return random_bits(salts, shape) >= jnp.uint32(round(rate * 2**32))
+
+
+def random_bits(salts: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """uint32 of `shape`: a hash of each element's place in its row and of the row's salt.
 
     A pure function of both that no sharding changes. It costs a few integer operations an element,
     fused into the product that reads it; jax.random's generators cost far more to run and to compile.
@@ -269,7 +286,7 @@ def keep_mask(salts: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
     for axis, size in enumerate(shape[1:], 1):
         place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
     salts = salts.reshape(-1, *(1 for _ in shape[1:]))
-    return mix(mix(place ^ mix(salts)) + salts) >= jnp.uint32(round(rate * 2**32))
+    return mix(mix(place ^ mix(salts)) + salts)
 
 
 def mix(x: jax.Array) -> jax.Array:
@@ -315,13 +332,9 @@ def attach(
                 f"Tunix's model has no module {adapter.module}",
                 "install what requirements.txt says: it pins the Tunix that this was written for",
             )
-        name = adapter.target.weight.rpartition(".")[2]
-        for suffix, shape, spec in (
-            ("a", adapter.a_shape, adapter.a_spec),
-            ("b", adapter.b_shape, adapter.b_spec),
-        ):
+        for path, shape, spec in adapter.arrays:
             variable = nnx.LoRAParam(jax.ShapeDtypeStruct(shape, dtype), out_sharding=spec)
-            setattr(module, f"{name}_lora_{suffix}", variable)
+            setattr(module, path.rpartition(".")[2], variable)
         if adapter.target.experts:
             module.adapters = provider
     return model, provider

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..checkpoints.adapter_reader import Delta
-from ..model.adapters import LoraSettings, Value, means
+from ..model.adapters import LoraSettings, Value, means, trained_whole
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.safetensors_files import Writable, write_arrays
@@ -46,9 +46,14 @@ def _adapter_arrays(
         if same_scale(settings, keys, values)
     }
     return [
-        (f"{WRAPPER}{prefix}{wrapped.get(name, name)}.lora_{which}.weight", matrix)
+        (f"{WRAPPER}{prefix}{wrapped.get(name, name)}.lora_{which}", matrix)
         for name, delta in {**deltas, **copies}.items()
-        for which, matrix in (("A", delta.a), ("B", delta.b))
+        for which, matrix in (
+            ("A.weight", delta.a),
+            ("B.weight", delta.b),
+            ("magnitude_vector", delta.magnitude),
+        )
+        if matrix is not None
     ]
 
 
@@ -100,10 +105,25 @@ def same_scale(settings: LoraSettings, keys: str, values: str) -> bool:
 
 
 def write_weights(
-    file: Writable, base: HFCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
+    file: Writable,
+    base: HFCheckpoint,
+    settings: LoraSettings,
+    deltas: Mapping[str, Delta],
+    whole: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Writes adapter_model.safetensors."""
-    write_arrays(file, _adapter_arrays(base, settings, deltas), {"format": "pt"})
+    """Writes adapter_model.safetensors.
+
+    Args:
+        whole: tensors that were trained whole, by their names in the base.
+    """
+    arrays = _adapter_arrays(base, settings, deltas)
+    arrays += [(f"{WRAPPER}{_transformers_name(base, name)}", array) for name, array in (whole or {}).items()]
+    write_arrays(file, arrays, {"format": "pt"})
+
+
+def _transformers_name(base: HFCheckpoint, name: str) -> str:
+    """What a tensor of the checkpoint is called in transformers' model."""
+    return module_prefix(base) + name.removeprefix(base.prefix) if name.startswith(base.prefix) else name
 
 
 def config_bytes(config: Mapping[str, Any]) -> bytes:
@@ -135,7 +155,7 @@ def adapter_config(
         "layers_to_transform": layers,
         "lora_alpha": plain(settings.alpha),
         "lora_dropout": 0.0 if parameters else settings.dropout,  # PEFT has none of parameters
-        "modules_to_save": None,
+        "modules_to_save": _saved_modules(base, settings),
         "peft_type": "LORA",
         "r": settings.rank,
         "rank_pattern": peft_pattern(settings.rank_pattern, ranks, settings.rank),
@@ -147,9 +167,16 @@ def adapter_config(
             else {}
         ),
         "task_type": "CAUSAL_LM",
-        "use_dora": False,
+        "use_dora": settings.kind == "dora",
         "use_rslora": settings.rslora,
     }
+
+
+def _saved_modules(base: HFCheckpoint, settings: LoraSettings) -> list[str] | None:
+    """modules_to_save of what is trained whole: names that mean nothing else of the model, or None."""
+    parameters = trained_whole(base.family.parameters(base.architecture), settings)
+    sources = [source for parameter in parameters for source in parameter.sources]
+    return sorted({source.full_name(module_prefix(base)).rpartition(".")[0] for source in sources}) or None
 
 
 def peft_pattern(given: Mapping[str, Value], wanted: Mapping[str, Value], default: Value) -> dict[str, Value]:

@@ -25,7 +25,7 @@ from ..checkpoints.adapter_reader import MATCH_SECONDS, absolute, recorded_lora,
 from ..checkpoints.record import LOCK, read_record, write_record
 from ..errors import UserError
 from ..limit import TooLong, limit
-from ..model.adapters import Adapter, LoraSettings, Value, build_adapters, by_pattern, means
+from ..model.adapters import Adapter, LoraSettings, Matrices, Value, build_adapters, by_pattern, means
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.checkpoint_files import Files, files_of
 from ..weights.headers import Tensor
@@ -78,6 +78,12 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
         raise UserError(
             f"{artifact / LOCK}: the recipe trains all weights, and has no place for an adapter",
             _BUILD.format(f"lora: {{rank: {found.config.rank}, alpha: {plain(found.config.alpha)}}}"),
+        )
+    if settings.train_also:
+        raise UserError(
+            f"{artifact / LOCK}: the recipe trains {', '.join(settings.train_also)} whole, and an import "
+            "brings adapters alone",
+            _BUILD.format("lora.train_also: []") + "; or " + MERGE,
         )
     found = without_copies(unwrapped(found, base), base)
     adapters = build_adapters(base.family, base.architecture, settings)
@@ -174,6 +180,10 @@ def check_scales(found: PeftAdapter, adapters: Sequence[Adapter], settings: Lora
             )
     parts: list[str] = []
     lines: list[str] = []
+    if config.dora != (settings.kind == "dora"):
+        kind = "dora" if config.dora else "lora"
+        parts.append(f"use_dora is {_yaml(config.dora)}, and lora.kind {settings.kind}")
+        lines.append(f"lora.kind: {kind}")
     if config.rslora != settings.rslora:
         parts.append(f"use_rslora is {_yaml(config.rslora)}, and lora.rslora {_yaml(settings.rslora)}")
         lines.append(f"lora.rslora: {_yaml(config.rslora)}")
@@ -193,8 +203,9 @@ def check_shapes(found: PeftAdapter, adapters: Sequence[Adapter]) -> None:
     """
     for adapter in adapters:
         for part in adapter.projections:
-            both = zip("AB", found.tensors[part.name], adapter.shapes(part), strict=True)
-            for which, tensor, shape in both:
+            for which, tensor, shape in zip(
+                WHICH[: len(adapter.arrays)], found.tensors[part.name], adapter.shapes(part), strict=True
+            ):
                 if tensor.shape != shape:
                     raise UserError(
                         f"{found.path}: {which} of {part.name} has shape {list(tensor.shape)}; "
@@ -217,9 +228,9 @@ def _join(
     arrays: dict[str, np.ndarray] = {}
     largest = (0.0, "")
     for adapter in adapters:
-        parts = {}
+        parts: dict[str, Matrices] = {}
         for part in adapter.projections:
-            pair = []
+            pair: list[np.ndarray] = []
             for tensor in found.tensors[part.name]:
                 values = found.read(tensor)
                 given = values.astype(np.float32, copy=False)
@@ -231,14 +242,15 @@ def _join(
                 pair.append(values.astype(dtype, copy=False))
                 change = float(np.abs(pair[-1].astype(np.float32, copy=False) - given).max(initial=0.0))
                 largest = max(largest, (change, part.name))
-            parts[part.name] = (pair[0], pair[1])
+            parts[part.name] = tuple(pair)
         try:
-            arrays[adapter.a_path], arrays[adapter.b_path] = adapter.join(parts)
+            joined = adapter.join(parts)
         except ValueError as error:
             raise UserError(
                 f"{found.path}: {error}, and lora.kv: shared has one for both",
                 _BUILD.format("lora.kv: independent"),
             ) from error
+        arrays |= {path: array for (path, *_), array in zip(adapter.arrays, joined, strict=True)}
     return arrays, largest
 
 
@@ -334,7 +346,6 @@ MERGE = "merge it into its base with PEFT's merge_and_unload, and begin a run fr
 AGAIN = "download or save the adapter again"
 
 REFUSED: Mapping[str, tuple[str, str]] = {
-    "use_dora": ("DoRA's magnitudes have no place in LoRA's A and B", MERGE),
     "modules_to_save": (
         "whole modules were trained beside the adapters",
         "train an adapter without modules_to_save; or " + MERGE,
@@ -369,7 +380,8 @@ PASSIVE = frozenset(
         # How it was trained, or initialised: init_lora_weights tells which of these count.
         *("corda_config", "ensure_weight_tying", "eva_config", "loftq_config", "lora_dropout"),
         *("lora_ga_config", "megatron_core", "qalora_group_size", "velora_config"),
-        *("alpha_pattern", "bias", "init_lora_weights", "lora_alpha", "r", "rank_pattern", "use_rslora"),
+        *("alpha_pattern", "bias", "init_lora_weights", "lora_alpha", "r", "rank_pattern", "use_dora"),
+        "use_rslora",
     }
 )
 """Keys that are read here, or that do not bear on what A and B mean."""
@@ -400,6 +412,7 @@ class PeftConfig:
         rank, alpha: where no pattern says otherwise.
         base, revision: of the model that it was trained on, None when it says nothing.
         parameters: `target_parameters`: what is adapted that is no linear layer, by the end of its name.
+        dora: whether there are magnitudes.
     """
 
     rank: int
@@ -411,6 +424,7 @@ class PeftConfig:
     base: str | None
     revision: str | None
     parameters: tuple[str, ...] = ()
+    dora: bool = False
 
     def rank_of(self, module: str) -> int:
         """The rank of a module ("model.layers.7.self_attn.q_proj")."""
@@ -454,6 +468,7 @@ def _parse_config(content: bytes, path: str) -> PeftConfig:
         base=fields.get("base_model_name_or_path") or None,
         revision=fields.get("revision") or None,
         parameters=_names(fields, "target_parameters", path),
+        dora=bool(fields.get("use_dora")),
     )
 
 
@@ -529,11 +544,13 @@ PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 """What stands before the decoder layers of transformers' models, of today and of 2025."""
 READ = ("F16", "BF16", "F32")
 """Element types of an adapter."""
-_LORA = re.compile(r"(?P<module>.+)\.lora_(?P<which>[AB])(?:\.[^.]+)?\.weight")
+WHICH = ("A", "B", "magnitude_vector")
+_LORA = re.compile(
+    r"(?P<module>.+)\.lora_((?P<which>[AB])(?:\.[^.]+)?\.weight|(?P<length>magnitude_vector)(?:\..+)?)"
+)
 LAYER = re.compile(r"layers\.(\d{1,9})\..+")
 _ELSE: Mapping[str, tuple[str, str]] = {
     r"\.lora_embedding_[AB]": ("an adapter on an embedding", MERGE),
-    r"\.lora_magnitude_vector": ("a magnitude of DoRA", MERGE),
     r"\.lora_[AB](\.[^.]+)?\.bias$": ("a bias of an adapter (lora_bias)", MERGE),
     r"\.modules_to_save\.|\.original_module\.": ("a module that was trained whole", MERGE),
     r"\.(embed_tokens|lm_head)\.(base_layer\.)?weight$": (
@@ -552,7 +569,7 @@ class PeftAdapter:
         path: of its weights, as messages call it.
         config: what its adapter_config.json says.
         full_names: of the modules, in transformers' model.
-        tensors: where A and B lie in the file.
+        tensors: where A, B and, with DoRA, the magnitudes lie in the file.
         files: its folder.
         sha256: of both files, in hexadecimal digits.
     """
@@ -560,7 +577,7 @@ class PeftAdapter:
     path: str
     config: PeftConfig
     full_names: Mapping[str, str]
-    tensors: Mapping[str, tuple[Tensor, Tensor]]
+    tensors: Mapping[str, tuple[Tensor, ...]]
     files: Files
     sha256: Mapping[str, str]
 
@@ -611,17 +628,19 @@ def open_adapter(address: Path | str) -> PeftAdapter:
                 f"{path}: {name} has type {tensor.dtype}", "save it in float32, bfloat16 or float16"
             )
         pairs[module][which] = tensor
+    wanted = WHICH if config.dora else WHICH[:2]
     for module, pair in pairs.items():
-        missing = {"A", "B"} - pair.keys()
-        if missing:
-            raise UserError(f"{path}: {module} has no {missing.pop()}", AGAIN)
+        for which in WHICH:
+            if (which in wanted) != (which in pair):
+                has = "has no" if which in wanted else "has, without use_dora, a"
+                raise UserError(f"{path}: {module} {has} {which}", AGAIN)
     if not pairs:
         raise UserError(f"{path}: holds no adapter", AGAIN)
     digests = {
         ADAPTER_CONFIG: hashlib.sha256(content).hexdigest(),
         WEIGHTS: hashlib.sha256(files.view(WEIGHTS, 0, header.size)).hexdigest(),
     }
-    tensors = {module: (pair["A"], pair["B"]) for module, pair in pairs.items()}
+    tensors = {module: tuple(pair[which] for which in wanted) for module, pair in pairs.items()}
     return PeftAdapter(path, config, full_names, tensors, files, digests)
 
 
@@ -665,7 +684,7 @@ def without_copies(found: PeftAdapter, base: HFCheckpoint) -> PeftAdapter:
 
 
 def _parse_name(name: str, path: str) -> tuple[str, str]:
-    """The module of a tensor in transformers' model, and which of A and B it is."""
+    """The module of a tensor in transformers' model, and which of WHICH it is."""
     match = _LORA.fullmatch(name)
     if match is None or not name.startswith(WRAPPER):
         what, help = next(
@@ -673,7 +692,7 @@ def _parse_name(name: str, path: str) -> tuple[str, str]:
             ("not a name of A or B", "save the adapter with PEFT's save_pretrained"),
         )
         raise UserError(f"{path}: holds {name}: {what}", help)
-    return match["module"].removeprefix(WRAPPER), match["which"]
+    return match["module"].removeprefix(WRAPPER), match["which"] or match["length"]
 
 
 def _decoder_module(full: str) -> str | None:

@@ -52,9 +52,26 @@ class Computed(Protocol):
         """What turns them into logits."""
 
 
-@jax.custom_vjp
-def token_nll(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Negative log-likelihood of each target in float32: logsumexp minus the target's logit.
+@dataclass(frozen=True)
+class Penalties:
+    """What is added to a target's negative log-likelihood, as `train` of a recipe has it.
+
+    Attributes:
+        label_smoothing: share of a target that is spread evenly over the vocabulary (Szegedy et al. 2016).
+        z_loss: weight of the squared logsumexp of the logits (Chowdhery et al. 2022, section 5).
+    """
+
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+
+PLAIN = Penalties()
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def token_nll(logits: jax.Array, targets: jax.Array, penalties: Penalties = PLAIN) -> jax.Array:
+    """Negative log-likelihood of each target in float32: logsumexp minus the target's logit; with penalties
+    (1 - label_smoothing) of that logit and label_smoothing of the mean logit, and z_loss times logsumexp^2.
 
     The logit is picked by comparing with an iota, which needs neither a one-hot array nor a gather
     over a vocabulary that is split over devices. The gradient, softmax - one-hot, is written out, so that
@@ -64,21 +81,33 @@ def token_nll(logits: jax.Array, targets: jax.Array) -> jax.Array:
         logits: [B, T, V].
         targets: int32[B, T].
     """
-    return _token_nll(logits, targets)[0]
+    return _token_nll(logits, targets, penalties)[0]
 
 
-def _token_nll(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+def _token_nll(
+    logits: jax.Array, targets: jax.Array, penalties: Penalties
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     wide = logits.astype(jnp.float32)
     total = jax.nn.logsumexp(wide, axis=-1)
-    chosen = jnp.where(_is_target(logits, targets), wide, 0.0).sum(-1)
-    return total - chosen, (logits, targets, total)
+    loss = total - jnp.where(_is_target(logits, targets), wide, 0.0).sum(-1)
+    if smoothing := penalties.label_smoothing:
+        loss = (1 - smoothing) * loss + smoothing * (total - wide.mean(-1))
+    if penalties.z_loss:
+        loss = loss + penalties.z_loss * total**2
+    return loss, (logits, targets, total)
 
 
-def _token_nll_gradient(residuals: tuple[jax.Array, ...], cotangent: jax.Array) -> tuple[jax.Array, None]:
+def _token_nll_gradient(
+    penalties: Penalties, residuals: tuple[jax.Array, ...], cotangent: jax.Array
+) -> tuple[jax.Array, None]:
     logits, targets, total = residuals
     softmax = jnp.exp(logits.astype(jnp.float32) - total[..., None])
-    gradient = cotangent[..., None] * (softmax - _is_target(logits, targets))
-    return gradient.astype(logits.dtype), None
+    wanted = _is_target(logits, targets)
+    if smoothing := penalties.label_smoothing:
+        wanted = (1 - smoothing) * wanted + smoothing / logits.shape[-1]
+    if penalties.z_loss:
+        softmax = softmax * (1 + 2 * penalties.z_loss * total[..., None])
+    return (cotangent[..., None] * (softmax - wanted)).astype(logits.dtype), None
 
 
 token_nll.defvjp(_token_nll, _token_nll_gradient)
@@ -88,26 +117,23 @@ def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) == targets[..., None]
 
 
-def batch_loss(
-    forward: Computed,
-    model: Any,
-    tokens: jax.Array,
-    positions: jax.Array,
-    segment_ids: jax.Array,
-    loss_mask: jax.Array,
-    norm: jax.Array,
-) -> jax.Array:
-    """Summed negative log-likelihood of a micro-batch's targets, divided by `norm`.
+def batch_loss(forward: Computed, model: Any, batch: Batch, penalties: Penalties = PLAIN) -> jax.Array:
+    """Summed negative log-likelihood of a micro-batch's targets, with penalties, divided by its `norm`.
 
     Token t is predicted at t - 1, and only from within its own segment. A micro-batch without targets
     has loss 0.
     """
-    counted = jnp.pad(loss_mask[:, 1:] & _continued(segment_ids), ((0, 0), (0, 1)))
-    rows = (tokens, positions, segment_ids, jnp.roll(tokens, -1, axis=1), counted)
+    tokens, segment_ids = batch["tokens"], batch["segment_ids"]
+    counted = jnp.pad(batch["loss_mask"][:, 1:] & _continued(segment_ids), ((0, 0), (0, 1)))
+    rows = (tokens, batch["positions"], segment_ids, jnp.roll(tokens, -1, axis=1), counted)
     *inputs, targets, counted = map(context.deal, rows) if forward.dealt else rows
     hidden = forward.hidden(model, *inputs)
     head = forward.head(model)
-    return _summed_nll(head, hidden, head.weight, targets, counted, norm)
+
+    def nll_of(weight: jax.Array, x: jax.Array, targets: jax.Array, counted: jax.Array) -> jax.Array:
+        return jnp.where(counted, _chunk_nll(head, weight, x, targets, penalties), 0.0)
+
+    return _summed(nll_of, head, hidden, targets, counted, batch["norm"])
 
 
 def token_logps(
@@ -195,37 +221,36 @@ def _continued(segment_ids: jax.Array) -> jax.Array:
     return segment_ids[:, 1:] == segment_ids[:, :-1]
 
 
-def _chunk_nll(head: Head, weight: jax.Array, x: jax.Array, targets: jax.Array) -> jax.Array:
+def _chunk_nll(
+    head: Head, weight: jax.Array, x: jax.Array, targets: jax.Array, penalties: Penalties = PLAIN
+) -> jax.Array:
     """float32[B, size] of one chunk: x [B, size, D], targets int32[B, size]."""
     x = sharding.constrain(x, ("fsdp", None, None))
     logits = sharding.constrain(head.logits(x, weight), ("fsdp", None, "tp"))
-    return token_nll(logits, targets)
+    return token_nll(logits, targets, penalties)
 
 
-def _summed_nll(
+def _summed(
+    nll_of: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array],
     head: Head,
     hidden: jax.Array,
-    weight: jax.Array,
     targets: jax.Array,
     counted: jax.Array,
     norm: jax.Array,
 ) -> jax.Array:
-    """float32[]: the counted targets' negative log-likelihoods, summed and divided by `norm`; 0 for norm 0.
+    """float32[]: the losses of the counted targets, summed and divided by `norm`; 0 for norm 0.
 
     Where a gradient is asked for, each chunk's is computed beside its loss, while its logits are there:
     later, they would have to be computed again.
 
     Args:
+        nll_of: (the head's weight, hidden states, targets, which are counted) of a chunk -> float32[B, size].
         hidden: [B, T, D], the final hidden states.
-        weight: the head's.
         targets: int32[B, T].
         counted: bool[B, T].
         norm: float32[].
     """
     chunks = Chunks.of(hidden.shape, head.vocab_size)
-
-    def nll_of(weight: jax.Array, x: jax.Array, targets: jax.Array, counted: jax.Array) -> jax.Array:
-        return jnp.where(counted, _chunk_nll(head, weight, x, targets), 0.0)
 
     @jax.custom_vjp
     def total(
@@ -263,7 +288,7 @@ def _summed_nll(
         return (*scaled, None, None, None)
 
     total.defvjp(run, pull, symbolic_zeros=True)
-    return total(hidden, weight, targets, counted, norm)
+    return total(hidden, head.weight, targets, counted, norm)
 
 
 def _divided(total: jax.Array, norm: jax.Array) -> jax.Array:

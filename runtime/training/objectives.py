@@ -39,7 +39,7 @@ class Objective:
 
 
 OBJECTIVES = {
-    "sft": Objective("supervised fine-tuning"),
+    "sft": Objective("supervised fine-tuning", settings=("label_smoothing", "z_loss", "neftune_noise_alpha")),
     "dpo": Objective(
         "direct preference optimisation (DPO)",
         pairs=True,

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ..model.families.base import parameter_path
+
 
 class MasterWeights(NamedTuple):
     """State of `master_weights`.
@@ -47,6 +49,18 @@ def master_weights(rule: optax.GradientTransformation) -> optax.GradientTransfor
         return optax.tree.sub(_float32(rounded), _float32(params)), MasterWeights(master, inner)
 
     return optax.GradientTransformation(init, update)
+
+
+def faster_b(ratio: float) -> optax.GradientTransformation:
+    """Multiplies B's updates, as if its learning rate were `ratio` times A's: LoRA+ (Hayou et al. 2024).
+
+    DoRA's magnitudes go with B, as in PEFT. Last of a chain.
+    """
+
+    def faster(path: Any, update: jax.Array) -> jax.Array:
+        return update * ratio if parameter_path(path).lower().endswith(("lora_b", "lora_m")) else update
+
+    return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(faster, updates))
 
 
 def _float32(tree: Any) -> Any:

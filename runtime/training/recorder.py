@@ -16,7 +16,7 @@ from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from .loss import Batch
 from .step import trained_type
-from .trace import ROWS, Trace, count_targets
+from .trace import PARTS, ROWS, Trace, count_targets
 
 PACKAGES = ("jax", "google-tunix", "qwix", "optax")
 
@@ -86,12 +86,15 @@ class Recorder:
         arrays = {parameter_path(path): np.asarray(leaf, np.float32) for path, leaf in leaves}
         out: dict[str, np.ndarray] = {}
         for adapter in self._built.adapters:
-            for name, pair in adapter.split(arrays[adapter.a_path], arrays[adapter.b_path]).items():
-                out |= {f"{name}.lora_{letter}": part for letter, part in zip("AB", pair, strict=True)}
+            for name, parts in adapter.split(*(arrays[path] for path, *_ in adapter.arrays)).items():
+                out |= {f"{name}.lora_{which}": part for which, part in zip(PARTS, parts, strict=False)}
+        whole = self._built.whole
         if not self._built.adapters:
+            whole = tuple(parameter for parameter in self._built.parameters if parameter.trainable)
+        if whole:
             from ..checkpoints.full import hugging_face
 
-            for parameter in (parameter for parameter in self._built.parameters if parameter.trainable):
+            for parameter in whole:
                 for number, source in enumerate(parameter.sources):
                     part = arrays[parameter.path][parameter.place(number)]
                     out[source.full_name(self._base.prefix)] = hugging_face(part, source)

@@ -19,9 +19,9 @@ from jax.sharding import Mesh, PartitionSpec
 from ..metrics.run_report import EXPERT_TOKENS, Named
 from ..model import sharding
 from ..model.loading import Built
-from ..model.lora import mask_gradients
+from ..model.lora import mask_gradients, row_salts
 from ..settings import TrainSettings
-from .loss import Batch, Computed, Logps, batch_loss, token_logps
+from .loss import Batch, Computed, Logps, Penalties, batch_loss, token_logps
 from .objectives import OBJECTIVES
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def objective_loss(
 
         how = (settings.objective, settings.beta, settings.label_smoothing)
         return preference_loss(functools.partial(token_logps, forward, model), reference, inputs, *how)
-    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
-    return batch_loss(forward, model, *(inputs[name] for name in names)), {}
+    penalties = Penalties(settings.label_smoothing, settings.z_loss)
+    return batch_loss(forward, model, inputs, penalties), {}
 
 
 def _uncollected(built: Built) -> AbstractContextManager[None]:
@@ -160,6 +160,7 @@ class Step:
         self._provider = built.provider
         self._seed, self._balance = settings.seed, settings.router_aux_loss_coef
         self._loss = loss
+        self._noise, self._forward = settings.neftune_noise_alpha, built.forward
         self._experts = bool(built.forward.architecture.expert_layers)
         self._trained = trained_type(built)
         self._model_graph, trained, self.base = nnx.split(built.model, self._trained, ...)
@@ -216,13 +217,22 @@ class Step:
             training: AbstractContextManager[None] = nullcontext()
             if provider is not None:
                 training = provider.training(self._seed, inputs["index"], len(inputs["tokens"]))
-            with training, self._collected(inputs["segment_ids"]) as found:
+            with training, self._noisy(inputs), self._collected(inputs["segment_ids"]) as found:
                 loss, more = self._loss(model, inputs)
             return (loss, more) if found is None else balanced(loss, more, found, self._balance)
 
         wanted = nnx.DiffState(0, self._trained)
         found, gradients = nnx.value_and_grad(loss_of, argnums=wanted, has_aux=True)(model)
         return found, jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
+
+    def _noisy(self, inputs: Batch) -> AbstractContextManager[Any]:
+        """Adds the recipe's noise to the embeddings that are traced within."""
+        if self._noise is None:
+            return nullcontext()
+        from ..model.noise import noisy_embeddings
+
+        salts = row_salts(self._seed, inputs["index"], len(inputs["tokens"]))
+        return noisy_embeddings(self._forward, self._noise, salts)
 
     def _collected(self, segment_ids: jax.Array) -> AbstractContextManager[Collected | None]:
         """Takes down what experts get within; None of a model without any."""

@@ -20,6 +20,8 @@ import numpy as np
 from ..errors import UserError
 
 VERSION = 1
+PARTS = ("A", "B", "magnitude")
+"""What comes after "lora_" in the names of a projection's arrays."""
 ROWS = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
 """What a trace holds of a micro-batch, as `runtime.data.batches` has it."""
 
@@ -37,8 +39,8 @@ class Trace:
             loss_normalization has it.
         targets: tokens that carry loss in each optimizer step.
         gradients: of the first of these steps, accumulated and before clipping, float32, by
-            "layers.0.self_attn.q_proj.lora_A" [rank, in] and "....lora_B" [out, rank]; of full fine-tuning by
-            the tensor's name in the checkpoint.
+            "layers.0.self_attn.q_proj.lora_A" [rank, in] and "....lora_B" [out, rank], and of DoRA
+            "....lora_magnitude" [out]; of full fine-tuning by the tensor's name in the checkpoint.
         trained: the same arrays after the last step: values, not gradients.
         initial: the same before the first of these steps; {} of full fine-tuning, which begins with the
             checkpoint's own tensors, and of a trace that holds none.

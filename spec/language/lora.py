@@ -100,20 +100,44 @@ class Lora(Section):
         PROJECTIONS,
         min_length=1,
     )
+    train_also: Annotated[list[str], AfterValidator(distinct)] = field(
+        "Modules beside the projections that are trained whole, as PEFT's modules_to_save: embed_tokens, "
+        "lm_head and norms, by their Hugging Face names or regular expressions that match a whole name. They "
+        "are kept in lora.dtype, and computed in model.dtype.",
+        [],
+        example=["embed_tokens", "lm_head"],
+    )
     layers: Layers = field(
         'Which decoder layers carry adapters, counted from 0: all, a range "20-59" (both ends included), or '
         "a list.",
         "all",
         unit="indices",
     )
-    init: Literal["peft", "qwix"] = field(
-        "How A starts: peft is uniform with bound 1/sqrt(fan_in), qwix is uniform with bound sqrt(6/fan_in). "
-        "B starts at zero.",
+    kind: Literal["lora", "dora"] = field(
+        "What is trained beside the frozen weights.",
+        "lora",
+        choices={
+            "lora": "A and B of each projection.",
+            "dora": "A, B and a magnitude for each output, as PEFT's use_dora.",
+        },
+    )
+    init: Literal["peft", "qwix", "gaussian", "zero_a"] = field(
+        "How A and B start; their product is zero.",
         "peft",
         choices={
-            "peft": "A is uniform with bound 1/sqrt(fan_in), as in PEFT.",
-            "qwix": "A is uniform with bound sqrt(6/fan_in), as in Qwix.",
+            "peft": "A is uniform with bound 1/sqrt(fan_in), as in PEFT; B is zero.",
+            "qwix": "A is uniform with bound sqrt(6/fan_in), as in Qwix; B is zero.",
+            "gaussian": "A is normal with the deviation 1/rank, as PEFT's gaussian; B is zero.",
+            "zero_a": "A is zero; B is uniform with bound 1/sqrt(rank), PEFT's rule for A.",
         },
+    )
+    plus_ratio: float | None = field(
+        "LoRA+: B's learning rate is so many times A's; null gives both the same.",
+        None,
+        unit="none (a ratio)",
+        gt=0,
+        allow_inf_nan=False,
+        example=16.0,
     )
     dtype: Literal["float32", "bfloat16"] = field(
         "Type of the adapters.",

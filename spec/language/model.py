@@ -54,6 +54,13 @@ class Model(Section):
             "2048": "What published timings have for rows of 8,192 tokens and more; it needs the most VMEM.",
         },
     )
+    add_tokens: dict[str, str | None] = field(
+        "Special tokens that the tokenizer gets: each one's text, and the token in whose place it comes, "
+        "such as one that the checkpoint holds in reserve; null gives it a row of the embedding that no "
+        "token has. The merged model's tokenizer has them.",
+        {},
+        example={"<|im_start|>": "<|reserved_special_token_0|>", "<|im_end|>": None},
+    )
     tokenizer: str | None = field(
         "Another tokenizer, as an id or a directory; null takes the model's.",
         None,

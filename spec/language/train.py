@@ -145,11 +145,29 @@ class Train(Section):
         allow_inf_nan=False,
     )
     label_smoothing: float = field(
-        "dpo: share of the preferences that are taken to be mistaken.",
+        "dpo: share of the preferences that are taken to be mistaken; sft: share of a target that is spread "
+        "evenly over the vocabulary.",
         0.0,
         unit="probability",
         ge=0,
         lt=0.5,
+    )
+    z_loss: float = field(
+        "sft: weight of the squared logsumexp of the logits, which keeps it near zero; 0 adds none.",
+        0.0,
+        unit="none (a factor)",
+        ge=0,
+        allow_inf_nan=False,
+        example=1.0e-4,
+    )
+    neftune_noise_alpha: float | None = field(
+        "sft: NEFTune's noise on the embeddings while training, uniform within alpha / sqrt(tokens of a row "
+        "* hidden size); null adds none.",
+        None,
+        unit="none (a factor)",
+        gt=0,
+        allow_inf_nan=False,
+        example=5.0,
     )
     steps: int | None = field(
         "Length of the run; the data is gone through as often as that takes. Either this or epochs.",

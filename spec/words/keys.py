@@ -36,6 +36,9 @@ KEYS: dict[str, str] = {
             "lora_module_path",
             "lora.layers": "layers_to_transform lora_layers_to_transform num_layers_to_tune",
             "lora.rslora": "use_rslora peft_use_rslora lora_use_rslora",
+            "lora.kind": "use_dora peft_use_dora lora_use_dora dora",
+            "lora.plus_ratio": "loraplus_lr_ratio lora_plus_lr_ratio lorap_lr_ratio",
+            "lora.train_also": "modules_to_save lora_modules_to_save additional_target",
             "lora.init": "init_lora_weights peft_init_lora_weights",
             "data.train": "datasets dataset train_dataset train_file train_data dataset_path "
             "dataset_name "
@@ -54,6 +57,9 @@ KEYS: dict[str, str] = {
             "train.beta": "rl_beta pref_beta dpo_beta orpo_alpha orpo_beta",
             "train.router_aux_loss_coef": "moe_aux_loss_coef moe_aux_loss_coeff aux_loss_coef aux_loss_alpha "
             "router_aux_loss_coefficient load_balancing_loss_coef load_balance_loss_weight",
+            "train.neftune_noise_alpha": "noise_alpha noisy_embedding_alpha neft_alpha neftune_alpha",
+            "train.label_smoothing": "label_smoothing_factor",
+            "train.z_loss": "z_loss_multiplier z_loss_weight z_loss_coef",
             "train.steps": "max_steps total_steps num_train_steps train_steps max_steps_per_epoch num_steps",
             "train.epochs": "num_train_epochs num_epochs n_epochs max_epochs epoch",
             "train.global_batch_size": "batch_size total_batch_size train_batch_size effective_batch_size",
@@ -117,15 +123,11 @@ KEYS: dict[str, str] = {
                 "remove it: every projection of attention and MLP has an adapter unless `lora: {targets: "
                 "[q_proj, v_proj]}` names fewer"
             ),
-            "lora.apply_lora_to_output apply_lora_to_output lora_head lora_modules_to_save "
-            "modules_to_save "
-            "additional_target trainable_token_indices": "remove it: adapters lie on the projections of "
-            "the "
-            "decoder layers alone in this version, as `lora: {targets: [q_proj, v_proj]}` lists them",
-            "use_dora peft_use_dora lora_use_dora dora loraplus_lr_ratio loraplus_lr_embedding "
-            "loftq_config "
-            "use_galore use_badam use_apollo pissa_init vera ia3": "it is not in this version; `lora: "
-            "{rslora: true}` scales by the square root of the rank",
+            "lora.apply_lora_to_output apply_lora_to_output lora_head": "`lora: {train_also: [lm_head]}` "
+            "trains the head whole",
+            "trainable_token_indices": "`lora: {train_also: [embed_tokens]}` trains the whole embedding",
+            "loraplus_lr_embedding loftq_config use_galore use_badam use_apollo pissa_init vera ia3": "it is "
+            "not in this version; `lora: {rslora: true}` scales by the square root of the rank",
             "bias lora_bias fan_in_fan_out lora_fan_in_fan_out task_type inference_mode layers_pattern "
             "lora_modules peft_type": "remove it: an adapter has no bias and is that of a language model",
             "load_in_4bit use_4bit qlora quantize_base bnb_4bit_quant_type bnb_4bit_compute_dtype "
@@ -275,9 +277,6 @@ KEYS: dict[str, str] = {
             "{dtype: "
             "bfloat16}` says",
             "export_size max_file_size": "`merge: {max_shard_size: 5GB}`",
-            "neftune_noise_alpha noise_alpha label_smoothing_factor nefttune": "it is not in this "
-            "version: "
-            "remove it",
             "label_pad_token_id average_tokens_across_devices num_items_in_batch": "remove it: `train: "
             "{loss_normalization: tokens}` is the mean over all target tokens of a step",
             "plugins integrations callbacks hooks profiler profiler_steps_per_profile": "plug-ins are "

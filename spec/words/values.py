@@ -112,8 +112,9 @@ VALUES: dict[str, dict[str, str]] = {
         },
         "lora.init": {
             "default kaiming kaiming_uniform true": "`init: peft`",
-            "gaussian pissa olora loftq eva orthogonal lora_ga corda mimo": "it is not in this version: "
-            "`init: peft`",
+            "normal": "`init: gaussian`",
+            "zero zero_init a_zero": "`init: zero_a`",
+            "pissa olora loftq eva orthogonal lora_ga corda mimo": "it is not in this version: `init: peft`",
         },
         "lora.quantize": {
             "4bit int4 fp4 4 bnb qlora bitsandbytes q4 mxfp4 nvfp4 bnb.nf4 nf4_dq": "`quantize: nf4`",

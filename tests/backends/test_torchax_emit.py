@@ -12,6 +12,9 @@ from tests.emit.emitting import program_of, tool
 
 REFUSED = {
     "E0922": ("lora.kv=shared",),
+    "E0943": ("lora.train_also=[embed_tokens]",),
+    "E0942": ("lora.kind=dora", "lora.dropout=0"),
+    "E0941": ("train.neftune_noise_alpha=5",),
     "E0933": ("model.id=google/gemma-4-26B-A4B-it",),
 }
 NOTED = {

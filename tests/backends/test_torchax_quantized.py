@@ -106,7 +106,6 @@ def test_the_backward_pass_keeps_no_dequantised_weight(tmp_path: Path) -> None:
 
     tiny.make_llama(tmp_path, num_hidden_layers=1)
     one = packed_batch()
-    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
 
     def kept(kind: str | None) -> set[tuple[tuple[int, ...], str]]:
         built = build(tmp_path, AXES, quantize=kind, targets=TARGETS)
@@ -114,7 +113,7 @@ def test_the_backward_pass_keeps_no_dequantised_weight(tmp_path: Path) -> None:
 
         def loss(trained: Any) -> Any:
             arrays: Any = (trained, built.arrays, None)
-            return batch_loss(built.model, arrays, *(placed[name] for name in names))
+            return batch_loss(built.model, arrays, placed)
 
         with built.mesh:
             return {(aval.shape, str(aval.dtype)) for aval, _ in saved_residuals(loss, built.trained)}

@@ -71,8 +71,7 @@ def measure_temporaries(
             return peft_trainer._default_loss_fn(model, *arguments)
 
     def recipec(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
-        names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
-        return batch_loss(built.forward, model, *(batch[name] for name in names))
+        return batch_loss(built.forward, model, batch)
 
     found = {}
     for loss in (tunix, recipec):

@@ -35,9 +35,6 @@ def jaxpr(built: Any, mesh: Any) -> str:
 
     graph, state = nnx.split(built.model)
     one = training.batch(0)
-    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
     with mesh:
-        traced = jax.make_jaxpr(
-            lambda state: batch_loss(built.forward, nnx.merge(graph, state), *(one[n] for n in names))
-        )(state)
+        traced = jax.make_jaxpr(lambda state: batch_loss(built.forward, nnx.merge(graph, state), one))(state)
     return str(traced)

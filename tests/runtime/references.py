@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from recipec.runtime.training.trace import PARTS
 from tests.runtime import training
 
 CLIP = 0.5
@@ -41,13 +43,23 @@ def losses(folder: Path) -> dict[str, list[float]]:
     return {name: [line[name] for line in lines] for name in ("loss", "grad_norm")}
 
 
-def split(built: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """A and B of each Hugging Face projection."""
+def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
+    """A, B and, with DoRA, the magnitudes of each projection, and tensors that are trained whole."""
+    from recipec.runtime.checkpoints.full import hugging_face
+
     arrays = training.adapters(built)
-    out = {}
+    out: dict[str, tuple[np.ndarray, ...]] = {}
     for adapter in built.adapters:
-        out |= adapter.split(arrays[adapter.a_path], arrays[adapter.b_path])
-    return {name: (a.copy(), b.copy()) for name, (a, b) in out.items()}
+        out |= adapter.split(*(arrays[path] for path, *_ in adapter.arrays))
+    for parameter in built.whole:
+        for number, source in enumerate(parameter.sources):
+            part = arrays[parameter.path][parameter.place(number)]
+            out[source.name] = (hugging_face(part, source),)
+    return {name: tuple(part.copy() for part in parts) for name, parts in out.items()}
+
+
+LORA = ("init", "kind", "plus_ratio", "train_also")
+"""Fields of LoraSettings that `twenty_steps` takes."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +94,7 @@ def twenty_steps(
     run: Path,
     remat: str = "decoder",
     targets: tuple[str, ...] = training.TARGETS,
-    balance: float = 0.0,
+    **methods: Any,
 ) -> Alike:
     """20 steps of 2 micro-batches by the runtime and by PEFT, from the same initial adapters.
 
@@ -90,19 +102,26 @@ def twenty_steps(
         folder: of the checkpoint.
         model: transformers' of it, into which PEFT puts its adapters.
         run: folder that the runtime's run is written into.
-        balance: weight of the load-balancing loss of a model with experts.
+        methods: fields of TrainSettings and, of LoraSettings, those of LORA.
     """
     import optax
 
+    from recipec.runtime.training.optimizers import faster_b
+
     steps, accumulation = 20, 2
     schedule = optax.linear_schedule(1e-3, 1e-4, steps)
-    mesh, built = training.build(folder, axes, remat=remat, seed=3, targets=targets)
+    lora = {key: methods[key] for key in LORA if key in methods}
+    mesh, built = training.build(folder, axes, remat=remat, seed=3, targets=targets, **lora)
     start = split(built)
-    chain = optax.chain(
-        optax.clip_by_global_norm(CLIP), optax.adamw(schedule, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.01)
-    )
+    links = [
+        optax.clip_by_global_norm(CLIP),
+        optax.adamw(schedule, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.01),
+    ]
+    links += [faster_b(methods["plus_ratio"])] if "plus_ratio" in methods else []
+    chain = optax.chain(*links)
     with mesh:
-        options = {"log_every": 20, "every_steps": 20, "router_aux_loss_coef": balance}
+        options = {"log_every": 20, "every_steps": 20}
+        options |= {key: value for key, value in methods.items() if key not in lora}
         trainer = training.trainer(built, mesh, run, chain, accumulation, **options)
         training.fit(trainer, run, steps, schedule, accumulation)
     found, moved = losses(run), split(built)
@@ -114,12 +133,13 @@ def twenty_steps(
         accumulation,
         lambda step: float(schedule(step)),
         (targets, parameters),
-        balance,
+        **methods,
     )
     assert max(norms) > CLIP, "clipping takes part"
 
     def apart(one: Any, other: Any) -> float:
-        return max(float(np.abs(one[name][i] - other[name][i]).max()) for name in end for i in (0, 1))
+        pairs = (pair for name in end for pair in zip(one[name], other[name], strict=True))
+        return max(float(np.abs(left - right).max()) for left, right in pairs)
 
     return Alike(
         losses=float(np.abs(np.array(found["loss"]) - expected).max()),
@@ -131,12 +151,13 @@ def twenty_steps(
     )
 
 
-def wrap(model: Any, names: Sequence[str], parameters: Sequence[str]) -> Any:
+def wrap(model: Any, names: Sequence[str], parameters: Sequence[str], **options: Any) -> Any:
     """transformers' model with PEFT's adapters of rank 4.
 
     Args:
         names: expressions of the projections' names.
         parameters: names of parameters within a layer.
+        options: of LoraConfig.
     """
     import re
 
@@ -162,21 +183,47 @@ def wrap(model: Any, names: Sequence[str], parameters: Sequence[str]) -> Any:
             r=4,
             lora_alpha=8,
             lora_dropout=0.0,
+            **options,
             target_modules=sorted({*linear} - {*wrong}),
             target_parameters=[*(f"{name}.weight" for name in wrong), *parameters] or None,
         ),
     )
 
 
+@contextmanager
+def noise(model: Any, alpha: float | None, index: np.ndarray) -> Iterator[None]:
+    """transformers' NEFTune of a micro-batch, with the runtime's random bits in place of torch's."""
+    import jax.numpy as jnp
+    import torch
+
+    from recipec.runtime.model.initial import path_hash
+    from recipec.runtime.model.lora import random_bits, row_salts
+
+    def hook(module: Any, given: Any, output: Any) -> Any:
+        bound = alpha / (output.size(1) * output.size(2)) ** 0.5
+        salts = row_salts(0, jnp.int32(index), training.ROWS) ^ jnp.uint32(path_hash("embed_tokens"))
+        bits = np.asarray(random_bits(salts, tuple(output.shape)))
+        return output + torch.tensor((bits / 2.0**31 - 1) * bound, dtype=output.dtype)
+
+    if alpha is None:
+        yield
+        return
+    handle = model.get_input_embeddings().register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def peft_steps(
     model: Any,
-    start: dict[str, tuple[np.ndarray, np.ndarray]],
+    start: dict[str, tuple[np.ndarray, ...]],
     steps: int,
     accumulation: int,
     rate: Callable[[int], float],
     adapted: tuple[Sequence[str], Sequence[str]] = (training.TARGETS, ()),
-    balance: float = 0.0,
-) -> tuple[list[float], list[float], dict[str, tuple[np.ndarray, np.ndarray]]]:
+    **methods: Any,
+) -> tuple[list[float], list[float], dict[str, tuple[np.ndarray, ...]]]:
     """The same run by transformers and PEFT: losses, gradient norms, final adapters.
 
     Args:
@@ -184,7 +231,9 @@ def peft_steps(
     """
     import torch
 
-    model = wrap(model, *adapted)
+    whole = [*methods.get("train_also", ())] or None
+    dora = methods.get("kind") == "dora"
+    model = wrap(model, *adapted, use_dora=dora, modules_to_save=whole, ensure_weight_tying=bool(whole))
     weights = {}
     for name, module in model.named_modules():
         if "default" in getattr(module, "lora_A", ()):
@@ -194,33 +243,54 @@ def peft_steps(
             weights |= {
                 f"{own}.lora_{letter}": getattr(module, f"lora_{letter}")["default"].weight for letter in "AB"
             }
-    assert len(weights) == 2 * len(start), "PEFT adapts what Tunix adapts"
+            for magnitude in getattr(module, "lora_magnitude_vector", {}).values():
+                weights[f"{own}.lora_magnitude"] = magnitude.weight
+    start = {name: parts for name, parts in start.items() if len(parts) > 1}
+    assert len(weights) == sum(map(len, start.values())), "PEFT adapts what Tunix adapts"
     with torch.no_grad():
-        for name, pair in start.items():
-            for letter, value in zip("AB", pair, strict=True):
-                weights[f"{name}.lora_{letter}"].copy_(torch.tensor(value))
-    optimizer = torch.optim.AdamW(weights.values(), lr=1.0, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+        for name, parts in start.items():
+            for which, value in zip(PARTS, parts, strict=False):
+                if which == "magnitude":  # PEFT's own
+                    assert np.allclose(weights[f"{name}.lora_{which}"].numpy(), value, rtol=1e-6)
+                else:
+                    weights[f"{name}.lora_{which}"].copy_(torch.tensor(value))
+    balance = methods.get("router_aux_loss_coef", 0.0)
+    smoothing, z_loss = methods.get("label_smoothing", 0.0), methods.get("z_loss", 0.0)
+    of_a = [p for name, p in weights.items() if name.endswith("lora_A")]
+    others = [p for name, p in weights.items() if not name.endswith("lora_A")]
+    groups = [{"params": of_a}, {"params": others}]
+    saved = {name: p for name, p in model.named_parameters() if ".modules_to_save." in name}
+    groups[0]["params"] += saved.values()
+    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
     found, norms = [], []
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = rate(step)
+        for group, ratio in zip(optimizer.param_groups, (1, methods.get("plus_ratio", 1)), strict=True):
+            group["lr"] = rate(step) * ratio
         optimizer.zero_grad()
         total = 0.0
         for part in range(accumulation):
             one = training.batch(step * accumulation + part, accumulation)
-            computed = reference(model, one, **({"output_router_logits": True} if balance else {}))
-            chosen = torch.log_softmax(computed.logits[:, :-1].float(), -1)
+            with noise(model, methods.get("neftune_noise_alpha"), one["index"]):
+                computed = reference(model, one, **({"output_router_logits": True} if balance else {}))
+            logits = computed.logits[:, :-1].float()
+            chosen = torch.log_softmax(logits, -1)
             targets = torch.tensor(one["tokens"][:, 1:]).long()
             nll = -chosen.gather(-1, targets[..., None])[..., 0]
+            nll = (1 - smoothing) * nll - smoothing * chosen.mean(-1)  # transformers' LabelSmoother
+            nll = nll + z_loss * torch.logsumexp(logits, -1) ** 2
             loss = (nll * torch.tensor(one["loss_mask"][:, 1:])).sum() / float(one["norm"]) / accumulation
             if balance:
                 loss = loss + balance * computed.aux_loss / accumulation
             loss.backward()
             total += float(loss)
-        norms.append(float(torch.nn.utils.clip_grad_norm_(weights.values(), CLIP)))
+        norms.append(float(torch.nn.utils.clip_grad_norm_([*weights.values(), *saved.values()], CLIP)))
         optimizer.step()
         found.append(total)
     end = {
-        name: tuple(weights[f"{name}.lora_{letter}"].detach().numpy() for letter in "AB") for name in start
+        name: tuple(weights[f"{name}.lora_{PARTS[i]}"].detach().numpy() for i in range(len(parts)))
+        for name, parts in start.items()
     }
+    for name, parameter in saved.items():
+        own = name.replace(".modules_to_save.default", "").removeprefix("base_model.model.")
+        end[own.removeprefix("model.")] = (parameter.detach().numpy(),)
     return found, norms, end

@@ -15,7 +15,7 @@ from recipec.runtime.merging import journal, writer
 from recipec.runtime.merging.arithmetic import Change
 from recipec.runtime.merging.folder import LocalFolder
 from recipec.runtime.merging.plan import AS_BASE, MergePlan, plan_merge
-from recipec.runtime.model.adapters import Adapter, build_adapters, lora_settings
+from recipec.runtime.model.adapters import Adapter, build_adapters, lora_settings, trained_whole
 from recipec.runtime.peft.exporting import (
     ADAPTER_CONFIG,
     WEIGHTS,
@@ -58,6 +58,11 @@ def random_arrays(adapters: list[Adapter], seed: int = 0, scale: float = 1.0) ->
             for part in adapter.projections:
                 b[part.block, part.slot] = whole[part.block, part.slot]
         out[adapter.b_path] = b
+        for path, shape, _ in adapter.arrays[2:]:
+            out[path] = random.uniform(0.5, 1.5, shape).astype(np.float32)
+            if adapter.target.fused:
+                trained = [part.slot for part in adapter.projections]
+                out[path] *= np.isin(np.arange(shape[0]), trained).reshape(-1, *(1 for _ in shape[1:]))
     return out
 
 
@@ -82,9 +87,14 @@ def save_run(
         item_handlers={"model_params": ocp.PyTreeCheckpointHandler()},
         options=ocp.CheckpointManagerOptions(create=True),
     )
+    whole = trained_whole(
+        base.family.parameters(base.architecture), lora_settings(section, base.architecture.num_layers)
+    )
     for step in steps:
         tree: dict[Any, Any] = {}
-        for path, array in random_arrays(adapters, seed=step, scale=scale).items():
+        random = np.random.default_rng(step)
+        arrays = {p.path: random.standard_normal(p.shape).astype(np.float32) for p in whole}
+        for path, array in {**random_arrays(adapters, seed=step, scale=scale), **arrays}.items():
             *folders, leaf = (int(part) if part.isdigit() else part for part in path.split("."))
             node = tree
             for folder in folders:

@@ -178,7 +178,7 @@ def loss_and_gradients(forward: Any, built: Any, mesh: Any) -> Callable[[dict[st
     @partial(jax.jit, compiler_options=QUICK)
     def compute(adapters: Any, rest: Any, batch: Any) -> Any:
         def loss_of(adapters: Any) -> Any:
-            return batch_loss(forward, nnx.merge(graph, adapters, rest), **batch)
+            return batch_loss(forward, nnx.merge(graph, adapters, rest), batch)
 
         return jax.value_and_grad(loss_of)(adapters)
 

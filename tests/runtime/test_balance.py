@@ -56,13 +56,12 @@ def by_runtime(
 
     mesh, built = training.build(folder, axes, remat=remat, full=True)
     graph, state = nnx.split(built.model)
-    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
 
     @jax.jit
     def compute(state: Any, inputs: Any) -> Any:
         def loss_of(model: Any) -> Any:
             with collected(inputs["segment_ids"], probable=True) as found:
-                loss = batch_loss(built.forward, model, *(inputs[name] for name in names))
+                loss = batch_loss(built.forward, model, inputs)
             return balanced(loss, {}, found, WEIGHT)
 
         wanted = nnx.DiffState(0, nnx.Param)
@@ -146,7 +145,7 @@ def test_twenty_training_steps_are_those_of_peft(tmp_path: Path) -> None:
             count[layer] += np.bincount(chosen.reshape(-1), minlength=EXPERTS)
     run = tmp_path / "run"
     alike = twenty_steps(
-        tmp_path / "base", model, {"fsdp": 2, "tp": 2}, run, targets=ATTENTION, balance=WEIGHT
+        tmp_path / "base", model, {"fsdp": 2, "tp": 2}, run, targets=ATTENTION, router_aux_loss_coef=WEIGHT
     )
     print(f"\n{alike}")
     assert alike.losses <= LIMIT * alike.of_loss

@@ -51,10 +51,9 @@ def traced(built: Any) -> str:
 
     graph, adapters, rest = nnx.split(built.model, nnx.LoRAParam, ...)
     one = training.batch(0)
-    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
 
     def loss(model: Any) -> Any:
-        return batch_loss(built.forward, model, *(one[name] for name in names))
+        return batch_loss(built.forward, model, one)
 
     def gradients(adapters: Any, rest: Any) -> Any:
         model = nnx.merge(graph, adapters, rest)

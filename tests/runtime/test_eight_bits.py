@@ -104,12 +104,11 @@ def learnt(model: Path, axes: dict[str, int], products: str | None, quantize: st
     _, built = training.build(model, axes, quantize=quantize, products=products, targets=TARGETS)
     graph, adapters, base = nnx.split(built.model, nnx.LoRAParam, ...)
     one = training.batch(0)
-    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
 
     @jax.jit
     def run(adapters: Any, base: Any) -> Any:
         def loss(adapters: Any) -> Any:
-            return batch_loss(built.forward, nnx.merge(graph, adapters, base), *(one[n] for n in names))
+            return batch_loss(built.forward, nnx.merge(graph, adapters, base), one)
 
         return jax.value_and_grad(loss)(adapters)
 

@@ -196,7 +196,7 @@ def test_bfloat16_computes_in_bfloat16_with_float32_adapters(
 
 def test_initial_values_are_peft_s_and_of_their_seed() -> None:
     from recipec.runtime.model.families import FAMILIES
-    from recipec.runtime.model.initial import initial_a
+    from recipec.runtime.model.initial import initial_pair
 
     config = {**tiny.gemma4_text(**TWO), "model_type": "gemma4_text"}
     family = FAMILIES["gemma4"]
@@ -214,18 +214,20 @@ def test_initial_values_are_peft_s_and_of_their_seed() -> None:
     )
     for weight, fan_in in (("mlp.down_proj.kernel", 128), ("attn.attn_vec_einsum.w", 8 * 16)):
         adapter = adapters()[f"layers.0.{weight}"]
-        values = initial_a(adapter, peft, seed=0)
+        values = initial_pair(adapter, peft, seed=0)[0]
         assert values.shape == adapter.a_shape
         assert 0.95 * fan_in**-0.5 < np.abs(values).max() <= fan_in**-0.5
         assert abs(values.mean()) < 0.2 * fan_in**-0.5
-        wide = initial_a(adapter, qwix, seed=0)
+        wide = initial_pair(adapter, qwix, seed=0)[0]
         assert 0.95 * (6 / fan_in) ** 0.5 < np.abs(wide).max() <= (6 / fan_in) ** 0.5
-    both = initial_a(adapters()["layers.0.attn.kv_einsum.w"], peft, seed=0)
-    alone = initial_a(adapters(targets=("v_proj",))["layers.0.attn.kv_einsum.w"], peft, seed=0)
+    both = initial_pair(adapters()["layers.0.attn.kv_einsum.w"], peft, seed=0)[0]
+    alone = initial_pair(adapters(targets=("v_proj",))["layers.0.attn.kv_einsum.w"], peft, seed=0)[0]
     assert both.shape == (64, 16)
     assert not np.array_equal(both[:, :8], both[:, 8:]), "K and V have their own A"
     assert np.array_equal(both[:, 8:], alone), "V's does not depend on whether K is trained"
-    assert not np.array_equal(alone, initial_a(adapters()["layers.0.attn.kv_einsum.w"], peft, seed=1)[:, 8:])
+    assert not np.array_equal(
+        alone, initial_pair(adapters()["layers.0.attn.kv_einsum.w"], peft, seed=1)[0][:, 8:]
+    )
 
 
 def test_initial_values_do_not_depend_on_the_mesh(gemma4: Path) -> None:
@@ -308,17 +310,16 @@ def test_dropout_is_in_the_loss_and_the_same_when_it_is_recomputed(gemma4: Path)
     mesh, built = training.build(gemma4, MESH, dropout=0.5, remat="decoder")
     randomise(built)
     graph, state = nnx.split(built.model)
-    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
     one = training.batch(0)
 
     @jax.jit
     def dropped(state: Any, index: Any) -> Any:
         with built.provider.training(0, index, len(one["tokens"])):
-            return batch_loss(built.forward, nnx.merge(graph, state), *(one[name] for name in names))
+            return batch_loss(built.forward, nnx.merge(graph, state), one)
 
     @jax.jit
     def whole(state: Any) -> Any:
-        return batch_loss(built.forward, nnx.merge(graph, state), *(one[name] for name in names))
+        return batch_loss(built.forward, nnx.merge(graph, state), one)
 
     with mesh:
         first = [float(dropped(state, np.int32(i))) for i in (0, 1, 0)]

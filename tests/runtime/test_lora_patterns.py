@@ -14,7 +14,7 @@ import pytest
 from recipec.runtime.merging import merge
 from recipec.runtime.model.adapters import LoraSettings, build_adapters, by_pattern, lora_settings
 from recipec.runtime.model.families import FAMILIES
-from recipec.runtime.model.initial import initial_a
+from recipec.runtime.model.initial import initial_pair
 from recipec.runtime.model.lora import trained_mask
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
@@ -80,7 +80,7 @@ def test_fused_projections_have_blocks_of_their_own_rank_and_scale() -> None:
     assert adapter.trained_size == 64 * 6 + 6 * 4 * 16
     lora = LoraSettings(**OPTIONS, dropout=0.0, targets=())
     alone = gemma4_adapters(**OPTIONS | {"targets": ("v_proj",)})["layers.0.attn.kv_einsum.w"]
-    assert np.array_equal(initial_a(adapter, lora, 7)[:, 2:], initial_a(alone, lora, 7))
+    assert np.array_equal(initial_pair(adapter, lora, 7)[0][:, 2:], initial_pair(alone, lora, 7)[0])
 
 
 def test_projections_that_share_a_cannot_have_ranks_of_their_own() -> None:

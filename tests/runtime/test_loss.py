@@ -75,7 +75,7 @@ def full_loss(logits: Any, one: dict[str, Any]) -> Any:
 
 
 def chunked_loss(head: Any, hidden: Any, one: dict[str, Any]) -> Any:
-    return loss.batch_loss(fake(hidden, head), None, *(one[name] for name in NAMES))
+    return loss.batch_loss(fake(hidden, head), None, one)
 
 
 def largest(found: Any, expected: Any) -> float:
@@ -294,7 +294,7 @@ def test_full_fine_tuning_sees_the_embeddings_gradient_from_both_its_uses(
         return full_loss(model.forward.logits(model_, *(one[name] for name in NAMES[:3])), one)
 
     def chunked(model_: Any, one: Any) -> Any:
-        return loss.batch_loss(model.forward, model_, *(one[name] for name in NAMES))
+        return loss.batch_loss(model.forward, model_, one)
 
     def gradients(function: Any) -> Any:
         def of(parameters: Any, rest: Any, one: Any) -> Any:

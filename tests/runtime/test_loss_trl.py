@@ -64,7 +64,7 @@ def test_normalisation_is_trls(normalization: str, tmp_path: Path) -> None:
 
     @jax.jit
     def loss_of(state: Any, one: Any, norm: Any) -> Any:
-        return batch_loss(built.forward, nnx.merge(graph, state), *(one[name] for name in NAMES), norm)
+        return batch_loss(built.forward, nnx.merge(graph, state), {**one, "norm": norm})
 
     with mesh:
         parts = [

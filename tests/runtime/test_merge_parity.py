@@ -59,7 +59,7 @@ LAYOUTS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "gemma3-fused-qkv": (
         tiny.make_gemma3,
         {"num_key_value_heads": 8, "num_hidden_layers": 2},
-        {"targets": ["q_proj", "v_proj"], "rank_pattern": [["v_proj", 5]]},
+        {"targets": ["q_proj", "v_proj"], "rank_pattern": [["v_proj", 5]], "kind": "dora", "dropout": 0.0},
     ),
     "llama": (
         tiny.make_llama,
@@ -95,7 +95,12 @@ ALIKE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 }
 """Others that are laid out as one of those."""
 SECTIONS: dict[str, dict[str, Any]] = {
-    "phi3": {"alpha": 3.0, "rslora": True, "rank_pattern": [["qkv_proj", 5], ["gate_up_proj", 2]]},
+    "phi3": {
+        "train_also": ["embed_tokens", "lm_head", r"layers\.1\.input_layernorm"],
+        "alpha": 3.0,
+        "rslora": True,
+        "rank_pattern": [["qkv_proj", 5], ["gate_up_proj", 2]],
+    },
     "glm4": {"targets": ["q_proj", "gate_up_proj"], "layers": [1], "quantize": "nf4"},
     "starcoder2": {"alpha_pattern": [["c_fc", 1.5]], "rank_pattern": [[r"0\.mlp\.c_proj", 2]]},
     "qwen2": {"targets": ["k_proj", "o_proj", "up_proj"], "layers": [1]},
@@ -176,6 +181,8 @@ def test_the_merged_model_and_the_adapter_compute_what_tunix_trained(
     from recipec.runtime.model.mesh import start
 
     case = cases(name)
+    # Merged are the weights as they were, into which adapters of quantised ones were trained.
+    lora = replace(case.trained.settings, quantize=None)
     rows = token_rows(case.base.architecture.vocab_size, 8)
     rows["tokens"] %= 500  # beyond are the image and audio placeholders, which transformers replaces
     model = load(case, case.folder / "merged")
@@ -189,11 +196,11 @@ def test_the_merged_model_and_the_adapter_compute_what_tunix_trained(
     # What is there once more for vLLM: keys that serve as values.
     copies = {f".{values}." for _, values in keys_as_values(case.base, trained)}
     saved = {
-        name.replace(".weight", ".default.weight")
+        f"{name.removesuffix('.weight')}.default.weight"
         for name in load_file(adapter / "adapter_model.safetensors")
-        if not any(copy in name for copy in copies)
+        if "lora_" in name and not any(copy in name for copy in copies)
     }
-    assert len(saved) == 2 * len(trained)
+    assert len(saved) == (3 if case.trained.settings.kind == "dora" else 2) * len(trained)
     assert {name for name in wrapped.state_dict() if "lora_" in name} == saved, "the trained modules alone"
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # PEFT warns of missing and of unexpected keys
@@ -201,12 +208,12 @@ def test_the_merged_model_and_the_adapter_compute_what_tunix_trained(
         warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match")
         wrapped = peft.PeftModel.from_pretrained(load(case, case.folder / "base"), adapter)
     adapted = torch_logits(wrapped, rows)
-    assert import_adapter(adapter, case.base, case.folder / "run", case.folder / "imported") == 0
-    assert_same(*(restore_tree(str(case.folder / step / "model_params")) for step in ("run/4", "imported/0")))
+    if not lora.train_also:
+        assert import_adapter(adapter, case.base, case.folder / "run", case.folder / "imported") == 0
+        trees = (restore_tree(str(case.folder / step / "model_params")) for step in ("run/4", "imported/0"))
+        assert_same(*trees)
 
     settings = replace(case.model, dtype="float32", remat="none")
-    # Merged are the weights as they were, into which adapters of quantised ones were trained.
-    lora = replace(case.trained.settings, quantize=None)
     mesh = start(MeshSettings("cpu", 4, {"fsdp": 2, "tp": 2}))
     built = build(case.base, settings, lora, mesh)
     set_adapters(built, case.trained, mesh)
@@ -231,7 +238,7 @@ def assert_merged_as_by_peft(case: Case, merged: dict[str, Any], by_peft: dict[s
     differences = {name: float((merged[name] - by_peft[name]).abs().max()) for name in merged}
     assert max(differences.values()) <= 1e-6, max(differences, key=lambda name: differences[name])
     changed = {name for name in merged if not merged[name].equal(before[name])}
-    assert len(changed) == len(case.trained.deltas())
+    assert len(changed) == len(case.trained.changes(case.base))
     assert all(merged[name].equal(by_peft[name]) for name in merged.keys() - changed)
 
 

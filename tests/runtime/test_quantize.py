@@ -291,13 +291,12 @@ def stepper(built: Any) -> Any:
     from recipec.runtime.training.loss import batch_loss
 
     one = training.batch(0)
-    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
     graph = nnx.graphdef(built.model)
 
     @jax.jit
     def step(adapters: Any, state: Any, base: Any) -> Any:
         def loss(adapters: Any) -> Any:
-            return batch_loss(built.forward, nnx.merge(graph, adapters, base), *(one[n] for n in names))
+            return batch_loss(built.forward, nnx.merge(graph, adapters, base), one)
 
         value, gradients = jax.value_and_grad(loss)(adapters)
         updates, state = rule().update(gradients, state, adapters)
@@ -362,10 +361,9 @@ def residuals(built: Any) -> set[tuple[tuple[int, ...], str]]:
     one = training.batch(0)
     rematerialise(built.model, "none")
     graph, adapters, base = nnx.split(built.model, nnx.LoRAParam, ...)
-    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
 
     def loss(adapters: Any) -> Any:
-        return batch_loss(built.forward, nnx.merge(graph, adapters, base), *(one[n] for n in names))
+        return batch_loss(built.forward, nnx.merge(graph, adapters, base), one)
 
     with start(MESH):
         found = saved_residuals(loss, adapters)

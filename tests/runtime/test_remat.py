@@ -59,7 +59,7 @@ def loss_of(built: Any, policy: str) -> Any:
 
     def loss(model: Any, one: Any) -> Any:
         with built.provider.training(0, one["index"], len(one["tokens"])):
-            return batch_loss(forward, model, *(one[name] for name in NAMES))
+            return batch_loss(forward, model, one)
 
     return loss, *nnx.split(built.model, nnx.LoRAParam, ...)
 

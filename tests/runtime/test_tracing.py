@@ -70,7 +70,6 @@ def descriptions(name: str, layers: int, remat: str, monkeypatch: pytest.MonkeyP
     axes = {"fsdp": 8, "tp": 1}
     built = abstract_model(family, family.architecture(config), settings, lora, axes)
     graph, state = nnx.split(built.model)
-    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
 
     def step(state: Any, one: Any) -> Any:
         from recipec.runtime.training.loss import batch_loss
@@ -81,7 +80,7 @@ def descriptions(name: str, layers: int, remat: str, monkeypatch: pytest.MonkeyP
         def loss_of(model: Any) -> Any:
             assert built.provider is not None
             with built.provider.training(0, one["index"], len(one["tokens"])):
-                return batch_loss(built.forward, model, *(one[name] for name in names))
+                return batch_loss(built.forward, model, one)
 
         loss, gradients = nnx.value_and_grad(loss_of, argnums=nnx.DiffState(0, nnx.LoRAParam))(model)
         optimizer.update(model, gradients)

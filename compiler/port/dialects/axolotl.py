@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
-from recipec.compiler.port.common import say_common
+from recipec.compiler.port.common import say_common, say_tokens
 from recipec.compiler.port.dialects.axolotl_data import say_data
 from recipec.compiler.port.keys import OFF, Keys, defaults_of, table, words
 from recipec.compiler.port.ledger import Ledger
@@ -133,6 +133,7 @@ def _plugins(keys: Keys) -> None:
 
 def _tokens(keys: Keys) -> None:
     """Special tokens: padding is masked; others would be other text."""
+    say_tokens(keys, "tokens")
     below = keys.below("special_tokens")
     for name in keys.mapping("special_tokens"):
         if name == "pad_token":
@@ -158,16 +159,18 @@ def _adapters(keys: Keys, model: Model | None) -> None:
         else:  # PEFT's own, as Axolotl hands it None.
             keys.refuse(key, "E1144", f"`{key}` is missing, and Axolotl has no default for it", f"{key}: 16")
     keys.same("peft_use_rslora", {"lora.rslora": True} if keys.flag("peft_use_rslora") else None)
+    keys.same("peft_use_dora", {"lora.kind": "dora"} if keys.flag("peft_use_dora") else None)
     for name in ("rank_pattern", "alpha_pattern"):
         given = keys.mapping(f"lora_{name}")
         keys.same(f"lora_{name}", {f"lora.{name}": dict(given)} if given else None)
     _dropout(keys, _targets(keys, model))
     start = keys.value("peft_init_lora_weights")
-    why = {False: "B starts from zero here", "gaussian": "A is uniform here, with other values"}
     if start in (True, None):
         keys.same("peft_init_lora_weights", {"lora.init": "peft"} if start else None)
-    elif start is False or start == "gaussian":
-        keys.say("peft_init_lora_weights", {"lora.init": "peft"}, why[start])
+    elif start == "gaussian":
+        keys.same("peft_init_lora_weights", {"lora.init": "gaussian"})
+    elif start is False:
+        keys.say("peft_init_lora_weights", {"lora.init": "peft"}, "B starts from zero here")
     else:
         note = f"A and B start from PEFT's own values here, not from {start}'s"
         keys.learnt("peft_init_lora_weights", (), note)
@@ -590,7 +593,6 @@ learnt liger_use_token_scaling: each token's loss counts alike here
 learnt scaling_softmax: attention is not scaled by the length of the context here
 learnt use_pose: positions are not skipped to lengthen the context here
 learnt fix_untrained_tokens: untrained embeddings keep their values here
-learnt tokens: no tokens are added to the tokenizer here: they are written in several tokens each
 learnt added_tokens_overrides: the tokenizer's tokens are not renamed here
 learnt reinit_weights: training starts from the checkpoint's weights here, not from random ones
 learnt overrides_of_model_config model_config: config.json is taken as it is

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
-from recipec.compiler.port.common import say_common
+from recipec.compiler.port.common import say_common, say_tokens
 from recipec.compiler.port.keys import OFF, Keys, defaults_of, keeps, keys_of, table, tools, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
@@ -81,6 +81,7 @@ def port(ledger: Ledger) -> None:
         keys.default("eval_strategy", "no", sets, f"LLaMA-Factory's default is {note}")
     trainer.bookkeeping(keys)
     keys.follow(KEYS, OFF)
+    say_tokens(keys, "add_special_tokens")
     say_common(keys, NAME)
 
 
@@ -151,6 +152,7 @@ def _lora(keys: Keys, model: Model | None) -> None:
         note = "LLaMA-Factory's default: twice the rank"
         keys.default("lora_alpha", 2 * rank, {"lora.alpha": 2 * rank}, note)
     keys.same("use_rslora", {"lora.rslora": True} if keys.flag("use_rslora") else None, "alpha / sqrt(rank)")
+    keys.same("use_dora", {"lora.kind": "dora"} if keys.flag("use_dora") else None)
     given = keys.texts("lora_target") or "all"
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
     spec: str | list[str] = "all-linear" if names == ["all"] else names
@@ -636,7 +638,7 @@ learnt use_asft_loss: the loss is plain cross-entropy, without a term that keeps
 learnt use_eaft_loss: the loss is plain cross-entropy, not weighted by entropy
 learnt freeze_language_model: the language model is what is trained here
 learnt split_special_tokens: marks of the template are read as the tokens that they are here
-learnt add_tokens add_special_tokens: no tokens are added to the tokenizer here: they are written in several
+learnt add_tokens: no tokens are added to the tokenizer here but special ones: they are written in several
     tokens each
 learnt new_special_tokens_config: no tokens are added to the tokenizer here
 learnt shift_attn: attention is over the whole row here, not over shifted groups

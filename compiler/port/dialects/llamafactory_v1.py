@@ -36,9 +36,8 @@ OF_LORA = table("""
 integer r -> lora.rank
 number lora_alpha -> lora.alpha
 switch use_rslora -> lora.rslora: alpha / sqrt(rank)
+switch use_dora -> lora.kind=dora
 learnt adapter_name_or_path: training starts from new adapters; merge.py --import-adapter goes on
-learnt use_dora: plain LoRA in its place: no magnitudes of their own are trained
-learnt modules_to_save: whole modules beside the adapters are not trained here
 export export_dir export_size export_hub_model_id export_legacy_format infer_dtype
 exact name: how it is trained
 """)

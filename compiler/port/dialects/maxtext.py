@@ -53,7 +53,6 @@ lost logits_dot_in_fp32 float32_qk_product float32_logits activations_in_float32
     float32 here, and what is multiplied is of model.dtype
 lost cast_logits_to_fp32=true: logits are float32 here
 learnt dropout_rate: the model here has no dropout of its own
-learnt z_loss_multiplier: the loss is the cross-entropy alone
 learnt adamw_mask: the decay is for all weights here
 learnt adam_eps_root: the root is of the second moment alone
 learnt trainable_parameters_mask: all weights, or the adapters, are trained

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.lowering.catalog import entries
-from recipec.compiler.port.common import say_common
+from recipec.compiler.port.common import say_common, say_tokens
 from recipec.compiler.port.keys import Keys, defaults_of, keys_of, table, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
@@ -73,12 +73,11 @@ lost hqq_axis=null: of another quantisation
 learnt adapters=[]: training starts from new adapters; merge.py --import-adapter and --resume go on
 learnt external_plugins=[] custom_register_path=[] callbacks=[]: code of its own, which is not read
 learnt custom_dataset_info=[]: a file of its own, which is not read
-learnt new_special_tokens=[] init_strategy=null: the checkpoint's tokens and weights are taken as they are
+learnt init_strategy=null: the checkpoint's weights are taken as they are
 learnt freeze_parameters=[] freeze_parameters_regex=null freeze_parameters_ratio=0 trainable_parameters=[]
     trainable_parameters_regex=null freeze_llm=false: all weights are trained, or have adapters
 learnt enable_dft_loss=false enable_channel_loss=false mrl_dims=null: the loss is the plain cross-entropy
 learnt use_galore=false lisa_activated_layers=0 optimizer=null: the optimizer is optim's
-learnt lorap_lr_ratio=null: A and B share one learning rate here; LoRA+ gives B a higher one
 learnt decision_drop_instructions=0 decision_subsample_options=0 decision_state_as_text=0
     decision_shuffle_fields=false: rows are not changed at random here
 """)
@@ -86,7 +85,7 @@ OF_LORA = table("""
 integer lora_rank -> lora.rank
 number lora_alpha -> lora.alpha
 switch use_rslora -> lora.rslora: alpha / sqrt(rank)
-learnt modules_to_save=[]: whole modules beside the adapters are not trained here: they stay the base's
+switch use_dora -> lora.kind=dora
 """)
 OF_RLHF = table("""
 learnt rpo_alpha=null: no negative log-likelihood is added to the loss here
@@ -149,6 +148,7 @@ def port(ledger: Ledger) -> None:
     experts.say_coefficient(keys, "router_aux_loss_coef", named.model if named else None)
     keys.follow(KEYS)
     keys.passive([key for key in keys.source.data if PRESETS.match(str(key))], "of a method that is off")
+    say_tokens(keys, "new_special_tokens")
     say_common(keys, NAME, training.OFF)
     keys.passive(keys_of(NAME, "rlhf"), "a setting of another kind of rlhf")
 

@@ -49,7 +49,7 @@ OF_LORA = table("""
 integer lora_rank -> lora.rank
 number lora_alpha -> lora.alpha
 number lora_dropout -> lora.dropout
-learnt use_dora=null/false: plain LoRA: no magnitudes of their own are trained
+switch use_dora -> lora.kind=dora
 """)
 OF_SOURCES = table("""
 lost data_dir=null: a folder of a repository: name its files as data_files

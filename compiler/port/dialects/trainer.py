@@ -40,6 +40,7 @@ SIZES = table("""
 integer r -> lora.rank
 number lora_alpha -> lora.alpha
 switch use_rslora -> lora.rslora: alpha / sqrt(rank)
+switch use_dora -> lora.kind=dora
 """)
 ADAPTER = table("""
 exact peft_type task_type auto_mapping peft_version base_model_name_or_path: what it is

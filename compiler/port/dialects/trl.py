@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from recipec.compiler.port.common import COMMON, say_common
+from recipec.compiler.port.common import COMMON, say_common, say_methods
 from recipec.compiler.port.keys import REASONS, Keys, as_number, defaults_of, keys_of, table, tools, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
@@ -56,6 +56,7 @@ OF_LORA = table("""
 integer lora_r -> lora.rank
 number lora_alpha -> lora.alpha
 switch use_rslora -> lora.rslora: alpha / sqrt(rank)
+switch use_dora -> lora.kind=dora
 lost lora_task_type=CAUSAL_LM: a language model is trained here
 """)
 OF_SOURCES = table("""
@@ -95,6 +96,7 @@ def port(ledger: Ledger) -> None:
     trainer.memory(keys, launch)
     trainer.bookkeeping(keys)
     keys.follow(KEYS)
+    say_methods(keys, training.OFF)
     if script:
         keys.follow(adapters.FEATURES)
         keys.follow(scripts.KEYS)

@@ -147,7 +147,6 @@ def say_dropout(keys: Keys, chosen: Chosen | None) -> None:
 
 
 INITS = {
-    "gaussian": "A starts uniform with the bound 1/sqrt(fan_in) here, normal with the deviation 1/rank there",
     "orthogonal": "A starts uniform here and B at zero; there both with orthogonal rows",
     "eva": "A starts uniform here; there with the directions of the activations",
 }
@@ -164,6 +163,8 @@ def say_init(keys: Keys, key: str, found: Any) -> None:
     name = str(found).lower()
     if found is True or name == "true":
         keys.say(key, {"lora.init": "peft"})
+    elif name == "gaussian":
+        keys.say(key, {"lora.init": "gaussian"})
     elif name in INITS:
         keys.say(key, {"lora.init": "peft"}, INITS[name])
     elif found is False or name == "false":

@@ -360,7 +360,6 @@ speed dispatch_batches fp16_backend fp16_opt_level fsdp_min_num_params fsdp_tran
     tpu_num_cores use_ipex use_legacy_prediction_loop use_mps_device xpu_backend
 exact optim_target_modules: the optimizer works on all that is trained
 exact lr_scheduler_kwargs: part of the schedule above
-learnt label_smoothing_factor=0: the targets are not smoothed here: a sharper loss
 lost liger_kernel_config=null: kernels of the same arithmetic
 lost auto_find_batch_size=false: a batch that does not fit stops the run here; nothing is halved
 exact dataloader_drop_last: it bears on the last step of an epoch at most

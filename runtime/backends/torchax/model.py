@@ -38,7 +38,7 @@ from transformers import AttentionInterface
 
 from ...errors import UserError
 from ...model import sharding
-from ...model.adapters import Adapter, LoraSettings, build_adapters
+from ...model.adapters import Adapter, LoraSettings, Matrices, build_adapters
 from ...model.attention import attend_within
 from ...model.families import Architecture, Family, family_of
 from ...model.families.base import Spec, text_config
@@ -273,7 +273,7 @@ def load_trained(model: HfModel, checkpoint: HFCheckpoint) -> Arrays:
     return {name: _load(name, wanted, checkpoint) for name, wanted in model.trained.items()}
 
 
-def place_trained(model: HfModel, values: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Arrays:
+def place_trained(model: HfModel, values: Mapping[str, Matrices]) -> Arrays:
     """Adapters on their devices.
 
     Args:

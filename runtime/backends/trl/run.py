@@ -205,6 +205,7 @@ def _run(job: _Job) -> int:
             schedule=lambda made: schedule(made, total),
             parameters=lambda whole: trained_parameters(whole, base, lora),
             eval_every=train.eval_every,
+            plus_ratio=None if lora is None else lora.plus_ratio,
             keep_first=arguments.trace is not None,
         ),
         Surroundings(

@@ -57,6 +57,7 @@ def settings_of(settings: TrlSettings, directory: Path, accumulation: int, until
         max_grad_norm=math.inf if norm is None else norm,
         # At 0 the model computes none, whatever its config.json says.
         router_aux_loss_coef=settings.train.router_aux_loss_coef,
+        neftune_noise_alpha=settings.train.neftune_noise_alpha,
         seed=settings.train.seed,
         save_strategy="steps",
         save_steps=settings.checkpoint.every_steps,

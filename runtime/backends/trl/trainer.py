@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,16 @@ class Training:
         schedule: makes its learning rate's schedule.
         parameters: gives the trained parameters of a model by a trace's names.
         eval_every: optimizer steps between evaluations, where there is evaluation data.
+        plus_ratio: of LoRA+: what B's learning rate is multiplied by; None for A's.
         keep_first: whether to keep what is trained before the first step, and that step's gradients.
     """
 
     start: int
-    optimizer: Callable[[Iterable[torch.nn.Parameter]], Optimizer]
+    optimizer: Callable[[list[Any]], Optimizer]
     schedule: Callable[[Optimizer], LRScheduler]
     parameters: Callable[[Any], dict[str, Any]]
     eval_every: int
+    plus_ratio: float | None
     keep_first: bool
 
 
@@ -156,7 +158,14 @@ class RecipeTrainer(SFTTrainer):
     def create_optimizer(self, model: Any = None) -> Optimizer:
         """The script's, of what is trained."""
         if self.optimizer is None:
-            self.optimizer = self._training.optimizer(list(self.trained().values()))
+            trained, ratio = self.trained(), self._training.plus_ratio
+            if ratio is None:
+                self.optimizer = self._training.optimizer(list(trained.values()))
+            else:
+                of_a = [p for name, p in trained.items() if name.endswith(".lora_A")]
+                groups = of_a, [p for name, p in trained.items() if not name.endswith(".lora_A")]
+                self.optimizer = self._training.optimizer([{"params": group} for group in groups])
+                self.optimizer.param_groups[1]["lr"] *= ratio
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LRScheduler:

@@ -138,6 +138,11 @@ class Source:
     transpose: tuple[int, ...]
     whole: bool = False
 
+    @property
+    def module(self) -> str:
+        """The module that has the tensor: "layers.0.input_layernorm"."""
+        return self.name.rpartition(".")[0]
+
     def full_name(self, prefix: str) -> str:
         """The tensor's name in a checkpoint of this prefix."""
         if not self.whole:
@@ -251,6 +256,8 @@ class Family(ABC):
     """The strings that open and close a turn in the family's chat template; () where its models differ."""
     caps_in_float32: bool = True
     """Whether Tunix applies a soft-cap to the logits in float32, rather than in the product's dtype."""
+    scaled_embedding: bool = False
+    """Whether transformers' embedding multiplies by `embedding_scale` itself."""
     eager: bool = False
     """Whether transformers has eager attention alone for it, as scores are soft-capped or have sinks."""
     tunix: bool = True

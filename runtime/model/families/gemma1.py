@@ -14,6 +14,7 @@ class Gemma1(DecoderFamily):
     title = "Gemma"
     model_types = ("gemma",)
     turn_markers = GEMMA
+    scaled_embedding = True
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 256_000,
         "hidden_size": 3072,

@@ -27,6 +27,7 @@ from tests.runtime.peft_import.adapters import (
 from tests.runtime.runs import save_run, write_lock
 
 BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
+    "DoRA": (set_config(use_dora=True), "has no magnitude_vector", "download or save"),
     **{
         f"{key} set": (
             set_config(**{key: value}),
@@ -34,7 +35,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
             REFUSED[key][1],
         )
         for key, value in {
-            **dict.fromkeys(("use_dora", "lora_bias", "fan_in_fan_out", "use_qalora"), True),
+            **dict.fromkeys(("lora_bias", "fan_in_fan_out", "use_qalora"), True),
             "modules_to_save": ["lm_head"],
             "trainable_token_indices": [1, 2],
             "layer_replication": [[0, 2], [1, 2]],
@@ -147,7 +148,11 @@ TENSORS: dict[str, tuple[Callable[[dict[str, np.ndarray]], Any], str, str]] = {
         "embed_tokens.weight: the base's own embedding",
         "save_embedding_layers=False",
     ),
-    "magnitude": (put(f"{FIRST}.lora_magnitude_vector", 64), "a magnitude of DoRA", "merge_and_unload"),
+    "magnitude": (
+        put(f"{FIRST}.lora_magnitude_vector", 64),
+        "has, without use_dora, a magnitude_vector",
+        "download or save",
+    ),
     "bias": (put(f"{FIRST}.lora_B.bias", 64), "a bias of an adapter (lora_bias)", "merge_and_unload"),
     "whole module": (
         put("base_model.model.score.modules_to_save.weight", 2, 64),

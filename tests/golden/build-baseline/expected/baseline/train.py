@@ -57,6 +57,7 @@ LORA = LoraSettings(
     targets=("q_proj", "k_proj", "v_proj", "o_proj"),
     layers=tuple(range(16, 32)),
     rslora=True,
+    kind="lora",
     init="peft",
     dtype="float32",
     kv="independent",

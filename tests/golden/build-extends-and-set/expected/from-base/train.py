@@ -57,6 +57,7 @@ LORA = LoraSettings(
     dropout=0.05,
     targets=("q_proj", "v_proj"),
     layers=tuple(range(20, 60)),
+    kind="lora",
     init="peft",
     dtype="float32",
     kv="shared",

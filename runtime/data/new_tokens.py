@@ -1,0 +1,130 @@
+"""New tokens of a tokenizer, as changes of its files: train.py encodes with them, merge.py writes them.
+
+The model's vocabulary stays as large as it is. A token takes the place of one that the checkpoint holds in
+reserve, or the first row of the embedding that no token has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ..errors import UserError
+
+TOKENIZER, CONFIG, ADDED, SPECIAL = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "added_tokens.json",
+    "special_tokens_map.json",
+)
+RESERVES = ("reserved", "unused", "dummy", "control", "placeholder", "extra")
+"""Words in the names of tokens that checkpoints hold in reserve."""
+
+
+def with_tokens(
+    files: Mapping[str, bytes], tokens: Mapping[str, str | None], rows: int, where: str
+) -> dict[str, bytes]:
+    """A tokenizer's files that know further special tokens; other files as they are.
+
+    Args:
+        files: by name; of a tokenizer, tokenizer.json at least.
+        tokens: each new token's text, and the token in whose place it comes, None for a row of its own.
+        rows: of the embedding.
+        where: whose files they are, for messages.
+
+    Raises:
+        UserError: when a token has no place.
+    """
+    if TOKENIZER not in files:
+        raise UserError(
+            f"{where}: no {TOKENIZER}, which model.add_tokens changes",
+            "convert the tokenizer: transformers writes the file with save_pretrained",
+        )
+    made = {name: json.loads(files[name]) for name in (TOKENIZER, CONFIG, ADDED, SPECIAL) if name in files}
+    added = made[TOKENIZER].setdefault("added_tokens", [])
+    ids = {**_vocabulary(made[TOKENIZER]), **{entry["content"]: entry["id"] for entry in added}}
+    for token, place in sorted(tokens.items()):  # the order of a record, whose keys are sorted
+        if token in ids:
+            raise UserError(
+                f"{where}: the tokenizer has `{token}` already, as token {ids[token]}",
+                "leave it out of model.add_tokens",
+            )
+        entry = {"content": token, "single_word": False, "lstrip": False, "rstrip": False}
+        entry |= {"normalized": False, "special": True}
+        if place is None:
+            number = max(ids.values(), default=-1) + 1
+            if number >= rows:
+                raise UserError(
+                    f"{where}: `{token}` would be token {number}, and the embedding has {rows} rows",
+                    f"name a token that it replaces: model.add_tokens={{'{token}': {_reserve(ids)}}}",
+                )
+            added.append({"id": number, **entry})
+        else:
+            number = ids.pop(place, -1)
+            if number < 0:
+                raise UserError(
+                    f"{where}: the tokenizer has no `{place}`, which `{token}` would replace",
+                    f"name a token that it has in reserve, such as {_reserve(ids)}",
+                )
+            added[:] = sorted(
+                [*(one for one in added if one["id"] != number), {"id": number, **entry}],
+                key=lambda one: one["id"],
+            )
+            made = {name: _renamed(content, place, token) for name, content in made.items()}
+            added = made[TOKENIZER]["added_tokens"]
+        ids[token] = number
+        decoder = made.get(CONFIG, {}).get("added_tokens_decoder")
+        if decoder is not None:
+            decoder[str(number)] = entry
+        if ADDED in made:
+            made[ADDED][token] = number
+    written = {
+        name: (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode()
+        for name, content in made.items()
+    }
+    return {**files, **written}
+
+
+@contextmanager
+def tokenizer_folder(folder: Path, tokens: Mapping[str, str | None], rows: int) -> Iterator[Path]:
+    """A copy of a checkpoint's small files, in which the tokenizer has the new tokens.
+
+    Args:
+        rows: of the embedding.
+    """
+    kinds = (".json", ".jinja", ".model", ".txt")
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in kinds}
+    with TemporaryDirectory(prefix="tokenizer-") as temporary:
+        for name, content in with_tokens(files, tokens, rows, str(folder)).items():
+            (Path(temporary) / name).write_bytes(content)
+        yield Path(temporary)
+
+
+def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Ids of the model's own tokens: a mapping of BPE and WordPiece, a list of pieces of Unigram."""
+    vocabulary = tokenizer.get("model", {}).get("vocab") or {}
+    if isinstance(vocabulary, Mapping):
+        return dict(vocabulary)
+    return {piece: number for number, (piece, *_) in enumerate(vocabulary)}
+
+
+def _renamed(content: Any, old: str, new: str) -> Any:
+    """JSON with a text in place of another, as a key or a value."""
+    if isinstance(content, dict):
+        return {new if key == old else key: _renamed(value, old, new) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_renamed(value, old, new) for value in content]
+    return new if content == old else content
+
+
+def _reserve(ids: Mapping[str, int]) -> str:
+    """A token that the checkpoint holds in reserve, quoted; a made-up one where there is none."""
+    names = (
+        name for name in sorted(ids, key=ids.__getitem__) if any(word in name.lower() for word in RESERVES)
+    )
+    found = next((name for name in names if name.startswith(("<", "["))), None)
+    return f"'{found}'" if found else "'<|reserved|>'"

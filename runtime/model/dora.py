@@ -1,0 +1,44 @@
+"""DoRA: a magnitude for each output of a projection beside LoRA (Liu et al. 2024), as PEFT computes it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .adapters import Adapter
+
+
+def magnitude_scale(
+    adapter: Adapter, w_axes: str, weight: jax.Array, pair: tuple[jax.Array, jax.Array], m: jax.Array
+) -> jax.Array:
+    """What the outputs of W + B A are multiplied by, [*rest of the weight]: m / |W + B A|; 1 of projections
+    that carry no adapter.
+
+    The length of each output's column is no part of the gradient (section 4.3 of the paper). It comes from
+    the lengths and the products of its parts, so that W + B A is never made: |W|^2 + 2 W.(B A) + |B A|^2.
+
+    Args:
+        w_axes: a letter for each axis of the weight.
+        pair: A [*contracted, rank] and B [rank, *rest], B with LoRA's scale.
+        m: the magnitudes, [*rest].
+    """
+    weight, a, b = (jax.lax.stop_gradient(x.astype(jnp.float32)) for x in (weight, *pair))
+    contracted = "".join(w_axes[axis] for axis in adapter.target.contract)
+    rest = "".join(axis for axis in w_axes if axis not in contracted)
+    r, q, *_ = (letter for letter in "rqyz" if letter not in w_axes)
+    cross = jnp.einsum(f"{contracted}{r},{w_axes}->{r}{rest}", a, weight)
+    gram = jnp.einsum(f"{contracted}{r},{contracted}{q}->{r}{q}", a, a)
+    squares = jnp.einsum(f"{w_axes},{w_axes}->{rest}", weight, weight)
+    squares += (b * (2.0 * cross + jnp.einsum(f"{r}{q},{q}{rest}->{r}{rest}", gram, b))).sum(0)
+    scale = m / jnp.sqrt(squares)
+    trained = np.zeros(len(adapter.target.projections), bool)
+    trained[[part.slot for part in adapter.projections]] = True
+    if trained.all():
+        return scale
+    return jnp.where(trained.reshape(-1, *(1 for _ in scale.shape[1:])), scale, 1.0)
+
+
+def magnitudes(adapter: Adapter, weight: jax.Array) -> jax.Array:
+    """The magnitudes that training starts from, float32[*rest of the weight]: the lengths of W's columns."""
+    return jnp.sqrt(jnp.square(weight.astype(jnp.float32)).sum(adapter.target.contract))

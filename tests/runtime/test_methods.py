@@ -1,0 +1,117 @@
+"""LoRA+, NEFTune, label smoothing, z-loss and other starts of the adapters, beside PEFT."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recipec.runtime.model.adapters import LoraSettings, build_adapters
+from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.model.initial import initial_adapters
+from tests import tiny
+from tests.runtime import training
+from tests.runtime.decoders import EVERY, make
+from tests.runtime.references import twenty_steps
+
+METHODS = {
+    "init": "zero_a",
+    "plus_ratio": 4.0,
+    "label_smoothing": 0.1,
+    "z_loss": 1e-3,
+    "neftune_noise_alpha": 5.0,
+}
+
+
+@pytest.mark.parametrize("case", ["gemma1", "granite"])
+def test_twenty_steps_of_all_methods_at_once_are_those_of_peft(case: str, tmp_path: Path) -> None:
+    """transformers scales Gemma's embeddings before the noise, and Granite's after it."""
+    import jax
+
+    model = make(case, tmp_path / "base")
+    with jax.default_matmul_precision("highest"):
+        axes = {"fsdp": 2, "tp": 2}
+        alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=EVERY, **METHODS)
+    print(alike)
+    assert alike.losses <= 1e-5 * alike.of_loss
+    assert alike.gradients <= 1e-4
+    assert alike.parameters <= 0.02 * alike.moved
+    assert alike.moved > 5e-3
+
+
+@pytest.mark.parametrize(
+    ("case", "targets"), [("phi3", EVERY), ("gemma3", ("q_proj", "v_proj", "down_proj"))]
+)
+def test_twenty_steps_of_dora_are_those_of_peft(case: str, targets: tuple[str, ...], tmp_path: Path) -> None:
+    """Also of fused keys and values of which only one half has an adapter."""
+    import jax
+
+    make_base = tiny.make_gemma3 if case == "gemma3" else partial(make, case)
+    model = make_base(tmp_path / "base")
+    with jax.default_matmul_precision("highest"):
+        axes, more = {"fsdp": 2, "tp": 2}, {"kind": "dora", "plus_ratio": 2.0}
+        alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=targets, **more)
+    print(alike)
+    assert alike.losses <= 1e-5 * alike.of_loss
+    assert alike.gradients <= 1e-4
+    assert alike.parameters <= 0.02 * alike.moved
+    assert alike.moved > 5e-3
+
+
+@pytest.mark.parametrize(
+    ("case", "whole"),
+    [("phi3", ("embed_tokens", "lm_head", "input_layernorm")), ("gemma1", ("embed_tokens", "model.norm"))],
+)
+def test_twenty_steps_with_whole_modules_are_those_of_peft(
+    case: str, whole: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The second model's head is its embedding: PEFT's with ensure_weight_tying."""
+    import jax
+
+    model = make(case, tmp_path / "base")
+    with jax.default_matmul_precision("highest"):
+        axes, targets = {"fsdp": 2, "tp": 2}, ("q_proj", "qkv_proj")
+        alike = twenty_steps(
+            tmp_path / "base", model, axes, tmp_path / "run", targets=targets, train_also=whole
+        )
+    print(alike)
+    assert alike.losses <= 1e-5 * alike.of_loss
+    assert alike.gradients <= 1e-4
+    assert alike.parameters <= 0.02 * alike.moved
+    assert alike.moved > 5e-3
+
+
+def test_a_bfloat16_model_keeps_whole_modules_in_float32(tmp_path: Path) -> None:
+    """An update of 1e-5 is far below bfloat16's steps, and adds up all the same."""
+    import optax
+
+    make("phi3", tmp_path / "base")
+    mesh, built = training.build(
+        tmp_path / "base", {"fsdp": 2, "tp": 1}, dtype="bfloat16", train_also=("embed_tokens", "norm")
+    )
+    before = training.adapters(built)
+    with mesh:
+        trainer = training.trainer(built, mesh, tmp_path / "run", optax.sgd(1e-5), 1, every_steps=3)
+        training.fit(trainer, tmp_path / "run", 3, lambda step: 1e-5, 1)
+    after = training.adapters(built)
+    assert len(built.whole) == 2
+    for path in (parameter.path for parameter in built.whole):
+        assert after[path].dtype == np.float32
+        assert 0 < np.abs(after[path] - before[path]).max() < 1e-4
+    assert built.model.embedder.input_embedding.get_value().dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(("init", "which"), [("gaussian", 0), ("zero_a", 1)])
+def test_adapters_start_as_their_init_says(init: str, which: int) -> None:
+    family = FAMILIES["gemma4"]
+    architecture = family.architecture({**tiny.gemma4_text(), "model_type": "gemma4_text"})
+    lora = LoraSettings(rank=8, alpha=8.0, targets=EVERY, dropout=0.0, init=init)
+    found = initial_adapters(build_adapters(family, architecture, lora), lora, 3)
+    drawn = np.concatenate([pair[which].ravel() for pair in found.values()])
+    assert not any(pair[1 - which].any() for pair in found.values())
+    assert drawn.all(), "and every entry of the other is"
+    expected = 1 / 8 if init == "gaussian" else (8 * 3) ** -0.5
+    assert abs(drawn.std() - expected) < 0.02 * expected
+    assert init == "gaussian" or np.abs(drawn).max() <= 8**-0.5

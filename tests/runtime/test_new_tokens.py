@@ -1,0 +1,77 @@
+"""New tokens: as transformers adds them where rows are spare, in the places of reserved ones, and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipec.runtime.data.new_tokens import with_tokens
+from recipec.runtime.data.tokenizer import load_tokenizer
+from recipec.runtime.errors import UserError
+from recipec.runtime.settings import DataSettings, ModelSettings
+from tests.runtime.chats import tokenizer
+
+DATA = DataSettings(train=("train.jsonl",), format="text", max_length=8, packing=False)
+TEXT = "<|turn_a|>user: 12<tool>+</tool><|turn_b|>"
+
+
+def saved(folder: Path, rows: int, *reserved: str) -> Any:
+    """A checkpoint's tokenizer, with tokens in reserve and an embedding of so many rows."""
+    made = tokenizer()
+    made.add_tokens(list(reserved), special_tokens=True)
+    made.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"vocab_size": rows, "model_type": "llama"}))
+    return made
+
+
+def loaded(folder: Path, **tokens: str | None) -> Any:
+    settings = ModelSettings(id=str(folder), family="llama", add_tokens=tokens)
+    return load_tokenizer(folder, settings, DATA)
+
+
+def test_spare_rows_are_taken_in_the_order_of_the_texts(tmp_path: Path) -> None:
+    expected = saved(tmp_path, 10_000)
+    names = ["</tool>", "<tool>", "<|turn_a|>", "<|turn_b|>"]
+    expected.add_tokens(names, special_tokens=True)
+    found = loaded(tmp_path, **dict.fromkeys(reversed(names)))
+    assert found(TEXT).input_ids == expected(TEXT).input_ids
+    assert found.convert_tokens_to_ids(names) == expected.convert_tokens_to_ids(names)
+    assert found.decode(found(TEXT).input_ids, skip_special_tokens=True) == "user: 12+"
+
+
+def test_a_reserved_token_gives_up_its_row(tmp_path: Path) -> None:
+    before = saved(tmp_path, 10_000, "<reserved_0>", "<reserved_1>")
+    row = before.convert_tokens_to_ids("<reserved_1>")
+    found = loaded(tmp_path, **{"<|turn_c|>": "<reserved_1>"})
+    assert found.convert_tokens_to_ids("<|turn_c|>") == row
+    assert len(found) == len(before) and "<reserved_1>" not in found.get_vocab()
+    assert found("7<|turn_c|>").input_ids == [*before("7").input_ids, row]
+
+
+def test_a_pieces_list_has_its_text_changed() -> None:
+    files = {"tokenizer.json": {"model": {"type": "Unigram", "vocab": [["<unk>", 0], ["<unused0>", 0]]}}}
+    made = with_tokens({n: json.dumps(c).encode() for n, c in files.items()}, {"<a>": "<unused0>"}, 2, "base")
+    content = json.loads(made["tokenizer.json"])
+    assert content["model"]["vocab"][1] == ["<a>", 0]
+    assert [(one["id"], one["content"]) for one in content["added_tokens"]] == [(1, "<a>")]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message", "help"),
+    [
+        ({"<a>": None}, "the embedding has", "<reserved_0>"),
+        ({"<a>": "<b>"}, "has no `<b>`", "<reserved_0>"),
+        ({"<reserved_0>": None}, "has `<reserved_0>` already", "leave it out"),
+    ],
+)
+def test_a_token_without_a_place_is_refused(
+    tmp_path: Path, tokens: dict[str, str | None], message: str, help: str
+) -> None:
+    made = saved(tmp_path, 0, "<reserved_0>")
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": len(made), "model_type": "llama"}))
+    with pytest.raises(UserError, match=message) as found:
+        loaded(tmp_path, **tokens)
+    assert help in (found.value.help or "")
