@@ -46,6 +46,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         kind=kind(program),
         wheel=wheel.REQUIREMENT if program.installs_runtime else None,
         backends=backends,
+        notebook=program.notebook,
         full=program.lora is None,
         transform=recipe.data.transform and recipe.data.transform.partition(":")[0],
         model=recipe.model.id,
