@@ -77,7 +77,7 @@ def build(
         bool | None,
         typer.Option(
             "--notebook/--no-notebook",
-            help="Whether the artifact has a notebook too, for Colab (v5e-1, v6e-1), Kaggle (v5e-8) or a CPU. "
+            help="Whether there is a notebook too: for Colab (v5e-1, v6e-1), Kaggle (v5e-8) or a CPU. "
             "By default what the artifact on disk was built for.",
             show_default=False,
         ),
@@ -121,7 +121,9 @@ def build(
     for name, program in each("making the artifacts", list(programs.items())):
         with doing(f"making {name}"):
             artifacts[name] = emit(program, backends[name])
-    again = " ".join(["recipe build", *map(str, recipes), *_as_options(output, sets, backend, runtime, notebook)])
+    again = " ".join(
+        ["recipe build", *map(str, recipes), *_as_options(output, sets, backend, runtime, notebook)]
+    )
     if check:
         difference = artifact.check(output, artifacts)
         if difference:

@@ -105,7 +105,7 @@ def check(program: Program) -> Iterator[Diagnostic]:
     if where is not HERE and not is_hub_id(recipe.model.id):
         yield Diagnostic(
             "E1042",
-            f"--notebook: {where.title} downloads the model from the hub, and {recipe.model.id} is none of its",
+            f"--notebook: {where.title} downloads the model from the hub, which has no {recipe.model.id}",
             "model.id",
             "the model's Hugging Face id, or build without --notebook",
         )

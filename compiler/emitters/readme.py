@@ -14,6 +14,7 @@ from recipec.compiler.emitters.lock import compiler_name
 from recipec.compiler.emitters.places import in_words, is_hub_id, places
 from recipec.compiler.emitters.render import code_span, render, shell_word
 from recipec.compiler.emitters.settings import kind
+from recipec.compiler.explain.card import markdown
 from recipec.compiler.lowering import pins
 from recipec.compiler.serving.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address
 from recipec.compiler.wording import listing, mesh_axes, plural
@@ -54,6 +55,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         accelerator=accelerator,
         described=accelerator.describe(),
         figures=_figures(program),
+        card=markdown(program),
         notes=program.notes,
         cpu=cpu,
         large=large,

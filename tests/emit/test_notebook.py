@@ -38,7 +38,11 @@ train: {steps: 100, global_batch_size: 8, log: {wandb_project: sample}}
 """
 SHAPES: dict[str, list[str]] = {
     "colab": [],
-    "colab-v5e": ["mesh.accelerator=v5e-1", "model.id=meta-llama/Llama-3.2-1B", "checkpoint.directory='a run'"],
+    "colab-v5e": [
+        "mesh.accelerator=v5e-1",
+        "model.id=meta-llama/Llama-3.2-1B",
+        "checkpoint.directory='a run'",
+    ],
     "kaggle": ["mesh={accelerator: v5e-8, axes: {fsdp: 8, tp: 1}}", "lora=null", "model.id=Qwen/Qwen3-0.6B"],
     "here": ["mesh={accelerator: cpu-8, axes: {fsdp: 4, tp: 2}}", "model={id: recipec/tiny-gemma4}"],
 }
@@ -57,7 +61,7 @@ def made(folder: Path, sets: Sequence[str], wheel: bool = True) -> Any:
 
 
 def commands(notebook: Any) -> Iterator[list[str]]:
-    """The words of each call of run, its limit of time left out; those that name what is found at run time too."""
+    """The words of each call of run, its limit of time left out."""
     for cell in notebook.cells:
         for node in ast.walk(ast.parse(cell.source if cell.cell_type == "code" else "")):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "run":
