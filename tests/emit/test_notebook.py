@@ -17,7 +17,6 @@ import nbformat
 import pytest
 from huggingface_hub.cli.hf import app as hf
 from pip._internal.commands import create_command
-from typer.main import get_command
 
 from recipec.compiler.artifacts.archive import pack
 from recipec.compiler.artifacts.artifact import NOTEBOOK, has_notebook
@@ -40,7 +39,7 @@ SHAPES: dict[str, list[str]] = {
     "colab": [],
     "colab-v5e": [
         "mesh.accelerator=v5e-1",
-        "model.id=meta-llama/Llama-3.2-1B",
+        "model.id=meta-llama/Llama-3.2-1B-Instruct",
         "checkpoint.directory='a run'",
     ],
     "kaggle": ["mesh={accelerator: v5e-8, axes: {fsdp: 8, tp: 1}}", "lora=null", "model.id=Qwen/Qwen3-0.6B"],
@@ -80,9 +79,8 @@ def accept(words: Sequence[str]) -> None:
     """Holds a command against the parser of what it calls, which ends the process where it refuses."""
     program, rest = words[0], list(words[1:])
     if program == "venv/bin/hf":
-        command = get_command(hf)
-        context = command.make_context("hf", rest)
-        _, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        context = hf.make_context("hf", rest)
+        _, command, rest = hf.resolve_command(context, [*context._protected_args, *context.args])
         command.make_context("download", rest, parent=context)
     elif rest[:2] == ["-m", "pip"]:
         assert rest[2:5] == ["--python", "venv/bin/python", "install"]
