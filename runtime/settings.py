@@ -26,7 +26,7 @@ class ModelSettings:
         id: Hugging Face id, or a directory.
         revision: git revision of the Hugging Face repository, None for its default.
         tokenizer: Hugging Face id or directory of another tokenizer, None for the model's.
-        add_tokens: special tokens that the tokenizer gets, and the tokens in whose places they come.
+        add_tokens: special tokens that the tokenizer gets, each with the token it replaces, or None.
         family: name of one of runtime.model.families.FAMILIES.
         dtype: "bfloat16" or "float32", of the base weights and of the computation.
         attention: "dot" or "splash".
@@ -37,7 +37,7 @@ class ModelSettings:
     id: str
     revision: str | None = None
     tokenizer: str | None = None
-    add_tokens: Mapping[str, str | None] = field(default_factory=dict)
+    add_tokens: tuple[tuple[str, str | None], ...] = ()
     family: str
     dtype: str = "bfloat16"
     attention: str = "dot"

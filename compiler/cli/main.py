@@ -22,6 +22,7 @@ from recipec.compiler.cli import plan as cli_plan
 from recipec.compiler.cli import port as cli_port
 from recipec.compiler.cli import report as cli_report
 from recipec.compiler.cli import serve as cli_serve
+from recipec.compiler.cli import sweep as cli_sweep
 from recipec.compiler.cli import watch as cli_watch
 from recipec.compiler.cli.base import (
     DONE,
@@ -169,6 +170,7 @@ app.command()(cli_plan.plan)
 app.command()(cli_plan.cost)
 app.command()(cli_port.port)
 app.command()(cli_report.report)
+app.command()(cli_sweep.sweep)
 app.command()(cli_watch.watch)
 app.command()(cli_lsp.lsp)
 app.add_typer(cli_models.app, name="models")

@@ -58,7 +58,7 @@ def model_settings(recipe: Recipe, family: Family, accelerator: Accelerator | No
         id=model.id,
         revision=model.revision,
         tokenizer=model.tokenizer,
-        add_tokens=dict(model.add_tokens),
+        add_tokens=tuple(model.add_tokens.items()),
         family=family.name,
         dtype=model.dtype,
         attention=model.attention,

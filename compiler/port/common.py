@@ -134,9 +134,11 @@ SPARE = (
 def say_tokens(keys: Keys, key: str) -> None:
     """Says what becomes of a key that lists new tokens."""
     given = keys.texts(key) if keys.given(key) else None
-    if given:
-        names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
+    names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
+    if names:
         keys.say(key, {"model.add_tokens": dict.fromkeys(names)}, SPARE)
+    else:
+        keys.same(key, note="none")
 
 
 def say_common(keys: Keys, tool: str, off: tuple[Any, ...] = OFF) -> None:

@@ -44,7 +44,7 @@ def load_tokenizer(
             from .new_tokens import tokenizer_folder
 
             rows = vocabulary_size(model_dir / "config.json") or 0
-            with tokenizer_folder(model_dir, model.add_tokens, rows) as folder:
+            with tokenizer_folder(model_dir, dict(model.add_tokens), rows) as folder:
                 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         else:
             tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)

@@ -140,7 +140,7 @@ def _write_small_files(job: MergeJob, journal: Journal, known: Mapping[str, str]
     if job.plan.index is not None:
         last[INDEX] = job.plan.index
     small = {name: job.base.side_file(name) for name in job.base.side_files if name not in NOT_CARRIED}
-    if tokens := job.trained.record["recipe"]["model"].get("add_tokens"):
+    if tokens := job.trained.record["recipe"].get("model", {}).get("add_tokens"):
         from ..data.new_tokens import with_tokens
 
         small = with_tokens(small, tokens, job.base.architecture.vocab_size, job.base.name)
