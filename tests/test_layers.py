@@ -47,7 +47,7 @@ DOORS = {
     "compiler.watch": {"compiler.watch.screen"},
     "runtime.checkpoints": {"runtime.checkpoints.manifest", "runtime.checkpoints.record"},
     "runtime.hosts": set(),
-    "runtime.merging": set(),
+    "runtime.merging": {"runtime.merging.journal"},
     "runtime.metrics": {"runtime.metrics.run_state"},
     "runtime.peft": set(),
     "runtime.training": {

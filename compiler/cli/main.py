@@ -22,6 +22,7 @@ from recipec.compiler.cli import plan as cli_plan
 from recipec.compiler.cli import port as cli_port
 from recipec.compiler.cli import report as cli_report
 from recipec.compiler.cli import serve as cli_serve
+from recipec.compiler.cli import trained as cli_trained
 from recipec.compiler.cli import watch as cli_watch
 from recipec.compiler.cli.base import (
     DONE,
@@ -171,6 +172,7 @@ app.command()(cli_port.port)
 app.command()(cli_report.report)
 app.command()(cli_watch.watch)
 app.command()(cli_lsp.lsp)
+app.command()(cli_trained.chat)
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_serve.app, name="serve")
 
