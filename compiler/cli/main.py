@@ -173,6 +173,7 @@ app.command()(cli_report.report)
 app.command()(cli_watch.watch)
 app.command()(cli_lsp.lsp)
 app.command()(cli_trained.chat)
+app.command()(cli_trained.push)
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_serve.app, name="serve")
 

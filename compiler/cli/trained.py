@@ -1,4 +1,4 @@
-"""The commands on a model that has been trained: `recipe chat`."""
+"""The commands on a model that has been trained: `recipe chat`, `recipe push`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from recipec.compiler.cli import completion
-from recipec.compiler.cli.base import on_ctrl_c
+from recipec.compiler.cli.base import DONE, on_ctrl_c, result, say
 
 Folder = Annotated[
     Path,
@@ -76,6 +76,32 @@ def chat(
         converse(talk)
     else:
         talk.answer(prompt)
+
+
+def push(
+    folder: Folder,
+    repo: Annotated[
+        str, typer.Argument(metavar="REPO", help="OWNER/NAME on the Hugging Face hub.", show_default=False)
+    ],
+    revision: Annotated[
+        str,
+        typer.Option("--revision", metavar="BRANCH", help="The branch, made from main where it is missing."),
+    ] = "main",
+    public: Annotated[bool, typer.Option("--public", help="A repository that all may read.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Upload a merged model or an adapter to the Hugging Face hub, privately.
+
+    What will be uploaded, made and replaced is shown first. The token is HF_TOKEN's; HF_ENDPOINT is heeded.
+    """
+    from recipec.compiler.trained.push import plan, upload
+
+    on_ctrl_c("nothing was committed")
+    planned = plan(folder, repo, revision, public)
+    say(str(planned))
+    if not yes and not typer.confirm("upload?", err=True):
+        raise typer.Exit(DONE)
+    result(upload(planned))
 
 
 def _say(text: str) -> None:

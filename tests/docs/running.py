@@ -32,6 +32,7 @@ NOT_RUN = {
     "recipe rehearse": "it trains for minutes",
     "recipe preview": "it wants the model's tokenizer",
     "recipe chat": "it wants weights",
+    "recipe push": "it wants weights",
     "recipe serve": "it wants Docker, or a server",
     "recipe port --plan": "it compiles for minutes",
     "recipe report --open": "it opens a browser",
