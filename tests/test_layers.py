@@ -49,7 +49,7 @@ DOORS = {
     "runtime.hosts": set(),
     "runtime.merging": {"runtime.merging.journal"},
     "runtime.metrics": {"runtime.metrics.run_state"},
-    "runtime.peft": set(),
+    "runtime.peft": {"runtime.peft.importing"},
     "runtime.training": {
         *("runtime.training.objectives", "runtime.training.optimizers"),
         *("runtime.training.step", "runtime.training.trace"),

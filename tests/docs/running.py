@@ -31,6 +31,7 @@ NOT_RUN = {
     "recipe parity": "it trains for minutes",
     "recipe rehearse": "it trains for minutes",
     "recipe preview": "it wants the model's tokenizer",
+    "recipe adapters": "it wants weights",
     "recipe chat": "it wants weights",
     "recipe push": "it wants weights",
     "recipe serve": "it wants Docker, or a server",
