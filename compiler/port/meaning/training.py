@@ -362,7 +362,7 @@ def warmup(steps: float | None = None, ratio: float | None = None) -> Warmup:
 
 
 FOLDER = "where results are kept; here the artifact's output folder"
-UPLOAD = "nothing is uploaded here: `hf upload` takes what merge.py writes"
+UPLOAD = "nothing is uploaded while training: `recipe push` takes what merge.py writes"
 LOGS = "train.log has TensorBoard and Weights & Biases"
 OFF: tuple[Any, ...] = (None, False, "", 0, [], "none", "false")
 PROJECT = "train.log.wandb_project"
