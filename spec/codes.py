@@ -619,6 +619,12 @@ DATA: dict[str, Code] = {
         "are read more than once: counted, hashed, tokenised.",
         "Write what comes out of it into a file, and name that.",
     ),
+    "E0450": Code(
+        "preferences beside other samples",
+        "A source's own format is preference and the others' is not, or the other way round. Pairs of "
+        "answers are compared, each a row of its own, and no other samples are.",
+        "Train on the two kinds one after the other, in recipes of their own.",
+    ),
     "W0430": Code(
         "a part of the samples is not trained on",
         "Some of the samples that are at hand hold something that is not read, or that the chat template "

@@ -68,7 +68,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.backends.torchax.logits": lambda program: not program.family.tunix,
     "runtime.data.column_files": _other_files,
     "runtime.data.huggingface": _other_files,
-    "runtime.data.transform": lambda program: program.recipe.data.transform,
+    "runtime.data.transform": lambda program: program.recipe.data.transforms,
     "runtime.model.delta": lambda program: getattr(program.architecture, "delta", None),
     "runtime.metrics.expert_shares": _has_experts,
     "runtime.model.balance": _has_experts,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from recipec.compiler.checks.formats import LOSS_ON, is_known
+from recipec.compiler.checks.formats import LOSS_ON, Rows, is_known, rows_of
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.families import facts_of
@@ -15,6 +15,7 @@ from recipec.compiler.lowering.sources import escapes, is_dataset
 from recipec.compiler.wording import plural
 from recipec.runtime.endless import ENDLESS, INTO_A_FILE, is_endless
 from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.paths import join
 
 WASTEFUL = 1024
 """Padded rows at least this long are warned about when nothing is known of the samples' lengths."""
@@ -31,14 +32,18 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _held_out(facts)
     yield from _tokenizer(facts)
     yield from _length(facts)
-    first, *others = LOSS_ON[facts.recipe.data.format]
-    if facts.recipe.data.loss_on == "all" and "all" in others:
+    yield from dict.fromkeys(found for rows in rows_of(facts) for found in _everything(rows))
+
+
+def _everything(rows: Rows) -> Iterator[Diagnostic]:
+    first, *others = LOSS_ON[rows.data.format]
+    if rows.data.loss_on == "all" and "all" in others:
         answers = "the assistant's tokens" if first == "assistant" else "the completions' tokens"
         yield Diagnostic(
             "W0408",
             "every token carries loss, the prompts' too: the model also learns to write these, and its loss "
             f"is not comparable with a run on {answers} alone",
-            "data.loss_on",
+            join(rows.at("loss_on")),
             f"loss_on: {first}",
         )
 

@@ -435,8 +435,17 @@ def _sources(data: Data) -> list[str]:
     for source in (*data.train, *data.eval):
         if source.limit is not None:
             out.append(f"of {source.path} only the first {plural(source.limit, 'row')}")
-    if data.transform is not None:
-        out.append(f"each row goes through {data.transform}, which is copied into the artifact and locked")
+    for source in (*data.train, *data.eval):
+        own = (source.format, source.loss_on, source.fields)
+        if any(value is not None for value in own):
+            held = data.of(source)
+            renamed = f", renamed by {flow(held.fields)}" if held.fields else ""
+            out.append(
+                f"{source.path} holds {held.format} samples{renamed}, with loss on {flow(held.loss_on)}"
+            )
+    for place, transform in data.transforms.items():
+        whose = "each row" if place == "data.transform" else f"each row of {place.removesuffix('.transform')}"
+        out.append(f"{whose} goes through {transform}, which is copied into the artifact and locked")
     return out
 
 

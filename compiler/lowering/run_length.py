@@ -326,7 +326,7 @@ def quick_statistics(program: Subject, store: Store | None = None) -> Statistics
     """
     if missing := _missing(QUICK_PACKAGES):
         return missing
-    if program.recipe.data.transform is not None:
+    if program.recipe.data.transforms:
         return Unavailable("data.transform is a program, which is not run to count")
     try:
         found = look(program, None, None)

@@ -27,7 +27,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..settings import DataSettings
-from .formats import LOSS_ON
+from .formats import LOSS_ON, may_carry
 from .messages import taught
 from .template import ChatTemplate, Messages, Misplaced, Span, TemplateRefusal, Tools
 
@@ -78,15 +78,20 @@ class Rendered:
 
 
 def check_loss_on(data: DataSettings) -> None:
-    """Refuses a `data.loss_on` that means nothing in the format.
+    """Refuses a `data.loss_on` that means nothing in the format of a source.
 
     Raises:
         UserError
     """
+    for own in data.kinds:
+        _check_loss_on(own)
+
+
+def _check_loss_on(data: DataSettings) -> None:
     known = LOSS_ON.get(data.format)
     if known is None:
         raise UserError(f"data.format is {data.format!r}", f"it is one of {', '.join(LOSS_ON)}")
-    if data.loss_on not in known:
+    if not may_carry(data.format, data.loss_on):
         raise UserError(
             f"data.loss_on {data.loss_on} means nothing in data of the format {data.format}",
             f"loss_on: {' or '.join(known)}",

@@ -137,11 +137,12 @@ def prepare(
         )
     accumulation = train.global_batch_size // rows
     check_loss_on(data)
-    how = coding(tokenizer, chat_template(tokenizer, data, data_dir), data, vocabulary)
+    template = chat_template(tokenizer, data, data_dir)
     pad = tokenizer.pad_token_id
     shape = BatchShape(rows, data.max_length, 0 if pad is None else int(pad))
 
     trained_on, evaluated_on = splits(data, data_dir)
+    how = coding(tokenizer, template, data, vocabulary, trained_on.sources)
     samples, train_report = read_split(trained_on, data, how, data_dir, tokenising)
     check_split("data.train", train_report, data)
     weights = [source.weight if isinstance(source, Source) else 1.0 for source in data.train]
@@ -158,6 +159,7 @@ def prepare(
     eval_batches: list[Batch] = []
     eval_report = None
     if evaluated_on is not None:
+        how = coding(tokenizer, template, data, vocabulary, evaluated_on.sources)
         held_out, eval_report = read_split(evaluated_on, data, how, data_dir, tokenising)
         check_split(evaluated_on.name, eval_report, data)
         eval_epochs = Epochs(held_out, data.max_length, data.packing, data.shuffle_seed)
