@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from .preferences import PreferenceRow
 
 FIELDS = {
-    "chat": ("messages", "tools", "role", "content"),
+    "chat": ("messages", "tools", "role", "content", "weight"),
     "instruction": ("instruction", "input", "output", "system", "history"),
-    "prompt_completion": ("prompt", "completion", "tools", "role", "content"),
+    "prompt_completion": ("prompt", "completion", "tools", "role", "content", "weight"),
     "text": ("text",),
-    "preference": ("prompt", "chosen", "rejected", "tools", "role", "content"),
+    "preference": ("prompt", "chosen", "rejected", "tools", "role", "content", "weight"),
 }
 """What `data.fields` can rename in each format: columns, and the keys of a message."""
 
