@@ -110,6 +110,7 @@ class DataSettings:
         transform: "FILE.py:FUNCTION", a row -> row or None, relative to the artifact's folder.
         chat_template: a Jinja template's path or its text, None for the tokenizer's.
         loss_on: "assistant", "last_assistant", "completion" or "all"; or roles of messages.
+        reasoning: "keep", "drop" or "empty" for the assistant's; None leaves it to the template.
         max_length: tokens of a row; rows are padded to it.
         overlong: "drop", "truncate" or "error".
         max_invalid_ratio: share of rows that may be unusable before that is an error.
@@ -126,6 +127,7 @@ class DataSettings:
     transform: str | None = None
     chat_template: str | None = None
     loss_on: str | Sequence[str] = "assistant"
+    reasoning: str | None = None
     max_length: int
     overlong: str = "drop"
     max_invalid_ratio: float = 0.1

@@ -625,6 +625,17 @@ DATA: dict[str, Code] = {
         "answers are compared, each a row of its own, and no other samples are.",
         "Train on the two kinds one after the other, in recipes of their own.",
     ),
+    "W0451": Code(
+        "reasoning without effect",
+        "Every source is text, which has no turns of the assistant's.",
+        "Remove `data.reasoning`.",
+    ),
+    "E0452": Code(
+        "no template for an empty reasoning",
+        "`data.reasoning: empty` trains answers behind the prompt of a model that is told not to think, by "
+        "the variable enable_thinking of its chat template. This template does not read it.",
+        "`reasoning: drop`, or a template that does.",
+    ),
     "W0430": Code(
         "a part of the samples is not trained on",
         "Some of the samples that are at hand hold something that is not read, or that the chat template "

@@ -68,6 +68,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.backends.torchax.logits": lambda program: not program.family.tunix,
     "runtime.data.column_files": _other_files,
     "runtime.data.huggingface": _other_files,
+    "runtime.data.reasoning": lambda program: program.recipe.data.reasoning,
     "runtime.data.transform": lambda program: program.recipe.data.transforms,
     "runtime.model.delta": lambda program: getattr(program.architecture, "delta", None),
     "runtime.metrics.expert_shares": _has_experts,

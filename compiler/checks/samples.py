@@ -69,7 +69,28 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     own = place == "model.id" and model is not None and model.added is not None
     if template is not None and (place == "data.chat_template" or chats):
         yield from () if own else _markup(facts, template, place)
+    yield from _reasoning(facts, template)
     yield from _rows(facts, template)
+
+
+def _reasoning(facts: Facts, template: str | None) -> Iterator[Diagnostic]:
+    data = facts.recipe.data
+    if data.reasoning is not None and data.formats == {"text"}:
+        yield Diagnostic(
+            "W0451",
+            "reasoning has no effect: text has no turns of the assistant's",
+            "data.reasoning",
+            "remove the line",
+            at_key=True,
+        )
+    elif data.reasoning == "empty" and template is not None and "enable_thinking" not in template:
+        yield Diagnostic(
+            "E0452",
+            "reasoning is empty, and the chat template knows no enable_thinking, by which a model is told "
+            "not to think",
+            "data.reasoning",
+            "reasoning: drop",
+        )
 
 
 def _given(folder: Path, template: str) -> str | None:

@@ -171,6 +171,9 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         )
     if old.loss_on != new.loss_on:
         yield f"loss on {old.loss_on} -> {new.loss_on}: other tokens are learnt"
+    if old.reasoning != new.reasoning:
+        plain = "as the template does"
+        yield f"the assistant's reasoning: {old.reasoning or plain} -> {new.reasoning or plain}"
     if old.max_length != new.max_length:
         words = {"drop": "left out", "truncate": "cut", "error": "an error"}
         yield f"samples are {words[new.overlong]} above {old.max_length:,} -> {new.max_length:,} tokens"

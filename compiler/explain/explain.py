@@ -421,9 +421,18 @@ def _data(program: Program) -> list[str]:
         f"an optimizer step is {plural(train.global_batch_size, 'row')} of {data.max_length:,} tokens, {fill}"
     )
     out += _sources(data)
+    if data.reasoning is not None:
+        out.append(f"the assistant's reasoning: {REASONING[data.reasoning]}")
     long = {"drop": "left out", "truncate": "cut", "error": "an error"}[data.overlong]
     out.append(f"samples longer than {data.max_length:,} tokens are {long}; `train.py` reports how many")
     return out
+
+
+REASONING = {
+    "keep": "each learnt turn's is written and learnt, or its sample is left out",
+    "drop": "removed, before the template sees it",
+    "empty": "removed, and the last turn follows the prompt of a model that is told not to think",
+}
 
 
 def _sources(data: Data) -> list[str]:

@@ -88,6 +88,7 @@ def data_settings(recipe: Recipe, folder: Path) -> DataSettings:
         transform=_found(data.transform, folder),
         chat_template=template,
         loss_on=_plain(data.loss_on),
+        reasoning=data.reasoning,
         max_length=data.max_length,
         overlong=data.overlong,
         max_invalid_ratio=data.max_invalid_ratio,

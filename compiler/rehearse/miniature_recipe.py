@@ -94,6 +94,7 @@ def derive(
         "eval": [{"path": evaluate}] if recipe["data"]["eval"] else [],
         "max_length": min(recipe["data"]["max_length"], LENGTH),
         "transform": None,
+        "reasoning": None,
     }
     recipe["train"] |= {
         "steps": steps,

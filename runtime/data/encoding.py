@@ -6,7 +6,7 @@ import json
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from .masking import Blank, Inconsistent, Rendered, Renderer, special_tokens
 from .report import SplitReport
 from .samples import Samples
 from .template import ChatTemplate, Span, TemplateRefusal
+
+if TYPE_CHECKING:
+    from .reasoning import Reasoning
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Coding:
         loss_on: of each source.
         max_length, overlong: of the recipe's `data` section.
         vocabulary: embeddings of the model; a sample with another token id is left out. None: not checked.
+        reasoning: of the recipe's `data` section.
     """
 
     tokenizer: str
@@ -43,6 +47,7 @@ class Coding:
     max_length: int
     overlong: str
     vocabulary: int | None
+    reasoning: str | None = None
 
 
 def coding(
@@ -67,6 +72,7 @@ def coding(
         data.max_length,
         data.overlong,
         vocabulary,
+        data.reasoning,
     )
 
 
@@ -85,8 +91,15 @@ class Encoder:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._renderers: list[Renderer] = []
+        self._reasoning: Reasoning | None = None
         if coding.template is not None:
-            compiled = ChatTemplate(coding.template, coding.variables)
+            if coding.reasoning is not None:
+                from .reasoning import Reasoning
+
+                self._reasoning = Reasoning(coding.reasoning, coding.template, coding.variables)
+                compiled = self._reasoning.template
+            else:
+                compiled = ChatTemplate(coding.template, coding.variables)
             self._renderers = [Renderer(compiled, coding.special, loss_on) for loss_on in coding.loss_on]
 
     def encode(self, rows: Sequence[AnyRow], source: int) -> tuple[Samples, SplitReport]:
@@ -152,10 +165,8 @@ class Encoder:
                     f"{row.origin} is a conversation, and the tokenizer has no chat template",
                     "set data.chat_template to a template's path or text",
                 )
-            assert row.messages is not None
-            render = self._renderers[source].render
             try:
-                rendered.append((i, render(row.messages, row.tools, row.completion_start)))
+                rendered.append((i, self._render(row, self._renderers[source])))
             except (TemplateRefusal, Inconsistent, Blank) as error:
                 getattr(report, error.kind).add(row.origin, str(error))
         # The template has written the special tokens.
@@ -170,6 +181,12 @@ class Encoder:
                 report.inconsistent.add(origins[i].origin, str(error))
                 continue
             encoded[i] = _Encoded(item, encoding, ranges, origins[i].unused + item.unused)
+
+    def _render(self, row: ParsedSample, renderer: Renderer) -> Rendered:
+        if self._reasoning is not None:
+            return self._reasoning.render(renderer, row)
+        assert row.messages is not None
+        return renderer.render(row.messages, row.tools, row.completion_start)
 
     def _encode_texts(
         self,

@@ -167,6 +167,14 @@ class Renderer:
         turns = [i for i, message in enumerate(messages) if message["role"] in roles]
         return turns[-1:] if self._loss_on == "last_assistant" else turns
 
+    def last(self, messages: Messages, tools: Tools) -> Span:
+        """Where the last message lies, which is the assistant's, as `render` finds it.
+
+        Raises:
+            TemplateRefusal, Inconsistent
+        """
+        return self._turns(messages, tools, [len(messages) - 1]).spans[-1]
+
     def _rendered(self, messages: Messages, tools: Tools, completion_start: int | None) -> Rendered:
         chosen = self.chosen(messages, completion_start)
         muted = [turn for turn in chosen if messages[turn].get("weight") == 0]

@@ -51,15 +51,15 @@ THOUGHT = re.compile(r"\s*(?:<think>(.*?)</think>|<\|channel>thought\n(.*?)<chan
 """The same at the beginning of a content, in Qwen's markup and in Gemma 4's."""
 
 
-def parted(message: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """What an assistant's message thinks, None for nothing, and the message without it."""
+def parted(message: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """What an assistant's message thinks, mostly one text or none, and the message without it."""
     rest = {key: value for key, value in message.items() if key not in REASONING}
     thoughts = [message[key] for key in REASONING if message.get(key)]
     found = THOUGHT.match(message["content"])
     if found:
         rest["content"] = message["content"][found.end() :]
-        thoughts.append(found[1] if found[1] is not None else found[2])
-    return next((thought for thought in thoughts if thought), None), rest
+        thoughts.append((found[1] or found[2] or "").strip())
+    return [thought for thought in thoughts if thought], rest
 
 
 def taught(message: Mapping[str, Any]) -> list[str]:

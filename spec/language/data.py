@@ -210,6 +210,17 @@ class Data(Section):
         example="assistant",
         choices=TARGETS,
     )
+    reasoning: Literal["keep", "drop", "empty"] | None = field(
+        "What becomes of the assistant's reasoning, in reasoning_content, reasoning, thinking or <think>; "
+        "null leaves it to the template, which may leave it out of earlier turns.",
+        None,
+        example="drop",
+        choices={
+            "keep": "Each learnt turn's is written; a sample is left out where the template does not.",
+            "drop": "It is removed before the template sees it.",
+            "empty": "The same, and the last turn follows the prompt of a model that is told not to think.",
+        },
+    )
     max_length: int = field(
         "Length of a row; longer samples are treated as overlong says.", 3072, unit="tokens", ge=8, le=2**20
     )
