@@ -116,6 +116,9 @@ class DataSettings:
         max_invalid_ratio: share of rows that may be unusable before that is an error.
         packing: whether several samples share a row.
         shuffle_seed: of the samples' order, which differs from epoch to epoch; None keeps the files' order.
+        temperature: T, by which an epoch draws of each source in proportion to its size ** (1 / T); None
+            draws by the sources' weights.
+        curriculum: "length" for the shortest rows first in each epoch; None for the seed's order.
     """
 
     train: tuple[str | Source, ...]
@@ -133,6 +136,8 @@ class DataSettings:
     max_invalid_ratio: float = 0.1
     packing: bool
     shuffle_seed: int | None = 0
+    temperature: float | None = None
+    curriculum: str | None = None
 
     def of(self, source: str | Source) -> DataSettings:
         """The section as it holds for one of its sources."""

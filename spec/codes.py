@@ -636,6 +636,21 @@ DATA: dict[str, Code] = {
         "the variable enable_thinking of its chat template. This template does not read it.",
         "`reasoning: drop`, or a template that does.",
     ),
+    "E0453": Code(
+        "curriculum of packed rows",
+        "Packing fills every row with samples of several lengths: there is no shortest row.",
+        "`packing: false`.",
+    ),
+    "E0454": Code(
+        "temperature beside weights",
+        "`data.temperature` makes the sources' weights, of their sizes.",
+        "Remove `data.temperature`, or every `weight`.",
+    ),
+    "W0455": Code(
+        "temperature without effect",
+        "One source alone is drawn whole, whatever the temperature is.",
+        "Remove `data.temperature`.",
+    ),
     "W0430": Code(
         "a part of the samples is not trained on",
         "Some of the samples that are at hand hold something that is not read, or that the chat template "

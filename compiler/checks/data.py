@@ -30,6 +30,7 @@ LANES = 128
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _files(facts)
     yield from _held_out(facts)
+    yield from _order(facts)
     yield from _tokenizer(facts)
     yield from _length(facts)
     yield from dict.fromkeys(found for rows in rows_of(facts) for found in _everything(rows))
@@ -103,6 +104,36 @@ def _held_out(facts: Facts) -> Iterator[Diagnostic]:
             "rounded up, leaves none to train on",
             "data.eval_fraction",
             "eval_fraction: 0.1" if local.rows > 1 else "remove the line, or give more samples",
+        )
+
+
+def _order(facts: Facts) -> Iterator[Diagnostic]:
+    data = facts.recipe.data
+    if data.curriculum is not None and data.packing:
+        yield Diagnostic(
+            "E0453",
+            "curriculum: length goes from the shortest row to the longest, and packing makes all full",
+            "data.curriculum",
+            "packing: false, or remove the line",
+        )
+    if data.temperature is None:
+        return
+    for index, source in enumerate(data.train):
+        if "weight" in source.model_fields_set:
+            yield Diagnostic(
+                "E0454",
+                "temperature draws by the sources' sizes, and this source has a weight",
+                f"data.train[{index}].weight",
+                "remove the line, or data.temperature",
+                at_key=True,
+            )
+    if len(data.train) == 1:
+        yield Diagnostic(
+            "W0455",
+            "temperature has no effect: there is one source, which is drawn whole",
+            "data.temperature",
+            "remove the line",
+            at_key=True,
         )
 
 

@@ -181,6 +181,10 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         yield f"samples above {new.max_length:,} tokens: {old.overlong} -> {new.overlong}"
     if old.chat_template != new.chat_template:
         yield "another chat template: other tokens are seen"
+    if old.temperature != new.temperature:
+        yield f"sources drawn by temperature: {_or_none(old.temperature)} -> {_or_none(new.temperature)}"
+    if old.curriculum != new.curriculum:
+        yield f"curriculum: {old.curriculum or 'none'} -> {new.curriculum or 'none'}"
     if old.shuffle_seed != new.shuffle_seed:
         yield "another order of samples"
 

@@ -441,6 +441,11 @@ def _sources(data: Data) -> list[str]:
     if any(source.weight != 1.0 for source in data.train):
         shares = listing(f"{source.weight:g} x the rows of {source.path}" for source in data.train)
         out.append(f"an epoch has {shares}")
+    if data.temperature is not None:
+        power = f"to the power of 1 / {data.temperature:g}"
+        out.append(f"an epoch draws of each source in proportion to its samples {power}")
+    if data.curriculum is not None:
+        out.append("each epoch goes from its shortest rows to its longest")
     for source in (*data.train, *data.eval):
         if source.limit is not None:
             out.append(f"of {source.path} only the first {plural(source.limit, 'row')}")

@@ -114,7 +114,7 @@ def preview(
     from recipec.runtime.data.encoding import Encoder, coding
     from recipec.runtime.data.epochs import Epochs
     from recipec.runtime.data.masking import check_loss_on
-    from recipec.runtime.data.prepare import check_split, count_rows
+    from recipec.runtime.data.prepare import check_split, count_rows, source_weights
     from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.tokenising import tokenise
@@ -151,7 +151,7 @@ def preview(
         problem = error.message, error.help
     draws = steps = 0
     if len(samples):
-        weights = [item.weight for item in program.recipe.data.train] if split == "train" else []
+        weights = source_weights(samples, data) if split == "train" else []
         epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
         count_rows(report, epochs, samples)
         draws = epochs.draws

@@ -211,7 +211,7 @@ def warmup_steps(recipe: Recipe, steps: int) -> int:
 
 def _plain(recipe: Recipe) -> bool:
     """Whether an epoch's tokens are those of all samples, once."""
-    return all(source.weight == 1 for source in recipe.data.train)
+    return recipe.data.temperature is None and all(source.weight == 1 for source in recipe.data.train)
 
 
 def _counted(recipe: Recipe, folder: Path) -> Statistics | None:

@@ -94,6 +94,8 @@ def data_settings(recipe: Recipe, folder: Path) -> DataSettings:
         max_invalid_ratio=data.max_invalid_ratio,
         packing=data.packing,
         shuffle_seed=data.shuffle_seed,
+        temperature=data.temperature,
+        curriculum=data.curriculum,
     )
 
 

@@ -95,6 +95,7 @@ def derive(
         "max_length": min(recipe["data"]["max_length"], LENGTH),
         "transform": None,
         "reasoning": None,
+        "temperature": None,
     }
     recipe["train"] |= {
         "steps": steps,

@@ -251,6 +251,23 @@ class Data(Section):
         le=2**32 - 1,
     )
 
+    temperature: float | None = field(
+        "An epoch draws of each source of train in proportion to its samples to the power of "
+        "1 / temperature, as many in all as there are: 1 draws each once, and a higher one more of the small "
+        "sources. null draws by the sources' weights.",
+        None,
+        unit="none",
+        gt=0,
+        allow_inf_nan=False,
+        example=3.0,
+    )
+    curriculum: Literal["length"] | None = field(
+        "The order of an epoch's rows; null is shuffle_seed's.",
+        None,
+        example="length",
+        choices={"length": "The shortest first; equally long ones in shuffle_seed's order."},
+    )
+
     def of(self, source: DataSource) -> Data:
         """The section as it holds for one of its sources."""
         names = ("format", "fields", "transform", "loss_on")
