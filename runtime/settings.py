@@ -8,7 +8,7 @@ importing them needs neither jax nor numpy. A default is the language's own, whe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from .model.partition_rules import data_parallel
@@ -81,6 +81,7 @@ class Source:
         split: of a Hugging Face data set, such as "train[:10%]"; None takes "train".
         config: configuration (subset) of a Hugging Face data set, None for its default.
         limit: only its first so many rows are taken, None for all.
+        format, fields, transform, loss_on: as of `DataSettings`, whose own hold where these are None.
     """
 
     path: str
@@ -88,6 +89,14 @@ class Source:
     split: str | None = None
     config: str | None = None
     limit: int | None = None
+    format: str | None = None
+    fields: Mapping[str, str] | None = None
+    transform: str | None = None
+    loss_on: str | Sequence[str] | None = None
+
+
+OF_A_SOURCE = ("format", "fields", "transform", "loss_on")
+"""What a source may have of its own, in place of the section's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +111,16 @@ class DataSettings:
         fields: name that the project uses -> name in the files.
         transform: "FILE.py:FUNCTION", a row -> row or None, relative to the artifact's folder.
         chat_template: a Jinja template's path or its text, None for the tokenizer's.
-        loss_on: "assistant", "last_assistant", "completion" or "all".
+        loss_on: "assistant", "last_assistant", "completion" or "all"; or roles of messages.
+        reasoning: "keep", "drop" or "empty" for the assistant's; None leaves it to the template.
         max_length: tokens of a row; rows are padded to it.
         overlong: "drop", "truncate" or "error".
         max_invalid_ratio: share of rows that may be unusable before that is an error.
         packing: whether several samples share a row.
         shuffle_seed: of the samples' order, which differs from epoch to epoch; None keeps the files' order.
+        temperature: T, by which an epoch draws of each source in proportion to its size ** (1 / T); None
+            draws by the sources' weights.
+        curriculum: "length" for the shortest rows first in each epoch; None for the seed's order.
     """
 
     train: tuple[str | Source, ...]
@@ -118,12 +131,32 @@ class DataSettings:
     fields: Mapping[str, str] = field(default_factory=dict)
     transform: str | None = None
     chat_template: str | None = None
-    loss_on: str = "assistant"
+    loss_on: str | Sequence[str] = "assistant"
+    reasoning: str | None = None
     max_length: int
     overlong: str = "drop"
     max_invalid_ratio: float = 0.1
     packing: bool
     shuffle_seed: int | None = 0
+    temperature: float | None = None
+    curriculum: str | None = None
+
+    def of(self, source: str | Source) -> DataSettings:
+        """The section as it holds for one of its sources."""
+        if isinstance(source, str):
+            return self
+        own = {name: getattr(source, name) for name in OF_A_SOURCE}
+        return replace(self, **{name: value for name, value in own.items() if value is not None})
+
+    @property
+    def kinds(self) -> tuple[DataSettings, ...]:
+        """The section as it holds for each of its sources; itself where it has none."""
+        return tuple(self.of(source) for source in (*self.train, *self.eval)) or (self,)
+
+    @property
+    def formats(self) -> set[str]:
+        """Of all its sources."""
+        return {own.format for own in self.kinds}
 
 
 @dataclass(frozen=True, kw_only=True)

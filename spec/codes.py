@@ -651,6 +651,38 @@ DATA: dict[str, Code] = {
         "are read more than once: counted, hashed, tokenised.",
         "Write what comes out of it into a file, and name that.",
     ),
+    "E0450": Code(
+        "preferences beside other samples",
+        "A source's own format is preference and the others' is not, or the other way round. Pairs of "
+        "answers are compared, each a row of its own, and no other samples are.",
+        "Train on the two kinds one after the other, in recipes of their own.",
+    ),
+    "W0451": Code(
+        "reasoning without effect",
+        "Every source is text, which has no turns of the assistant's.",
+        "Remove `data.reasoning`.",
+    ),
+    "E0452": Code(
+        "no template for an empty reasoning",
+        "`data.reasoning: empty` trains answers behind the prompt of a model that is told not to think, by "
+        "the variable enable_thinking of its chat template. This template does not read it.",
+        "`reasoning: drop`, or a template that does.",
+    ),
+    "E0453": Code(
+        "curriculum of packed rows",
+        "Packing fills every row with samples of several lengths: there is no shortest row.",
+        "`packing: false`.",
+    ),
+    "E0454": Code(
+        "temperature beside weights",
+        "`data.temperature` makes the sources' weights, of their sizes.",
+        "Remove `data.temperature`, or every `weight`.",
+    ),
+    "W0455": Code(
+        "temperature without effect",
+        "One source alone is drawn whole, whatever the temperature is.",
+        "Remove `data.temperature`.",
+    ),
     "W0430": Code(
         "a part of the samples is not trained on",
         "Some of the samples that are at hand hold something that is not read, or that the chat template "

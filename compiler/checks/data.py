@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from recipec.compiler.checks.formats import LOSS_ON, is_known
+from recipec.compiler.checks.formats import LOSS_ON, Rows, is_known, rows_of
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.families import facts_of
@@ -15,6 +15,7 @@ from recipec.compiler.lowering.sources import escapes, is_dataset
 from recipec.compiler.wording import plural
 from recipec.runtime.endless import ENDLESS, INTO_A_FILE, is_endless
 from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.paths import join
 
 WASTEFUL = 1024
 """Padded rows at least this long are warned about when nothing is known of the samples' lengths."""
@@ -29,16 +30,21 @@ LANES = 128
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _files(facts)
     yield from _held_out(facts)
+    yield from _order(facts)
     yield from _tokenizer(facts)
     yield from _length(facts)
-    first, *others = LOSS_ON[facts.recipe.data.format]
-    if facts.recipe.data.loss_on == "all" and "all" in others:
+    yield from dict.fromkeys(found for rows in rows_of(facts) for found in _everything(rows))
+
+
+def _everything(rows: Rows) -> Iterator[Diagnostic]:
+    first, *others = LOSS_ON[rows.data.format]
+    if rows.data.loss_on == "all" and "all" in others:
         answers = "the assistant's tokens" if first == "assistant" else "the completions' tokens"
         yield Diagnostic(
             "W0408",
             "every token carries loss, the prompts' too: the model also learns to write these, and its loss "
             f"is not comparable with a run on {answers} alone",
-            "data.loss_on",
+            join(rows.at("loss_on")),
             f"loss_on: {first}",
         )
 
@@ -98,6 +104,36 @@ def _held_out(facts: Facts) -> Iterator[Diagnostic]:
             "rounded up, leaves none to train on",
             "data.eval_fraction",
             "eval_fraction: 0.1" if local.rows > 1 else "remove the line, or give more samples",
+        )
+
+
+def _order(facts: Facts) -> Iterator[Diagnostic]:
+    data = facts.recipe.data
+    if data.curriculum is not None and data.packing:
+        yield Diagnostic(
+            "E0453",
+            "curriculum: length goes from the shortest row to the longest, and packing makes all full",
+            "data.curriculum",
+            "packing: false, or remove the line",
+        )
+    if data.temperature is None:
+        return
+    for index, source in enumerate(data.train):
+        if "weight" in source.model_fields_set:
+            yield Diagnostic(
+                "E0454",
+                "temperature draws by the sources' sizes, and this source has a weight",
+                f"data.train[{index}].weight",
+                "remove the line, or data.temperature",
+                at_key=True,
+            )
+    if len(data.train) == 1:
+        yield Diagnostic(
+            "W0455",
+            "temperature has no effect: there is one source, which is drawn whole",
+            "data.temperature",
+            "remove the line",
+            at_key=True,
         )
 
 

@@ -103,8 +103,7 @@ def _copied(facts: Facts) -> list[tuple[str, str]]:
     files = []
     if data.chat_template is not None and not is_inline(data.chat_template):
         files.append(("data.chat_template", data.chat_template))
-    if data.transform is not None:
-        files.append(("data.transform", data.transform.partition(":")[0]))
+    files += [(place, transform.partition(":")[0]) for place, transform in data.transforms.items()]
     if prompts is not None:
         files.append(("evaluate.prompts", prompts))
     return files
@@ -189,9 +188,10 @@ def _shadowing(files: list[tuple[str, str]]) -> Iterator[Diagnostic]:
         if "://" in path or not parts:
             continue
         module = parts[0].partition(".")[0]
-        if where != "data.transform" and path.lower().endswith(IMPORTABLE):
+        transform = where.endswith(".transform")
+        if not transform and path.lower().endswith(IMPORTABLE):
             said = "is a file that Python imports"
-        elif where == "data.transform" and module in IMPORTED:
+        elif transform and module in IMPORTED:
             said = f"is where Python looks for its module `{module}`"
         else:
             continue

@@ -153,6 +153,10 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         first, second = ([s.path for s in getattr(data, part)] for data in (old, new))
         if first != second:
             yield f"{'trained' if part == 'train' else 'evaluated'} on {flow(first)} -> {flow(second)}"
+        for name in ("format", "fields", "transform", "loss_on"):
+            own = [[getattr(data.of(s), name) for s in getattr(data, part)] for data in (old, new)]
+            if first == second and own[0] != own[1] and getattr(old, name) == getattr(new, name):
+                yield f"{name} of {flow(second)}: {flow(own[0])} -> {flow(own[1])}"
         limits = [[s.limit for s in getattr(data, part)] for data in (old, new)]
         if first == second and limits[0] != limits[1]:
             before, after = (listing("all" if n is None else f"{n:,}" for n in each) for each in limits)
@@ -170,6 +174,9 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         )
     if old.loss_on != new.loss_on:
         yield f"loss on {old.loss_on} -> {new.loss_on}: other tokens are learnt"
+    if old.reasoning != new.reasoning:
+        plain = "as the template does"
+        yield f"the assistant's reasoning: {old.reasoning or plain} -> {new.reasoning or plain}"
     if old.max_length != new.max_length:
         words = {"drop": "left out", "truncate": "cut", "error": "an error"}
         yield f"samples are {words[new.overlong]} above {old.max_length:,} -> {new.max_length:,} tokens"
@@ -177,6 +184,10 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         yield f"samples above {new.max_length:,} tokens: {old.overlong} -> {new.overlong}"
     if old.chat_template != new.chat_template:
         yield "another chat template: other tokens are seen"
+    if old.temperature != new.temperature:
+        yield f"sources drawn by temperature: {_or_none(old.temperature)} -> {_or_none(new.temperature)}"
+    if old.curriculum != new.curriculum:
+        yield f"curriculum: {old.curriculum or 'none'} -> {new.curriculum or 'none'}"
     if old.shuffle_seed != new.shuffle_seed:
         yield "another order of samples"
 

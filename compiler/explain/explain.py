@@ -425,9 +425,18 @@ def _data(program: Program) -> list[str]:
         f"an optimizer step is {plural(train.global_batch_size, 'row')} of {data.max_length:,} tokens, {fill}"
     )
     out += _sources(data)
+    if data.reasoning is not None:
+        out.append(f"the assistant's reasoning: {REASONING[data.reasoning]}")
     long = {"drop": "left out", "truncate": "cut", "error": "an error"}[data.overlong]
     out.append(f"samples longer than {data.max_length:,} tokens are {long}; `train.py` reports how many")
     return out
+
+
+REASONING = {
+    "keep": "each learnt turn's is written and learnt, or its sample is left out",
+    "drop": "removed, before the template sees it",
+    "empty": "removed, and the last turn follows the prompt of a model that is told not to think",
+}
 
 
 def _sources(data: Data) -> list[str]:
@@ -436,11 +445,25 @@ def _sources(data: Data) -> list[str]:
     if any(source.weight != 1.0 for source in data.train):
         shares = listing(f"{source.weight:g} x the rows of {source.path}" for source in data.train)
         out.append(f"an epoch has {shares}")
+    if data.temperature is not None:
+        power = f"to the power of 1 / {data.temperature:g}"
+        out.append(f"an epoch draws of each source in proportion to its samples {power}")
+    if data.curriculum is not None:
+        out.append("each epoch goes from its shortest rows to its longest")
     for source in (*data.train, *data.eval):
         if source.limit is not None:
             out.append(f"of {source.path} only the first {plural(source.limit, 'row')}")
-    if data.transform is not None:
-        out.append(f"each row goes through {data.transform}, which is copied into the artifact and locked")
+    for source in (*data.train, *data.eval):
+        own = (source.format, source.loss_on, source.fields)
+        if any(value is not None for value in own):
+            held = data.of(source)
+            renamed = f", renamed by {flow(held.fields)}" if held.fields else ""
+            out.append(
+                f"{source.path} holds {held.format} samples{renamed}, with loss on {flow(held.loss_on)}"
+            )
+    for place, transform in data.transforms.items():
+        whose = "each row" if place == "data.transform" else f"each row of {place.removesuffix('.transform')}"
+        out.append(f"{whose} goes through {transform}, which is copied into the artifact and locked")
     return out
 
 

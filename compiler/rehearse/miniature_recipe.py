@@ -94,6 +94,8 @@ def derive(
         "eval": [{"path": evaluate}] if recipe["data"]["eval"] else [],
         "max_length": min(recipe["data"]["max_length"], LENGTH),
         "transform": None,
+        "reasoning": None,
+        "temperature": None,
     }
     recipe["train"] |= {
         "steps": steps,

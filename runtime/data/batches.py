@@ -99,6 +99,8 @@ class BatchSchedule:
         by_tokens: the mean is over the targets of the window (or its groups, where they are compared whole);
             otherwise over the means of its micro-batches.
         seed: of the order; epoch e is shuffled with seed + e; None keeps the order.
+        by_length: whether an epoch goes from its shortest rows to its longest; equally long ones keep that
+            order.
     """
 
     def __init__(
@@ -109,7 +111,9 @@ class BatchSchedule:
         accumulation: int,
         by_tokens: bool,
         seed: int | None,
+        by_length: bool = False,
     ) -> None:
+        self._by_length = by_length
         self._samples = samples
         self._weights = samples.weights
         self._epochs = epochs
@@ -173,6 +177,11 @@ class BatchSchedule:
         rows = grain.MapDataset.range(len(self._epochs.of(epoch)))
         if self._seed is not None:
             rows = rows.shuffle(seed=(self._seed + epoch) % 2**32)
+        if self._by_length:
+            lengths = self._samples.lengths.reshape(-1, self._samples.group).sum(1)
+            held = self._epochs.of(epoch)
+            rows = sorted(rows, key=lambda row: int(lengths[list(held[row])].sum()))
+            return [rows[i : i + self._window] for i in range(0, len(rows), self._window)]
         return rows.batch(self._window, batch_fn=list)
 
     def _norm(self, parts: Sequence[Sequence[Row]], part: int) -> float:

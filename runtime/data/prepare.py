@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import UserError
 from ..settings import DataSettings, Source, TrainSettings
 from . import cache as caching
 from .advice import LEFTOVER, WRITTEN, folding
 from .batches import Batch, BatchSchedule, BatchShape, evaluation_batches, iterate, only
 from .encoding import Coding, coding
-from .epochs import Epochs
+from .epochs import Epochs, tempered
 from .masking import NO_SYSTEM, check_loss_on
 from .report import DataReport, SplitReport
 from .samples import Samples
@@ -137,14 +139,15 @@ def prepare(
         )
     accumulation = train.global_batch_size // rows
     check_loss_on(data)
-    how = coding(tokenizer, chat_template(tokenizer, data, data_dir), data, vocabulary)
+    template = chat_template(tokenizer, data, data_dir)
     pad = tokenizer.pad_token_id
     shape = BatchShape(rows, data.max_length, 0 if pad is None else int(pad))
 
     trained_on, evaluated_on = splits(data, data_dir)
+    how = coding(tokenizer, template, data, vocabulary, trained_on.sources)
     samples, train_report = read_split(trained_on, data, how, data_dir, tokenising)
     check_split("data.train", train_report, data)
-    weights = [source.weight if isinstance(source, Source) else 1.0 for source in data.train]
+    weights = source_weights(samples, data)
     epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
     if not epochs.draws:
         raise UserError(
@@ -153,11 +156,13 @@ def prepare(
         )
     count_rows(train_report, epochs, samples)
     by_tokens = train.loss_normalization == "tokens"
-    schedule = BatchSchedule(samples, epochs, shape, accumulation, by_tokens, data.shuffle_seed)
+    by_length = data.curriculum == "length"
+    schedule = BatchSchedule(samples, epochs, shape, accumulation, by_tokens, data.shuffle_seed, by_length)
 
     eval_batches: list[Batch] = []
     eval_report = None
     if evaluated_on is not None:
+        how = coding(tokenizer, template, data, vocabulary, evaluated_on.sources)
         held_out, eval_report = read_split(evaluated_on, data, how, data_dir, tokenising)
         check_split(evaluated_on.name, eval_report, data)
         eval_epochs = Epochs(held_out, data.max_length, data.packing, data.shuffle_seed)
@@ -168,6 +173,7 @@ def prepare(
         train.steps if train.steps is not None else math.ceil((train.epochs or 1) * schedule.steps_per_epoch)
     )
     order = [samples.digest, data.max_length, data.packing, data.shuffle_seed, weights]
+    order += [data.curriculum] if data.curriculum else []
     return PreparedData(
         steps_per_epoch=schedule.steps_per_epoch,
         total_steps=total,
@@ -179,6 +185,18 @@ def prepare(
         schedule=schedule,
         shuffle_seed=data.shuffle_seed,
     )
+
+
+def source_weights(samples: Samples, data: DataSettings) -> list[float]:
+    """How often an epoch draws each sample of a source of data.train.
+
+    Args:
+        samples: of the training data.
+    """
+    if data.temperature is None:
+        return [source.weight if isinstance(source, Source) else 1.0 for source in data.train]
+    sizes = np.bincount(samples.sources[:: samples.group], minlength=len(data.train))
+    return tempered(sizes.tolist(), data.temperature)
 
 
 def read_split(
