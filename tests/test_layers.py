@@ -48,7 +48,7 @@ DOORS = {
     "runtime.checkpoints": {"runtime.checkpoints.manifest", "runtime.checkpoints.record"},
     "runtime.hosts": set(),
     "runtime.merging": set(),
-    "runtime.metrics": {"runtime.metrics.run_state"},
+    "runtime.metrics": {"runtime.metrics.loggers", "runtime.metrics.run_state"},
     "runtime.peft": set(),
     "runtime.training": {
         *("runtime.training.objectives", "runtime.training.optimizers"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from ..metrics.loggers import Metrics, done_line, last
+from ..metrics.loggers import Metrics, done_line, eval_line, last
 from ..progress import duration
 
 if TYPE_CHECKING:
@@ -98,11 +98,15 @@ class BackendReport:
             rates = f"lr {rate:.2e}, {tokens / seconds:.0f} tokens/s"
             self.say(f"step {step}/{self._until}: loss {loss:.4f}, {rates}{left}")
 
-    def evaluation(self, step: int, loss: float) -> None:
-        """Takes the loss of the evaluation data after an optimizer step, 0 for the untrained model."""
-        self._metrics.log("eval", step, {"loss": loss})
-        self._eval_loss = loss
-        self.say(f"step {step}: eval_loss {loss:.4f}")
+    def evaluation(self, step: int, losses: Mapping[str, float]) -> None:
+        """Takes the losses of an evaluation after an optimizer step, 0 for the untrained model.
+
+        Args:
+            losses: `runtime.data.batches.eval_losses`.
+        """
+        self._metrics.log("eval", step, losses)
+        self._eval_loss = losses["loss"]
+        self.say(eval_line(step, losses))
         self.restart()
 
     def restart(self) -> None:

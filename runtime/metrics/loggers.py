@@ -5,8 +5,8 @@ accumulated gradient, before clipping), of preferences rewards_chosen, rewards_r
 rewards_accuracy, of experts expert_share_min and expert_share_max (of a layer's tokens, those that one expert
 gets) and with the load-balancing loss aux_loss, that loss before its weight, tokens (real ones of the step),
 tokens_per_second, step_seconds, peak_memory_bytes.
-Evaluation: step, eval_loss. A number that is not finite stands as "NaN", "Infinity" or "-Infinity", as JSON
-has no such numbers.
+Evaluation: step, eval_loss, and of several sources the loss of each as eval/NAME. A number that is not finite
+stands as "NaN", "Infinity" or "-Infinity", as JSON has no such numbers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class JsonLines:
     def log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
         entry: dict[str, Any] = {"step": step}
         for name, value in values.items():
-            entry[name if mode == "train" else f"{mode}_{name}"] = (
+            entry[name if mode == "train" else eval_key(name)] = (
                 int(value) if name in ("tokens", "peak_memory_bytes") else _json_number(float(value))
             )
         self._file.write(json.dumps(entry) + "\n")
@@ -167,6 +167,25 @@ def writing(path: Path) -> Iterator[None]:
             f"{path}: the metrics cannot be written: {error.strerror or error}",
             "make room or give the folder's rights, and continue with --resume",
         ) from error
+
+
+EVAL = "eval/"
+"""What the name of a source begins with in metrics.jsonl, as it does for TensorBoard."""
+
+
+def eval_key(name: str) -> str:
+    """What metrics.jsonl calls a number of an evaluation: the loss, or that of a source."""
+    return "eval_loss" if name == "loss" else f"{EVAL}{name}"
+
+
+def eval_line(step: int, losses: Mapping[str, float]) -> str:
+    """What a run prints of an evaluation.
+
+    Args:
+        losses: the mean as `loss`, and those of its sources.
+    """
+    sources = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if name != "loss")
+    return f"step {step}: eval_loss {losses['loss']:.4f}" + (f" ({sources})" if sources else "")
 
 
 def done_line(step: int, speed: float | None, loss: float | None, eval_loss: float | None, peak: int) -> str:

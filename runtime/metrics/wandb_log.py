@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..addresses import first_line
+from .loggers import EVAL, read_entries
 from .loggers import FILE as METRICS
-from .loggers import read_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -198,7 +198,7 @@ def _begin(wandb: Any, mode: str, given: Mapping[str, Any]) -> Any:
 
 
 def _mode(entry: Entry) -> str:
-    return "eval" if any(name.startswith("eval_") for name in entry) else "train"
+    return "eval" if "eval_loss" in entry else "train"
 
 
 def _last_steps(entries: Sequence[Entry]) -> dict[str, int]:
@@ -212,7 +212,7 @@ def _last_steps(entries: Sequence[Entry]) -> dict[str, int]:
 def _replay(logger: WandB, entry: Entry) -> None:
     """Logs a line that an earlier process wrote."""
     values = {
-        name.removeprefix("eval_"): float(value) if isinstance(value, str) else value
+        name.removeprefix("eval_").removeprefix(EVAL): float(value) if isinstance(value, str) else value
         for name, value in entry.items()
         if name != "step"
     }

@@ -158,6 +158,7 @@ def _run(
         origins=prepared.origins,
         tokens=prepared.tokens_of,
         rows=rows,
+        eval_parts=prepared.eval_parts,
     )
     with mesh:
         recorder = None

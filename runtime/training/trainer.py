@@ -18,7 +18,7 @@ from tunix.sft.metrics_logger import MetricsLogger
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
 from ..checkpoints.saving import Checkpoints, kept
-from ..data.batches import TrainingData
+from ..data.batches import TrainingData, eval_losses
 from ..errors import UserError
 from ..hosts import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
@@ -167,7 +167,7 @@ class Trainer(PeftTrainer):
         shares = self._shares()
         report = Report(self._train_steps, until, self._settings.log_every, schedule, metrics, shares)
         if data.evaluation and self._train_steps == 0:
-            outcome.eval_loss = self._evaluate(eval_step, data.evaluation, metrics, report)
+            outcome.eval_loss = self._evaluate(eval_step, data, report)
             report.restart()
         # Only what the training step itself uses counts.
         if self._provider is not None:
@@ -185,7 +185,7 @@ class Trainer(PeftTrainer):
                 if save or keep or evaluate or report.due(step):
                     report.read()
                 if evaluate:
-                    outcome.eval_loss = self._evaluate(eval_step, data.evaluation, metrics, report)
+                    outcome.eval_loss = self._evaluate(eval_step, data, report)
                 if save or keep:
                     metrics.flush()
                 if save:
@@ -292,19 +292,16 @@ class Trainer(PeftTrainer):
         """Traced: of a micro-batch."""
         return micro_batch_loss(self._built, self._settings, model, inputs)
 
-    def _evaluate(
-        self, eval_step: Any, batches: Sequence[Batch], metrics: Metrics | Nowhere, report: Report
-    ) -> float:
+    def _evaluate(self, eval_step: Any, data: TrainingData, report: Report) -> float:
         """The mean loss of the evaluation data's targets."""
         losses = []
-        for batch in batches:
+        for batch in data.evaluation:
             self._throttler.wait_for_next()
             losses.append(eval_step(self._placed(batch)))
             self._throttler.add_computation(losses[-1])
-        loss = float(np.mean([float(loss) for loss in losses]))
-        metrics.log("eval", self._train_steps, {"loss": loss})
-        report.say(f"step {self._train_steps}: eval_loss {loss:.4f}")
-        return loss
+        return report.evaluated(
+            self._train_steps, eval_losses([float(loss) for loss in losses], data.eval_parts)
+        )
 
     def _save(self, step: int, state: Mapping[str, Any]) -> None:
         """Starts saving a step, together with the state of the data."""

@@ -62,12 +62,12 @@ def by_other(folder: Path, start: int, until: int) -> None:
     """As train_trl.py logs."""
     report = BackendReport(folder, start, until, 10, True, lambda: 1 << 20)
     if not start:
-        report.evaluation(0, 3.0)
+        report.evaluation(0, {"loss": 3.0})
     for step in range(start + 1, until + 1):
         if step != 5:
             report.step(step, 2.0 / step, 1e-4, 0.1 * step, 100 + step, {"rewards_margin": 0.5})
         if step % 2 == 0:
-            report.evaluation(step, 2.5 / step)
+            report.evaluation(step, {"loss": 2.5 / step})
     report.close()
 
 

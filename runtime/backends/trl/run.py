@@ -186,9 +186,9 @@ def _run(job: _Job) -> int:
             tokens = round(numbers["tokens"])
             report.step(step, numbers["loss"], numbers["learning_rate"], numbers["norm"], tokens, more)
 
-    def evaluated(step: int, loss: float) -> None:
+    def evaluated(step: int, losses: dict[str, float]) -> None:
         if report is not None:
-            report.evaluation(step, loss)
+            report.evaluation(step, losses)
 
     optimizer, schedule = job.makers
     rows, batch = train.micro_batch_size, train.global_batch_size

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from ...data.batches import Batch
+from ...data.batches import Batch, eval_losses
 from .checkpoints import DATA, TRAINED
 from .objectives import Objective
 from .pieces import Pieces
@@ -56,13 +56,13 @@ class Surroundings:
         done: called on each process after an optimizer step, with its number, from 1, with its loss,
             learning_rate, norm (of the gradient before clipping), tokens and targets, and with what the
             objective has to say beside.
-        evaluated: called with an optimizer step and the evaluation data's loss.
+        evaluated: called with an optimizer step and `runtime.data.batches.eval_losses`.
         stop: whether this process asks to end the run.
     """
 
     state: Callable[[int], Mapping[str, Any]]
     done: Callable[[int, Numbers, Numbers], None]
-    evaluated: Callable[[int, float], None]
+    evaluated: Callable[[int, Numbers], None]
     stop: Callable[[], bool]
 
 
@@ -102,7 +102,7 @@ class RecipeTrainer(SFTTrainer):
     ) -> None:
         start = training.start
         self._objective, self._training, self._around = objective, training, around
-        self._held_out = pieces.evaluation()
+        self._held_out, self._parts = pieces.evaluation(), pieces.eval_parts
         self._sums: Numbers = {}
         self._norm = 0.0
         self.first_values: dict[str, np.ndarray] | None = None
@@ -188,15 +188,18 @@ class RecipeTrainer(SFTTrainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """The mean loss of the evaluation data's targets."""
-        model, total = self.model_wrapped, 0.0
+        model = self.model_wrapped
         model.eval()
         with torch.no_grad():
-            for piece in self._held_out:
-                total += float(self.compute_loss(model, self._prepare_inputs(_tensors(piece))))
+            own = [
+                float(self.compute_loss(model, self._prepare_inputs(_tensors(piece))))
+                for piece in self._held_out
+            ]
         model.train()
-        (loss,) = self._total([total])
-        self._around.evaluated(self.state.global_step, loss)
-        return {"eval_loss": loss}
+        # Their sum is the loss, of which `eval_losses` makes a mean.
+        losses = eval_losses([loss * len(own) for loss in self._total(own)], self._parts)
+        self._around.evaluated(self.state.global_step, losses)
+        return {"eval_loss": losses["loss"]}
 
     def _clip_grad_norm(self, model: Any) -> Any:
         """Keeps the norm, and the gradients of the first step before they are clipped."""
