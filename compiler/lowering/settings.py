@@ -14,6 +14,7 @@ from recipec.compiler.lowering.sources import is_inline
 from recipec.runtime.settings import (
     CheckpointSettings,
     DataSettings,
+    EarlyStopping,
     LocalCheckpointSettings,
     MeshSettings,
     ModelSettings,
@@ -108,6 +109,8 @@ def train_settings(recipe: Recipe) -> TrainSettings:
     used: dict[str, Any] = {name: getattr(train, name) for name in OBJECTIVES[train.objective].settings}
     if recipe.data.evaluates:
         used["eval_every"] = train.eval_every
+    if (stopping := train.early_stopping) is not None:
+        used["early_stopping"] = EarlyStopping(stopping.patience, stopping.min_delta)
     return TrainSettings(
         objective=train.objective,
         **used,
@@ -128,4 +131,4 @@ def checkpoint_settings(recipe: Recipe) -> CheckpointSettings:
     """Of the `checkpoint` section."""
     given, local = recipe.checkpoint, recipe.checkpoint.local
     own = None if local is None else LocalCheckpointSettings(local.directory, local.every_steps)
-    return CheckpointSettings(given.directory, given.every_steps, given.keep, own)
+    return CheckpointSettings(given.directory, given.every_steps, given.keep, given.keep_best, own)

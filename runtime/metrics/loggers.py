@@ -72,7 +72,10 @@ class Metrics:
 
     Attributes:
         path: of metrics.jsonl.
+        early: why the run was done before its last step, None while it was not.
     """
+
+    early: str | None = None
 
     def __init__(
         self,
@@ -145,7 +148,10 @@ class Nowhere:
 
     Attributes:
         path: of metrics.jsonl, as process 0 has it.
+        early: as of `Metrics`.
     """
+
+    early: str | None = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -188,13 +194,21 @@ def eval_line(step: int, losses: Mapping[str, float]) -> str:
     return f"step {step}: eval_loss {losses['loss']:.4f}" + (f" ({sources})" if sources else "")
 
 
-def done_line(step: int, speed: float | None, loss: float | None, eval_loss: float | None, peak: int) -> str:
+def done_line(
+    step: int,
+    speed: float | None,
+    loss: float | None,
+    eval_loss: float | None,
+    peak: int,
+    early: str | None = None,
+) -> str:
     """The last line of a run; what is None is left out.
 
     Args:
         step: that it ended at.
         speed: tokens/s.
         peak: bytes of memory.
+        early: why it was done before its last step.
     """
     parts = [f"steps={step}"]
     if speed is not None:
@@ -204,7 +218,7 @@ def done_line(step: int, speed: float | None, loss: float | None, eval_loss: flo
     if eval_loss is not None:
         parts.append(f"eval_loss={eval_loss:.4f}")
     parts.append(f"peak_memory={peak / 2**30:.1f}GiB")
-    return "done: " + " ".join(parts)
+    return "done: " + " ".join(parts) + (f" ({early})" if early else "")
 
 
 def _json_number(number: float) -> float | str:

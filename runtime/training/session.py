@@ -146,9 +146,9 @@ class Session:
 
             project, resume = train.wandb_project, self.arguments.resume
             wandb = open_wandb(project, folder, self.directory, self.artifact, resume, restored)
-        with recorded(folder, self.total, self.until, publish) as failed:
+        with recorded(folder, self.total, self.until, publish) as ending:
             if not isinstance(self.hosts, SingleProcess):
-                self.hosts.at_loss.append(failed)
+                self.hosts.at_loss.append(ending.failed)
             metrics = Metrics(folder, restored or None, train.tensorboard, wandb, publish)
             # After an error here the others do not come to where they would wait for each other's saves.
             waits = self.hosts.count == 1
@@ -156,7 +156,7 @@ class Session:
                 with out_of_memory():
                     yield metrics
                 metrics.ends(0)
-                waits = True
+                waits, ending.early = True, metrics.early
             except Interrupted as interrupted:
                 metrics.ends(128 + interrupted.signum, stopped=True)
                 raise
@@ -180,14 +180,21 @@ class Session:
 
         loss = last(metrics, "loss") if outcome.loss is None else outcome.loss
         eval_loss = last(metrics, "eval_loss") if outcome.eval_loss is None else outcome.eval_loss
-        if self.until < self.total:
+        if outcome.early is not None:
+            print(
+                f"{outcome.early}; --resume goes on from there where the recipe has more patience, or no "
+                "train.early_stopping",
+                file=sys.stderr,
+            )
+        elif self.until < self.total:
             print(
                 f"stopped after step {self.until} of {self.total}, as --steps says; "
                 "--resume goes on from there",
                 file=sys.stderr,
             )
         speed = outcome.tokens_per_second
-        print(done_line(outcome.step, speed, loss, eval_loss, peak_memory()), flush=True)
+        line = done_line(outcome.step, speed, loss, eval_loss, peak_memory(), outcome.early)
+        print(line, flush=True)
         return 0
 
 

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from tunix.sft.metrics_logger import MetricsLogger
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
+from ..checkpoints.resuming import describe
 from ..checkpoints.saving import Checkpoints, kept
 from ..data.batches import TrainingData, eval_losses
 from ..errors import UserError
@@ -30,6 +31,7 @@ from ..settings import CheckpointSettings, TrainSettings
 from .elastic import set_step
 from .loss import Batch
 from .step import Step, fit_shardings, micro_batch_loss, update_rule
+from .stopping import Evaluations
 
 if TYPE_CHECKING:
     from ..checkpoints.local_saving import LocalCheckpoints
@@ -49,6 +51,7 @@ class TrainingOutcome:
         step: the optimizer step that it ended at.
         loss: of the last step of this process, None when it did none.
         eval_loss: the last one, None without evaluation.
+        early: why it ended before the run's last step, None where it did not.
         tokens_per_second: real tokens, without the first step (which compiles) where there are more.
     """
 
@@ -56,6 +59,7 @@ class TrainingOutcome:
     loss: float | None = None
     eval_loss: float | None = None
     tokens_per_second: float | None = None
+    early: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,14 @@ class Checkpointing:
         directory: local and absolute, or gs://.
         step: whose checkpoint is restored; the newest one when None, if there is any.
         local: checkpoints on this machine's own disk, None for none.
+        evaluations: what was counted of the run's evaluations until that step.
     """
 
     directory: str
     settings: CheckpointSettings
     step: int | None = None
     local: LocalCheckpoints | None = None
+    evaluations: Evaluations = field(default_factory=Evaluations)
 
 
 class Trainer(PeftTrainer):
@@ -111,7 +117,11 @@ class Trainer(PeftTrainer):
         self._settings = settings
         self._accumulation = accumulation
         self._directory = directory
-        self._every_steps = checkpointing.settings.every_steps
+        self._every_steps, self._keep_best = (
+            checkpointing.settings.every_steps,
+            checkpointing.settings.keep_best,
+        )
+        self._evaluations = checkpointing.evaluations
         self._checked = False
         super().__init__(
             built.model,
@@ -125,6 +135,8 @@ class Trainer(PeftTrainer):
         )
         fit_shardings(self.optimizer, mesh)
         self.checkpoint_manager = Checkpoints(directory, checkpointing.settings.keep)
+        if self._keep_best:
+            self.checkpoint_manager.kept.best = self._evaluations.step
         step = self.saved_step if checkpointing.step is None else checkpointing.step
         if step is not None:
             manager = local if local is not None and local.chosen == step else self.checkpoint_manager
@@ -174,8 +186,13 @@ class Trainer(PeftTrainer):
             self._provider.used.clear()
         stream = iter(data.batches(self._train_steps))
         interrupts.deferred = True
+        early = self._evaluations.ends(self._settings.early_stopping)
         try:
-            while self._train_steps < until and hosts.may_begin(self._train_steps + 1, interrupts.requested):
+            while (
+                not early
+                and self._train_steps < until
+                and hosts.may_begin(self._train_steps + 1, interrupts.requested)
+            ):
                 numbers = self._step(train_step, stream)
                 step = self._train_steps
                 report.add(numbers)
@@ -186,18 +203,21 @@ class Trainer(PeftTrainer):
                     report.read()
                 if evaluate:
                     outcome.eval_loss = self._evaluate(eval_step, data, report)
+                    best = self._count(step, outcome.eval_loss)
+                    early = self._evaluations.ends(self._settings.early_stopping)
+                    save = save or early or (best and self._keep_best)
                 if save or keep:
                     metrics.flush()
                 if save:
-                    self._save(step, data.state(step))
+                    self._save(step, self._metadata(data))
                 elif keep:
-                    self._save_locally(step, data.state(step))
+                    self._save_locally(step, self._metadata(data))
                 if save or keep or evaluate:
                     report.restart()
-            if self._train_steps < until:  # asked to stop
+            if self._train_steps < until and not early:  # asked to stop
                 report.read()
                 metrics.flush()
-                self._save(self._train_steps, data.state(self._train_steps))
+                self._save(self._train_steps, self._metadata(data))
             self._finish()
         except NotFinite as error:
             raise self._not_finite(error, data.origins) from None
@@ -205,7 +225,9 @@ class Trainer(PeftTrainer):
             self._put_back()
             interrupts.deferred = False
             report.close()
-        if hosts.stopped_by is not None and self._train_steps < until:
+        if early:
+            outcome.early = metrics.early = self._evaluations.sentence(self._train_steps)
+        elif hosts.stopped_by is not None and self._train_steps < until:
             raise Interrupted(hosts.stopped_by)
         outcome.step, outcome.loss, outcome.tokens_per_second = self._train_steps, report.loss, report.speed
         return outcome
@@ -303,18 +325,34 @@ class Trainer(PeftTrainer):
             self._train_steps, eval_losses([float(loss) for loss in losses], data.eval_parts)
         )
 
-    def _save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Starts saving a step, together with the state of the data."""
+    def _count(self, step: int, loss: float) -> bool:
+        """Counts an evaluation; whether its loss is the lowest so far."""
+        if step % self._settings.eval_every:
+            return False
+        stopping = self._settings.early_stopping
+        self._evaluations = self._evaluations.after(step, loss, stopping.min_delta if stopping else 0.0)
+        best = self._evaluations.step == step
+        if best and self._keep_best:
+            self.checkpoint_manager.kept.best = step
+        return best
+
+    def _metadata(self, data: TrainingData) -> dict[str, Any]:
+        """What the checkpoint of the step that is done says beside its arrays."""
+        counted = asdict(self._evaluations) if data.evaluation else None
+        return describe(data.state(self._train_steps), counted)
+
+    def _save(self, step: int, metadata: Mapping[str, Any]) -> None:
+        """Starts saving a step."""
         if self.saved_step == step:
             return
         self._put_back()
-        self.checkpoint_manager.write(step, self.model, self.optimizer, self._lora_enabled, state)
+        self.checkpoint_manager.write(step, self.model, self.optimizer, self._lora_enabled, metadata)
 
-    def _save_locally(self, step: int, state: Mapping[str, Any]) -> None:
+    def _save_locally(self, step: int, metadata: Mapping[str, Any]) -> None:
         """Starts saving a step on this machine's own disk."""
         assert self._local is not None
         self._put_back()
-        self._local.write(step, self.model, self.optimizer, self._lora_enabled, state)
+        self._local.write(step, self.model, self.optimizer, self._lora_enabled, metadata)
 
     def _put_back(self) -> None:
         """Gives the model and the optimizer their newest arrays; the older ones were donated."""

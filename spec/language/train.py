@@ -120,6 +120,21 @@ class Log(Section):
     )
 
 
+class EarlyStopping(Section):
+    """When a run ends before its last step, counted as transformers' EarlyStoppingCallback does."""
+
+    patience: int = field(
+        "Evaluations in a row without progress after which the run ends.", unit="evaluations", ge=1, example=3
+    )
+    min_delta: float = field(
+        "Progress is an evaluation loss that is lower than the lowest before by more than this.",
+        0.0,
+        unit="nats a token",
+        ge=0,
+        allow_inf_nan=False,
+    )
+
+
 def _epochs(given: dict[str, Any]) -> int | None:
     return 1 if given.get("steps") is None else None
 
@@ -209,6 +224,11 @@ class Train(Section):
     eval_every: int = field(
         "Evaluate every so many steps, and at the end.", 100, unit="optimizer steps", ge=1
     )
+    early_stopping: EarlyStopping | None = field(
+        "Stop before the last step, where the evaluation loss makes no more progress; null does not.",
+        None,
+        example={"patience": 3},
+    )
     seed: int = field(
         "Seed of the adapters' initial values and of dropout.", 0, unit="none (a seed)", ge=0, le=2**32 - 1
     )
@@ -252,6 +272,11 @@ class Checkpoint(Section):
     )
     every_steps: int = field("Save every so many steps, and at the end.", 100, unit="optimizer steps", ge=1)
     keep: int = field("Only the newest are kept.", 3, unit="checkpoints", ge=1)
+    keep_best: bool = field(
+        "Save at each evaluation whose loss is the lowest so far too, and keep the last of these beside the "
+        "newest, for `merge.py --step best`.",
+        False,
+    )
     local: LocalCheckpoint | None = field(
         "Other checkpoints in between, on each host's own disk; null saves none.",
         None,

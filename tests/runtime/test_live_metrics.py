@@ -122,8 +122,8 @@ def test_state_json_says_how_the_run_stands_and_why_it_ended(tmp_path: Path) -> 
             raise error
         assert (state()["state"], state()["reason"]) == (how, reason)
     (tmp_path / "file").touch()
-    with pytest.raises(RuntimeError), recorded(folder, 10, 10) as tell:
-        tell("process 2 of 4 is gone")
+    with pytest.raises(RuntimeError), recorded(folder, 10, 10) as ending:
+        ending.failed("process 2 of 4 is gone")
         raise RuntimeError("a collective failed")
     assert state()["reason"] == "process 2 of 4 is gone"
     with recorded(tmp_path / "file" / "run", 10, 10):
