@@ -137,6 +137,19 @@ class EarlyStopping:
     min_delta: float = 0.0
 
 
+@dataclass(frozen=True)
+class SampleSettings:
+    """Prompts that are answered at each evaluation.
+
+    Attributes:
+        prompts: a file of them, as a path of data is.
+        max_tokens: of an answer.
+    """
+
+    prompts: str
+    max_tokens: int = 64
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
     """The `train` section of a recipe, without its optimizer, which the generated script builds.
@@ -153,10 +166,12 @@ class TrainSettings:
         router_aux_loss_coef: what the load-balancing loss of experts is multiplied by; 0 for none.
         eval_every: optimizer steps between evaluations.
         early_stopping: None runs to the last step.
+        samples: prompts that are answered at each evaluation, None for none.
         seed: of the adapters' initialisation and of dropout.
         log_every: optimizer steps between printed lines.
         tensorboard: whether metrics go to TensorBoard files as well.
         wandb_project: of Weights & Biases, where they go as well; None for nowhere.
+        mlflow_experiment: of MLflow, where they go as well; None for nowhere.
     """
 
     objective: str = "sft"
@@ -170,10 +185,12 @@ class TrainSettings:
     router_aux_loss_coef: float = 0.0
     eval_every: int = 100
     early_stopping: EarlyStopping | None = None
+    samples: SampleSettings | None = None
     seed: int = 0
     log_every: int = 10
     tensorboard: bool = True
     wandb_project: str | None = None
+    mlflow_experiment: str | None = None
 
     def accumulation_steps(self, data_parallel: int) -> int:
         """Micro-batches of an optimizer step on `data_parallel` devices."""

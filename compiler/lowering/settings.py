@@ -19,6 +19,7 @@ from recipec.runtime.settings import (
     MeshSettings,
     ModelSettings,
     RunSettings,
+    SampleSettings,
     Source,
     TrainSettings,
 )
@@ -111,6 +112,8 @@ def train_settings(recipe: Recipe) -> TrainSettings:
         used["eval_every"] = train.eval_every
     if (stopping := train.early_stopping) is not None:
         used["early_stopping"] = EarlyStopping(stopping.patience, stopping.min_delta)
+    if (samples := train.samples) is not None:
+        used["samples"] = SampleSettings(samples.prompts, samples.max_tokens)
     return TrainSettings(
         objective=train.objective,
         **used,
@@ -124,6 +127,7 @@ def train_settings(recipe: Recipe) -> TrainSettings:
         log_every=train.log.every,
         tensorboard=train.log.tensorboard,
         wandb_project=train.log.wandb_project,
+        mlflow_experiment=train.log.mlflow_experiment,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from ..metrics.loggers import Metrics, done_line, eval_line, last
 from ..progress import duration
 
 if TYPE_CHECKING:
-    from ..metrics.wandb_log import WandB
+    from ..metrics.services import Service
 
 
 class BackendReport:
@@ -29,7 +29,7 @@ class BackendReport:
         every: steps between printed lines.
         tensorboard: whether to write TensorBoard files as well.
         peak: gives the most memory that was taken so far, in bytes.
-        wandb: the run in Weights & Biases, None without one.
+        services: the run in each of them.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class BackendReport:
         every: int,
         tensorboard: bool,
         peak: Callable[[], int],
-        wandb: WandB | None = None,
+        services: Sequence[Service] = (),
     ) -> None:
         self._start, self._until, self._every, self._peak = start, until, every, peak
         self._loss: float | None = None
         self._eval_loss: float | None = None
         self._tokens = self._seconds = 0.0
-        self._metrics = Metrics(folder, start or None, tensorboard, wandb)
+        self._metrics = Metrics(folder, start or None, tensorboard, services)
         self._path, self.ends = self._metrics.path, self._metrics.ends
         self._begun = self._since = time.perf_counter()
 

@@ -31,6 +31,7 @@ PASSIVE = (
     "cache",
     "budget",
     "train.log",
+    "train.samples",
 )
 """What may change in a recipe between a run and its continuation: it does not touch the numbers."""
 

@@ -23,6 +23,7 @@ from .samples import Samples
 
 if TYPE_CHECKING:
     from ..model.sharding import Rows
+    from .prompts import Prompts
 
 Batch = dict[str, np.ndarray]
 Row = tuple[int, ...]
@@ -50,6 +51,7 @@ class TrainingData:
         tokens: real ones of a micro-batch, by its number; None counts those of `batches`.
         rows: of each batch, those that this process's devices hold; None for all.
         eval_parts: the evaluation batches of each source, where there are several.
+        prompts: what is answered at each evaluation, None for nothing.
     """
 
     batches: Callable[[int], Iterable[Batch]]
@@ -59,6 +61,7 @@ class TrainingData:
     tokens: Callable[[int], int] | None = None
     rows: Rows | None = None
     eval_parts: Sequence[EvalPart] = ()
+    prompts: Prompts | None = None
 
 
 @dataclass(frozen=True)

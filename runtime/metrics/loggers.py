@@ -1,4 +1,4 @@
-"""Where a run's numbers go: metrics.jsonl, TensorBoard and Weights & Biases.
+"""Where a run's numbers go: metrics.jsonl, TensorBoard, and the services of `services`.
 
 metrics.jsonl has one object a line. Training: step, loss, learning_rate, grad_norm (of the step's
 accumulated gradient, before clipping), of preferences rewards_chosen, rewards_rejected, rewards_margin and
@@ -15,7 +15,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,13 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 
 if TYPE_CHECKING:
-    from .wandb_log import WandB
+    from .services import Service
 
 
 FILE = "metrics.jsonl"
+SAMPLES = "samples.jsonl"
+"""The answers to train.samples, an object a line: step, prompt (as its file has it, a text or messages),
+answer, tokens (how many the answer has), ended (whether by a token that ends one)."""
 
 
 class JsonLines:
@@ -67,7 +70,7 @@ class Metrics:
         restored_step: what was logged after it is dropped, for it will be logged again; None drops
             everything that is there.
         tensorboard: whether to write TensorBoard files as well.
-        wandb: the run in Weights & Biases, None without one.
+        services: the run in each of them.
         publish: puts metrics.jsonl where the checkpoints are, when that is elsewhere.
 
     Attributes:
@@ -82,20 +85,20 @@ class Metrics:
         folder: Path,
         restored_step: int | None,
         tensorboard: bool,
-        wandb: WandB | None = None,
+        services: Sequence[Service] = (),
         publish: Callable[[Path], None] = nowhere,
     ) -> None:
         self.path = folder / FILE
-        self._wandb, self._publish = wandb, publish
+        self._services, self._publish = services, publish
         with writing(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             truncate(self.path, restored_step)
+            truncate(folder / SAMPLES, restored_step)
             self._backends: list[Any] = [JsonLines(self.path)]
             if tensorboard:
                 first = 0 if restored_step is None else restored_step + 1
                 self._backends.append(TensorBoard(folder / TENSORBOARD_FOLDER, first))
-        if wandb is not None:
-            self._backends.append(wandb)
+        self._backends += services
 
     def log(self, mode: str, step: int, values: Mapping[str, float | None]) -> None:
         """Writes the numbers of one step; None is left out.
@@ -110,6 +113,18 @@ class Metrics:
         with writing(self.path):
             for backend in self._backends if known else ():
                 backend.log(mode, step, known)
+
+    def samples(self, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Writes answers of a step to samples.jsonl.
+
+        Raises:
+            UserError: when they cannot be written.
+        """
+        path = self.path.with_name(SAMPLES)
+        with writing(path), path.open("a", encoding="utf-8") as file:
+            for answer in answers:
+                file.write(json.dumps({"step": step, **answer}, ensure_ascii=False) + "\n")
+        self._publish(path)
 
     def flush(self) -> None:
         """Makes sure that what was logged survives the process.
@@ -129,8 +144,8 @@ class Metrics:
             status: the script's exit status.
             stopped: whether it was a signal, after which the run may go on.
         """
-        if self._wandb is not None:
-            self._wandb.status, self._wandb.stopped = status, stopped
+        for service in self._services:
+            service.status, service.stopped = status, stopped
 
     def close(self) -> None:
         """Closes the files. What matters was flushed, and an error of that was raised."""
@@ -139,8 +154,8 @@ class Metrics:
                 for backend in self._backends:
                     backend.close()
         finally:
-            if self._wandb is not None:
-                self._wandb.close()
+            for service in self._services:
+                service.close()
 
 
 class Nowhere:
@@ -157,6 +172,9 @@ class Nowhere:
         self.path = path
 
     def log(self, mode: str, step: int, values: Mapping[str, float | None]) -> None:
+        """Nothing."""
+
+    def samples(self, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
         """Nothing."""
 
     def flush(self) -> None:

@@ -6,7 +6,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -200,6 +200,10 @@ class Report:
         self._metrics.log("eval", step, losses)
         self.say(eval_line(step, losses))
         return losses["loss"]
+
+    def sampled(self, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Writes the answers to prompts."""
+        self._metrics.samples(step, answers)
 
     def say(self, line: str) -> None:
         """Prints a line, above the progress bar where there is one."""

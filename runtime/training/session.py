@@ -18,6 +18,7 @@ from ..cache import cache_directory, keep_compiled
 from ..errors import UserError
 from ..hosts import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
+from ..model.partition_rules import TOKENS
 from ..settings import CheckpointSettings, RunSettings, TrainSettings
 from .ending import out_of_memory
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..checkpoints.local_saving import LocalCheckpoints
     from ..checkpoints.resuming import ResumePoint
     from ..data.prepare import PreparedData
+    from ..data.prompts import Prompts
     from ..hosts.group import ProcessGroup
     from ..metrics.loggers import Metrics, Nowhere
     from ..weights.checkpoint import HFCheckpoint
@@ -62,6 +64,7 @@ class Session:
         base: the checkpoint that is trained.
         found: what --resume goes on from; nothing without it.
         prepared: the data.
+        prompts: what is answered at each evaluation, None for nothing.
         interrupts: the signals that end the run after a step.
         hosts: the processes of the run; this one alone, mostly.
         local: checkpoints on this machine's own disk, None for none.
@@ -77,6 +80,7 @@ class Session:
     interrupts: Interrupts
     hosts: SingleProcess | ProcessGroup = SINGLE
     local: LocalCheckpoints | None = None
+    prompts: Prompts | None = None
 
     @property
     def total(self) -> int:
@@ -125,6 +129,7 @@ class Session:
         """
         from ..metrics.loggers import FILE, Metrics, Nowhere, nowhere
         from ..metrics.run_state import recorded
+        from ..metrics.services import open_services
 
         remote = "://" in self.directory
         folder = self.arguments.output.resolve() if remote else Path(self.directory)
@@ -140,16 +145,12 @@ class Session:
             if restored:
                 remote_metrics.fetch(folder / FILE, self.directory)
             publish = remote_metrics.publisher(self.directory)
-        wandb = None
-        if train.wandb_project is not None:
-            from ..metrics.wandb_log import open_wandb
-
-            project, resume = train.wandb_project, self.arguments.resume
-            wandb = open_wandb(project, folder, self.directory, self.artifact, resume, restored)
+        place = (folder, self.directory, self.artifact, self.arguments.resume, restored)
+        services = open_services(train, *place)
         with recorded(folder, self.total, self.until, publish) as ending:
             if not isinstance(self.hosts, SingleProcess):
                 self.hosts.at_loss.append(ending.failed)
-            metrics = Metrics(folder, restored or None, train.tensorboard, wandb, publish)
+            metrics = Metrics(folder, restored or None, train.tensorboard, services, publish)
             # After an error here the others do not come to where they would wait for each other's saves.
             waits = self.hosts.count == 1
             try:
@@ -266,11 +267,31 @@ def begin(
         begun_with = record or record_digest(artifact) or ""
         local = LocalCheckpoints(settings.checkpoint.local, directory, mesh, begun_with, record is None)
         found = local.newer(found)
+    tokenizer = load_tokenizer(base_folder, settings.model, settings.data, arguments.data_dir)
+    prompts = None
+    if settings.train.samples is not None:
+        from ..data.prompts import generation_config
+        from ..data.prompts import prompts as read_prompts
+
+        prompts = read_prompts(
+            settings.train.samples,
+            settings.data,
+            tokenizer,
+            arguments.data_dir,
+            generation_config(base.side_files, base.side_file),
+            settings.mesh.axes.get(TOKENS, 1),
+        )
+        hosts.same(
+            "prompts",
+            hashlib.sha256(prompts.tokens.tobytes()).hexdigest(),
+            "reads other prompts than process 0",
+            "put the same file on every host, or at an address that all of them read",
+        )
     prepared = prepare(
         settings.data,
         settings.train,
         settings.train.micro_batch_size * settings.mesh.data_parallel,
-        load_tokenizer(base_folder, settings.model, settings.data, arguments.data_dir),
+        tokenizer,
         arguments.data_dir,
         base.architecture.vocab_size,
         Tokenising(None if caches is None or "://" in caches else Path(caches)),
@@ -300,7 +321,9 @@ def begin(
         resuming.set_aside(directory, found)
     hosts.same("steps", arguments.steps, "was given other --steps", "start all processes alike")
     hosts.barrier("begin")
-    return Session(artifact, arguments, directory, mesh, base, found, prepared, interrupts, hosts, local)
+    return Session(
+        artifact, arguments, directory, mesh, base, found, prepared, interrupts, hosts, local, prompts
+    )
 
 
 def checkpoint_directory(checkpoint: CheckpointSettings, output: Path) -> str:

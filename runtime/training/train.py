@@ -160,6 +160,7 @@ def _run(
         tokens=prepared.tokens_of,
         rows=rows,
         eval_parts=prepared.eval_parts,
+        prompts=session.prompts,
     )
     with mesh:
         recorder = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from ..interrupts import Interrupted, Interrupts
 from ..metrics.loggers import Metrics, Nowhere
 from ..metrics.run_report import Named, NotFinite, Numbers, Report
 from ..model.loading import Built
+from ..model.partition_rules import data_parallel
 from ..model.sharding import Rows
 from ..settings import CheckpointSettings, TrainSettings
 from .elastic import set_step
@@ -35,8 +37,10 @@ from .stopping import Evaluations
 
 if TYPE_CHECKING:
     from ..checkpoints.local_saving import LocalCheckpoints
+    from ..data.prompts import Prompts
     from ..hosts.group import ProcessGroup
     from ..metrics.expert_shares import ExpertShares
+    from .answers import Answer
     from .recorder import Recorder
 
 SHOWN = 8
@@ -123,6 +127,7 @@ class Trainer(PeftTrainer):
         )
         self._evaluations = checkpointing.evaluations
         self._checked = False
+        self._answer: Answer | None = None
         super().__init__(
             built.model,
             update_rule(built, optimizer),
@@ -250,7 +255,7 @@ class Trainer(PeftTrainer):
         What is trained and the optimizer's state are donated to the training step, and come back.
         """
         step = Step(self._built, self.optimizer, self._settings, self._mesh, self._loss)
-        self._live = jax.device_put(step.live, step.shardings)
+        self._live, self._step_functions = jax.device_put(step.live, step.shardings), step
         train, evaluate = step.jit(), step.jit_evaluation()
         gradients = None if self._recorder is None else step.jit_gradients()
 
@@ -321,9 +326,23 @@ class Trainer(PeftTrainer):
             self._throttler.wait_for_next()
             losses.append(eval_step(self._placed(batch)))
             self._throttler.add_computation(losses[-1])
-        return report.evaluated(
-            self._train_steps, eval_losses([float(loss) for loss in losses], data.eval_parts)
-        )
+        means = eval_losses([float(loss) for loss in losses], data.eval_parts)
+        loss = report.evaluated(self._train_steps, means)
+        if data.prompts is not None:
+            report.sampled(self._train_steps, self._answers(data.prompts))
+        return loss
+
+    def _answers(self, prompts: Prompts) -> list[dict[str, Any]]:
+        """What the model answers now."""
+        from .answers import answered, jit_answers
+
+        step = self._step_functions
+        if self._answer is None:
+            self._answer = jit_answers(
+                self._built.forward, step.merged, self._mesh, prompts.most, prompts.ends
+            )
+        answer = functools.partial(self._answer, self._live[0], step.base)
+        return answered(answer, prompts, self._rows or Rows.of(self._mesh, data_parallel(self._mesh.shape)))
 
     def _count(self, step: int, loss: float) -> bool:
         """Counts an evaluation; whether its loss is the lowest so far."""

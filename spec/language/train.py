@@ -118,6 +118,12 @@ class Log(Section):
     wandb_project: str | None = field(
         "Weights & Biases project to report to; null does not.", None, min_length=1, example="my-project"
     )
+    mlflow_experiment: str | None = field(
+        "MLflow experiment to report to, at the MLFLOW_TRACKING_URI of the run's environment; null does not.",
+        None,
+        min_length=1,
+        example="my-experiment",
+    )
 
 
 class EarlyStopping(Section):
@@ -132,6 +138,23 @@ class EarlyStopping(Section):
         unit="nats a token",
         ge=0,
         allow_inf_nan=False,
+    )
+
+
+class Samples(Section):
+    """Answers to fixed prompts, while the model is trained."""
+
+    prompts: str = field(
+        'A file as data.train has them, of lines with "messages", or with "prompt", a text or messages.',
+        min_length=1,
+        example="data/prompts.jsonl",
+    )
+    max_tokens: int = field(
+        "Length of an answer at most. Each token is a forward pass of the prompts.",
+        64,
+        unit="tokens",
+        ge=1,
+        le=LARGEST,
     )
 
 
@@ -228,6 +251,12 @@ class Train(Section):
         "Stop before the last step, where the evaluation loss makes no more progress; null does not.",
         None,
         example={"patience": 3},
+    )
+    samples: Samples | None = field(
+        "Prompts that the model answers at each evaluation, greedily, into samples.jsonl beside the "
+        "metrics; null for none.",
+        None,
+        example={"prompts": "data/prompts.jsonl"},
     )
     seed: int = field(
         "Seed of the adapters' initial values and of dropout.", 0, unit="none (a seed)", ge=0, le=2**32 - 1

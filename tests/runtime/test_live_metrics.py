@@ -43,7 +43,7 @@ def numbers(step: int) -> dict[str, float]:
 
 def by_metrics(folder: Path, start: int, until: int, wandb: Any = None) -> None:
     """As train.py and train_torchax.py log."""
-    metrics = Metrics(folder, start or None, True, wandb)
+    metrics = Metrics(folder, start or None, True, [wandb] if wandb else [])
     _log(metrics.log, start, until)
     metrics.ends(0)
     metrics.close()
@@ -268,7 +268,7 @@ def log_with(
         monkeypatch.setitem(sys.modules, "wandb", fake)
         folder = tmp_path / "run"
         logger = wandb_log.open_wandb(project, folder, folder, artifact, resume, restored)
-        metrics = Metrics(folder, restored or None, False, logger)
+        metrics = Metrics(folder, restored or None, False, [logger] if logger else [])
         for step in (restored + 1, restored + 2):
             metrics.log("train", step, {"loss": 1.0 / step})
         metrics.ends(**{"status": 0} | ends)

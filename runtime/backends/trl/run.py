@@ -18,6 +18,7 @@ from ...errors import UserError, guarded
 from ...interrupts import Interrupted, Interrupts
 from ...metrics import run_facts
 from ...metrics.run_state import recorded
+from ...metrics.services import open_services
 from ...model.adapters import LoraSettings
 from ...settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
 from ...training.trace import Trace, check_writable
@@ -164,14 +165,10 @@ def _run(job: _Job) -> int:
         run_facts.begin(
             job.directory, job.artifact, Path(sys.argv[0]).name, prepared, _devices(place), start, until
         )
-        wandb = None
-        if train.wandb_project is not None:
-            from ...metrics.wandb_log import open_wandb
-
-            project, resume = train.wandb_project, arguments.resume
-            wandb = open_wandb(project, job.directory, job.directory, job.artifact, resume, start)
+        where = (job.directory, job.directory, job.artifact, arguments.resume, start)
+        services = open_services(train, *where)
         report = BackendReport(
-            job.directory, start, until, train.log_every, train.tensorboard, peak_memory, wandb
+            job.directory, start, until, train.log_every, train.tensorboard, peak_memory, services
         )
     about = {"dtype": model.dtype, "device": str(place.device), "devices": place.num_processes}
     about |= {name: version(name) for name in PACKAGES}
