@@ -115,7 +115,7 @@ def alarms(runs: Sequence[Run]) -> list[tuple[str, str]]:
                 )
         if not run.metrics.series:
             out.append(("Nothing was logged.", f"{whose}{run.place.name} has no step with numbers."))
-        if (run.steps_total or 0) > run.metrics.last_step > 0:
+        if (run.steps_total or 0) > run.metrics.last_step > 0 and not run.early:
             out.append(_unfinished(run, whose))
     return out
 

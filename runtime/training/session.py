@@ -127,7 +127,7 @@ class Session:
         Raises:
             UserError: when the devices' memory does not suffice.
         """
-        from ..metrics.loggers import FILE, Metrics, Nowhere, nowhere
+        from ..metrics.loggers import FILE, SAMPLES, Metrics, Nowhere, nowhere
         from ..metrics.run_state import recorded
         from ..metrics.services import open_services
 
@@ -143,7 +143,8 @@ class Session:
             from ..metrics import remote as remote_metrics
 
             if restored:
-                remote_metrics.fetch(folder / FILE, self.directory)
+                for name in (FILE, SAMPLES):
+                    remote_metrics.fetch(folder / name, self.directory)
             publish = remote_metrics.publisher(self.directory)
         place = (folder, self.directory, self.artifact, self.arguments.resume, restored)
         services = open_services(train, *place)
