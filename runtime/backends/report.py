@@ -117,16 +117,17 @@ class BackendReport:
         """Prints a line."""
         print(line, file=sys.stderr, flush=True)
 
-    def summary(self, step: int) -> str:
+    def summary(self, step: int, early: str | None = None) -> str:
         """The last line of a run.
 
         Args:
             step: that it ended at.
+            early: why it was done before its last step.
         """
         loss = last(self._path, "loss") if self._loss is None else self._loss
         eval_loss = last(self._path, "eval_loss") if self._eval_loss is None else self._eval_loss
         speed = self._tokens / self._seconds if self._seconds else None
-        return done_line(step, speed, loss, eval_loss, self._peak())
+        return done_line(step, speed, loss, eval_loss, self._peak(), early)
 
     def close(self) -> None:
         """Closes the files.
