@@ -159,6 +159,32 @@ class DataSettings:
         return {own.format for own in self.kinds}
 
 
+@dataclass(frozen=True)
+class EarlyStopping:
+    """When a run ends before its last step.
+
+    Attributes:
+        patience: evaluations in a row without progress.
+        min_delta: progress is a loss that is lower than the lowest before by more than this.
+    """
+
+    patience: int
+    min_delta: float = 0.0
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """Prompts that are answered at each evaluation.
+
+    Attributes:
+        prompts: a file of them, as a path of data is.
+        max_tokens: of an answer.
+    """
+
+    prompts: str
+    max_tokens: int = 64
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
     """The `train` section of a recipe, without its optimizer, which the generated script builds.
@@ -177,10 +203,13 @@ class TrainSettings:
         loss_normalization: "tokens" (of the whole step) or "micro_batches" (a mean of means).
         router_aux_loss_coef: what the load-balancing loss of experts is multiplied by; 0 for none.
         eval_every: optimizer steps between evaluations.
+        early_stopping: None runs to the last step.
+        samples: prompts that are answered at each evaluation, None for none.
         seed: of the adapters' initialisation and of dropout.
         log_every: optimizer steps between printed lines.
         tensorboard: whether metrics go to TensorBoard files as well.
         wandb_project: of Weights & Biases, where they go as well; None for nowhere.
+        mlflow_experiment: of MLflow, where they go as well; None for nowhere.
     """
 
     objective: str = "sft"
@@ -195,10 +224,13 @@ class TrainSettings:
     loss_normalization: str = "tokens"
     router_aux_loss_coef: float = 0.0
     eval_every: int = 100
+    early_stopping: EarlyStopping | None = None
+    samples: SampleSettings | None = None
     seed: int = 0
     log_every: int = 10
     tensorboard: bool = True
     wandb_project: str | None = None
+    mlflow_experiment: str | None = None
 
     def accumulation_steps(self, data_parallel: int) -> int:
         """Micro-batches of an optimizer step on `data_parallel` devices."""
@@ -226,12 +258,14 @@ class CheckpointSettings:
         directory: gs:// address, or a directory; a relative one is relative to --output.
         every_steps: optimizer steps between checkpoints.
         keep: newest checkpoints that are kept.
+        keep_best: whether that of the lowest evaluation loss is kept as well.
         local: others on each host's own disk in between, None for none.
     """
 
     directory: str
     every_steps: int = 100
     keep: int = 3
+    keep_best: bool = False
     local: LocalCheckpointSettings | None = None
 
 

@@ -689,6 +689,18 @@ DATA: dict[str, Code] = {
         "does not name. `recipe preview` counts all of them.",
         "Give a template that writes it, or remove it with `data.transform`.",
     ),
+    "E0440": Code(
+        "nothing is evaluated",
+        "`train.early_stopping` and `checkpoint.keep_best` go by the evaluation loss, and `train.samples` "
+        "are written at evaluations. The recipe has no data to evaluate on.",
+        "Evaluation data: `data.eval`, or `data.eval_fraction`.",
+    ),
+    "W0441": Code(
+        "patience that the run cannot lose",
+        "The first evaluation counts as progress. So many more without any come at the end of the run or "
+        "after it.",
+        "Evaluate more often with `train.eval_every`, or a smaller patience.",
+    ),
 }
 
 TRAIN: dict[str, Code] = {
@@ -1365,6 +1377,17 @@ UNAVAILABLE: dict[str, Code] = {
         "modules trained whole by another backend",
         "TRL's and TorchAX's runs train the adapters alone here.",
         "`train_also: []`, or build without that `--backend`.",
+    ),
+    "E0955": Code(
+        "evaluations that nothing hangs on under TorchAX",
+        "The TorchAX backend has a loop of its own, which evaluates, and neither stops early, keeps the best "
+        "checkpoint nor writes samples.",
+        "Remove the line, or build without `--backend torchax`.",
+    ),
+    "E0956": Code(
+        "best checkpoint or samples under TRL",
+        "train_trl.py keeps the newest checkpoints as transformers' Trainer does, and writes no samples.",
+        "Remove the line, or build without `--backend trl`.",
     ),
     "E0945": Code(
         "model that TorchAX alone trains",

@@ -48,7 +48,7 @@ DOORS = {
     "runtime.checkpoints": {"runtime.checkpoints.manifest", "runtime.checkpoints.record"},
     "runtime.hosts": set(),
     "runtime.merging": {"runtime.merging.journal"},
-    "runtime.metrics": {"runtime.metrics.run_state"},
+    "runtime.metrics": {"runtime.metrics.loggers", "runtime.metrics.run_state"},
     "runtime.peft": {"runtime.peft.importing"},
     "runtime.training": {
         *("runtime.training.objectives", "runtime.training.optimizers"),

@@ -93,6 +93,9 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.model.eight_bits": lambda program: program.lora and program.lora.products,
     "runtime.metrics.remote": lambda program: "://" in program.recipe.checkpoint.directory,
     "runtime.metrics.wandb_log": lambda program: program.recipe.train.log.wandb_project,
+    "runtime.data.prompts": lambda program: program.recipe.train.samples,
+    "runtime.training.answers": lambda program: program.recipe.train.samples,
+    "runtime.metrics.mlflow_log": lambda program: program.recipe.train.log.mlflow_experiment,
 }
 """Modules that an artifact has where its recipe asks for them, by name: what says whether a recipe does."""
 

@@ -61,7 +61,7 @@ IMPORTED = frozenset(
         *("runtime", "jax", "jaxlib", "libtpu", "optax", "orbax", "flax", "tunix", "qwix", "grain", "numpy"),
         *("safetensors", "transformers", "tokenizers", "huggingface_hub", "datasets", "pyarrow", "pandas"),
         *("torch", "torchax", "peft", "trl", "accelerate", "ml_dtypes", "jinja2", "fsspec", "gcsfs", "wandb"),
-        *("tensorboardX", "tensorboard", "etils", "chex", "absl", "google", "yaml", "tqdm", "rich"),
+        *("mlflow", "tensorboardX", "tensorboard", "etils", "chex", "absl", "google", "yaml", "tqdm", "rich"),
     }
 )
 """Modules that an artifact's scripts import, whose place a file or folder beside them would take."""
@@ -76,6 +76,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     recipe = facts.recipe
     data = [(f"data.train[{i}].path", source.path) for i, source in enumerate(recipe.data.train)]
     data += [(f"data.eval[{i}].path", source.path) for i, source in enumerate(recipe.data.eval)]
+    if recipe.train.samples is not None:
+        data.append(("train.samples.prompts", recipe.train.samples.prompts))
     copied = _copied(facts)
     yield from _shadowing([*data, *copied])
     for where, path in copied:

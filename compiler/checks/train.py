@@ -57,8 +57,37 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "merge.dtype",
             "dtype: bfloat16",
         )
+    yield from _evaluations(facts)
     yield from _log(facts)
     yield from _balance(facts)
+
+
+def _evaluations(facts: Facts) -> Iterator[Diagnostic]:
+    """What hangs on the evaluations."""
+    recipe, stopping, steps = facts.recipe, facts.recipe.train.early_stopping, facts.length.steps
+    asked = {
+        "train.early_stopping": stopping is not None,
+        "train.samples": recipe.train.samples is not None,
+        "checkpoint.keep_best": recipe.checkpoint.keep_best,
+    }
+    if not recipe.data.evaluates:
+        for path in (path for path, on in asked.items() if on):
+            yield Diagnostic(
+                "E0440",
+                f"{path.rpartition('.')[2]} hangs on evaluations, and nothing is evaluated",
+                path,
+                "data: {eval_fraction: 0.05}, or data.eval; or remove the line",
+                at_key=True,
+            )
+    elif stopping is not None and steps and (stopping.patience + 1) * recipe.train.eval_every >= steps:
+        yield Diagnostic(
+            "W0441",
+            f"patience {stopping.patience} has no effect: the first evaluation counts as progress, so that "
+            f"the run can stop after {plural((stopping.patience + 1) * recipe.train.eval_every, 'step')} at "
+            f"the earliest, and has {facts.length.words()}",
+            "train.early_stopping.patience",
+            f"eval_every: {max(1, (steps - 1) // (2 * (stopping.patience + 1)))}; or remove early_stopping",
+        )
 
 
 def _balance(facts: Facts) -> Iterator[Diagnostic]:

@@ -157,9 +157,11 @@ def _words(values: Mapping[str, str]) -> list[str]:
 
 
 def _tokens(program: Program) -> list[str]:
-    """Secrets that the hosts are handed, by the names of their variables."""
+    """Secrets, and an address, that the hosts are handed, by the names of their variables."""
     tokens = ["HF_TOKEN"] if is_hub_id(program.recipe.model.id) else []
-    return [*tokens, "WANDB_API_KEY"] if program.recipe.train.log.wandb_project else tokens
+    log = program.recipe.train.log
+    tokens += ["WANDB_API_KEY"] if log.wandb_project else []
+    return tokens + (["MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN"] if log.mlflow_experiment else [])
 
 
 def _machines_line(accelerator: Accelerator) -> str:

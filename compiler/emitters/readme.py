@@ -38,7 +38,9 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
     cpu = accelerator.platform == "cpu"
     serving = program.serve_accelerator
     serves_elsewhere = serving is not None and serving != accelerator
-    data = [code_span(s.path) for s in (*recipe.data.train, *recipe.data.eval) if "://" not in s.path]
+    paths = [source.path for source in (*recipe.data.train, *recipe.data.eval)]
+    paths += [recipe.train.samples.prompts] if recipe.train.samples else []
+    data = [code_span(path) for path in paths if "://" not in path]
     return render(
         "README.md",
         name=program.name,
@@ -61,6 +63,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         **launch_section(program),
         gcs=pins.uses_gcs(program),
         wandb_project=recipe.train.log.wandb_project,
+        mlflow_experiment=recipe.train.log.mlflow_experiment,
         weights=in_words(found.size),
         downloads=is_hub_id(recipe.model.id),
         staging=staging,
@@ -168,6 +171,8 @@ def _checkpoints(program: Program) -> str:
     checkpoint = program.recipe.checkpoint
     every = plural(checkpoint.every_steps, "step")
     out = f"every {every}, the newest {checkpoint.keep} kept, in {code_span(checkpoint.directory)}"
+    if checkpoint.keep_best:
+        out += "; that of the lowest evaluation loss too"
     if (local := checkpoint.local) is not None:
         out += f"; every {plural(local.every_steps, 'step')} in {code_span(local.directory)} on each host"
     return out

@@ -16,7 +16,7 @@ from recipec.spec.paths import join
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
-    from recipec.spec.language.train import LocalCheckpoint
+    from recipec.spec.language.train import LocalCheckpoint, Train
 
 
 def diff(before: Program, after: Program) -> str:
@@ -237,6 +237,8 @@ def _train(a: Program, b: Program) -> Iterator[str]:
         yield f"AdamW's {key} {getattr(old.optimizer, key):g} -> {getattr(new.optimizer, key):g}"
     if old.schedule != new.schedule:
         yield f"schedule {_schedule(a)} -> {_schedule(b)}"
+    if old.early_stopping != new.early_stopping:
+        yield f"early stopping: {_stopping(old)} -> {_stopping(new)}"
     if old.seed != new.seed:
         yield "other initial adapters and dropout (seed)"
     if a.recipe.remat.policy != b.recipe.remat.policy:
@@ -262,6 +264,11 @@ def _schedule(program: Program) -> str:
     return f"{schedule.name}{end}, warm-up {warm or 'none'}"
 
 
+def _stopping(train: Train) -> str:
+    given = train.early_stopping
+    return "none" if given is None else f"patience {given.patience}, min_delta {given.min_delta:g}"
+
+
 def _local(checkpoint: LocalCheckpoint | None) -> str:
     if checkpoint is None:
         return "none"
@@ -277,6 +284,8 @@ def _outputs(a: Program, b: Program) -> Iterator[str]:
             f"a checkpoint every {plural(old.every_steps, 'step')}, {old.keep} kept -> every "
             f"{plural(new.every_steps, 'step')}, {new.keep} kept"
         )
+    if old.keep_best != new.keep_best:
+        yield f"the best checkpoint is {'kept' if new.keep_best else 'no longer kept'}"
     if old.local != new.local:
         yield f"local checkpoints: {_local(old.local)} -> {_local(new.local)}"
     if a.recipe.merge.dtype != b.recipe.merge.dtype:

@@ -468,7 +468,7 @@ def _sources(data: Data) -> list[str]:
 
 
 def _train(program: Program) -> list[str]:
-    return [*_batches(program), *_length(program), *_chain(program)]
+    return [*_batches(program), *_length(program), *_evaluations(program), *_chain(program)]
 
 
 def _batches(program: Program) -> list[str]:
@@ -508,6 +508,23 @@ def _balance(coefficient: float) -> list[str]:
 def _micro_batches(program: Program) -> str:
     count = program.accumulation_steps
     return "1 micro-batch" if count == 1 else f"{count:,} micro-batches"
+
+
+def _evaluations(program: Program) -> list[str]:
+    stopping, samples = program.recipe.train.early_stopping, program.recipe.train.samples
+    out = []
+    if stopping is not None:
+        less = f" by more than {stopping.min_delta:g}" if stopping.min_delta else ""
+        out.append(
+            f"it ends early after {plural(stopping.patience, 'evaluation')} in a row whose loss is not below "
+            f"the lowest before{less}"
+        )
+    if samples is not None:
+        out.append(
+            f"at each evaluation the prompts of {samples.prompts} are answered, with at most "
+            f"{plural(samples.max_tokens, 'token')} each"
+        )
+    return out
 
 
 def _length(program: Program) -> list[str]:
@@ -602,6 +619,8 @@ def _checkpoint(program: Program) -> list[str]:
         f"{plural(checkpoint.every_steps, 'step')} and at the end, "
         f"under {where}, the newest {checkpoint.keep} kept; recipe.lock.json lies beside them"
     ]
+    if checkpoint.keep_best:
+        out.append("at each evaluation whose loss is the lowest so far too; the last of these stays")
     if checkpoint.local is not None:
         local = checkpoint.local
         out.append(
@@ -674,5 +693,7 @@ TRAIN_DETAILS: dict[str, Callable[[Program], list[str]]] = {
     "schedule": lambda program: [*_schedule(program), *_length(program)],
     "epochs": _length,
     "steps": _length,
+    "early_stopping": _evaluations,
+    "samples": _evaluations,
 }
 """By key of the train section, what `detail` says; of other keys, its batches."""

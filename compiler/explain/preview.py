@@ -114,7 +114,7 @@ def preview(
     from recipec.runtime.data.encoding import Encoder, coding
     from recipec.runtime.data.epochs import Epochs
     from recipec.runtime.data.masking import check_loss_on
-    from recipec.runtime.data.prepare import check_split, count_rows, source_weights
+    from recipec.runtime.data.prepare import check_split, count_rows, rows_by_source, source_weights
     from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.tokenising import tokenise
@@ -153,7 +153,8 @@ def preview(
     if len(samples):
         weights = source_weights(samples, data) if split == "train" else []
         epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
-        count_rows(report, epochs, samples)
+        rows_of = {"": epochs.of(0)} if split == "train" else rows_by_source(samples, part, data)
+        count_rows(report, list(rows_of.values()), samples)
         draws = epochs.draws
         steps = math.ceil(report.rows / program.recipe.train.global_batch_size) if split == "train" else 0
     lengths = histogram(samples.lengths.tolist())

@@ -15,10 +15,12 @@ from recipec.runtime.settings import (
     OF_A_SOURCE,
     CheckpointSettings,
     DataSettings,
+    EarlyStopping,
     LocalCheckpointSettings,
     MeshSettings,
     ModelSettings,
     RunSettings,
+    SampleSettings,
     Source,
     TrainSettings,
 )
@@ -127,6 +129,10 @@ def train_settings(recipe: Recipe) -> TrainSettings:
     used: dict[str, Any] = {name: getattr(train, name) for name in OBJECTIVES[train.objective].settings}
     if recipe.data.evaluates:
         used["eval_every"] = train.eval_every
+    if (stopping := train.early_stopping) is not None:
+        used["early_stopping"] = EarlyStopping(stopping.patience, stopping.min_delta)
+    if (samples := train.samples) is not None:
+        used["samples"] = SampleSettings(samples.prompts, samples.max_tokens)
     return TrainSettings(
         objective=train.objective,
         **used,
@@ -140,6 +146,7 @@ def train_settings(recipe: Recipe) -> TrainSettings:
         log_every=train.log.every,
         tensorboard=train.log.tensorboard,
         wandb_project=train.log.wandb_project,
+        mlflow_experiment=train.log.mlflow_experiment,
     )
 
 
@@ -147,4 +154,4 @@ def checkpoint_settings(recipe: Recipe) -> CheckpointSettings:
     """Of the `checkpoint` section."""
     given, local = recipe.checkpoint, recipe.checkpoint.local
     own = None if local is None else LocalCheckpointSettings(local.directory, local.every_steps)
-    return CheckpointSettings(given.directory, given.every_steps, given.keep, own)
+    return CheckpointSettings(given.directory, given.every_steps, given.keep, given.keep_best, own)

@@ -42,6 +42,8 @@ exact checkpoint.local: checkpoints on hosts' own disks
 exact launch cost: of the TPU's machines
 exact xla: flags of the TPU's compiler
 exact model.attention_block: how the TPU's kernel goes through the same attention
+exact train.log.mlflow_experiment: MLflow's name of an experiment; MLFLOW_EXPERIMENT_NAME is what the Trainer
+    asks
 exact train.log.wandb_project: Weights & Biases' name of a project; WANDB_PROJECT is what the Trainer asks
 exact data.max_invalid_ratio: malformed rows stop the run there, or are trained on
 exact merge: what becomes of the weights afterwards; the tool's own merge does it
@@ -59,6 +61,9 @@ near train.loss_normalization: a step's loss is the mean over its tokens in one 
 near train.micro_batch_size: rows of a GPU at once; those of a step are the same
 lost data.eval data.eval_fraction: it evaluates on other rows there, or on none; what is trained is the same
 lost train.eval_every: nothing is evaluated there
+lost train.early_stopping: the run goes on to its last step there, or stops by another rule
+lost train.samples: no prompts are answered while it trains there
+lost checkpoint.keep_best: the checkpoint of the best evaluation is not kept there
 lost data.overlong: longer samples are cut at their end there, and learnt as far as that
 lost checkpoint.directory checkpoint.every_steps checkpoint.keep: where and when checkpoints are kept
 lost train.log: what is logged, and how often

@@ -48,11 +48,14 @@ train.schedule.warmup_ratio    warmup_ratio          =                    =
 train.seed                     seed                  =                    =
 train.log.every                logging_steps         =                    =
 train.log.wandb_project        -                     -                    wandb_project
+train.log.mlflow_experiment    -                     -                    mlflow_experiment_name
 checkpoint.every_steps         save_steps            =                    =
 checkpoint.keep                save_total_limit      =                    =
 """
 """Values of a recipe that are a key's own: the path, and the key of each of DIALECTS; = is the one before."""
 
+PATIENCE = {"llama-factory": "early_stopping_steps", "axolotl": "early_stopping_patience"}
+"""Evaluations without progress; TRL's command line has no key of its callback."""
 OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "lion": "lion_32bit", "sgd": "sgd"}
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 """What `datasets` reads a file with, by the end of its name."""
@@ -395,6 +398,7 @@ def _axolotl(config: Config) -> None:
         keys["overrides_of_model_config"] = balance
     keys["gradient_checkpointing"] = recipe.remat.policy != "none"
     config.direct("checkpoint")
+    _best(config)
     keys["output_dir"] = _folder(recipe)
 
 
@@ -454,9 +458,26 @@ def _trainer(config: Config) -> None:
     else:
         keys["disable_shuffling"] = True
     loggers = ["tensorboard"] * train.log.tensorboard + ["wandb"] * (train.log.wandb_project is not None)
+    loggers += ["mlflow"] * (train.log.mlflow_experiment is not None)
     keys["report_to"] = loggers or "none"
     config.direct("checkpoint")
+    _best(config)
     keys["output_dir"] = _folder(recipe)
+
+
+def _best(config: Config) -> None:
+    """The best model and early stopping, as far as the tool has keys of them.
+
+    transformers loads the best of the checkpoints that it has: one has to be saved wherever it evaluates.
+    """
+    train, checkpoint = config.recipe.train, config.recipe.checkpoint
+    if not config.recipe.data.evaluates:
+        return
+    if checkpoint.keep_best and checkpoint.every_steps % train.eval_every == 0:
+        config.keys["load_best_model_at_end"] = True
+    stopping, key = train.early_stopping, PATIENCE.get(config.tool)
+    if stopping is not None and key is not None and not stopping.min_delta:
+        config.keys |= {key: stopping.patience, "metric_for_best_model": "eval_loss"}
 
 
 def _held(config: Config) -> bool:

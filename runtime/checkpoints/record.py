@@ -31,11 +31,13 @@ PASSIVE = (
     "cache",
     "budget",
     "train.log",
+    "train.samples",
 )
 """What may change in a recipe between a run and its continuation: it does not touch the numbers."""
 
-ELASTIC = ("mesh", "sharding", "remat", "train.micro_batch_size")
-"""What may change too, since it touches only how the numbers are computed: where, and in what parts."""
+ELASTIC = ("mesh", "sharding", "remat", "train.micro_batch_size", "train.early_stopping")
+"""What may change too, with a note, since it touches only how the numbers are computed, where, in what parts,
+and until when."""
 
 MICRO_BATCHES = "micro_batches"
 

@@ -16,13 +16,13 @@ from ..errors import UserError
 from ..settings import DataSettings, Source, TrainSettings
 from . import cache as caching
 from .advice import LEFTOVER, WRITTEN, folding
-from .batches import Batch, BatchSchedule, BatchShape, evaluation_batches, iterate, only
+from .batches import Batch, BatchSchedule, BatchShape, EvalPart, evaluation_batches, iterate, only
 from .encoding import Coding, coding
-from .epochs import Epochs, tempered
+from .epochs import Epochs, PackedRows, tempered
 from .masking import NO_SYSTEM, check_loss_on
 from .report import DataReport, SplitReport
 from .samples import Samples
-from .sources import Split, open_split, splits
+from .sources import Split, open_split, source_names, splits
 from .tokenising import tokenise
 from .tokenizer import chat_template
 
@@ -37,6 +37,7 @@ class PreparedData:
         total_steps: optimizer steps of the run.
         accumulation: micro-batches of an optimizer step.
         eval_batches: the evaluation data, whole; empty without any.
+        eval_parts: which of them are each source's, where it has several.
         report: what was read, kept and left out.
         samples: of the training data, in the order of its sources.
         fingerprint: digest of the training samples and of what decides their order.
@@ -51,6 +52,7 @@ class PreparedData:
     fingerprint: str
     schedule: BatchSchedule
     shuffle_seed: int | None
+    eval_parts: Sequence[EvalPart] = ()
 
     @property
     def rows(self) -> int:
@@ -154,20 +156,21 @@ def prepare(
             f"an epoch draws none of the {len(samples)} samples of data.train",
             "weights are shares of a source's samples: raise data.train[].weight",
         )
-    count_rows(train_report, epochs, samples)
+    count_rows(train_report, [epochs.of(0)], samples)
     by_tokens = train.loss_normalization == "tokens"
     by_length = data.curriculum == "length"
     schedule = BatchSchedule(samples, epochs, shape, accumulation, by_tokens, data.shuffle_seed, by_length)
 
     eval_batches: list[Batch] = []
+    eval_parts: list[EvalPart] = []
     eval_report = None
     if evaluated_on is not None:
         how = coding(tokenizer, template, data, vocabulary, evaluated_on.sources)
         held_out, eval_report = read_split(evaluated_on, data, how, data_dir, tokenising)
         check_split(evaluated_on.name, eval_report, data)
-        eval_epochs = Epochs(held_out, data.max_length, data.packing, data.shuffle_seed)
-        count_rows(eval_report, eval_epochs, held_out)
-        eval_batches = evaluation_batches(held_out, eval_epochs.of(0), shape)
+        rows_of = rows_by_source(held_out, evaluated_on, data)
+        count_rows(eval_report, list(rows_of.values()), held_out)
+        eval_batches, eval_parts = evaluation_batches(held_out, rows_of, shape)
 
     total = (
         train.steps if train.steps is not None else math.ceil((train.epochs or 1) * schedule.steps_per_epoch)
@@ -184,6 +187,7 @@ def prepare(
         fingerprint=hashlib.sha256(json.dumps(order).encode()).hexdigest(),
         schedule=schedule,
         shuffle_seed=data.shuffle_seed,
+        eval_parts=eval_parts if len(eval_parts) > 1 else (),
     )
 
 
@@ -197,6 +201,17 @@ def source_weights(samples: Samples, data: DataSettings) -> list[float]:
         return [source.weight if isinstance(source, Source) else 1.0 for source in data.train]
     sizes = np.bincount(samples.sources[:: samples.group], minlength=len(data.train))
     return tempered(sizes.tolist(), data.temperature)
+
+
+def rows_by_source(samples: Samples, split: Split, data: DataSettings) -> dict[str, PackedRows]:
+    """The rows of each source that has samples, by its name."""
+    out = {}
+    for number, name in enumerate(source_names(split.sources)):
+        weights = [float(source == number) for source in range(len(split.sources))]
+        own = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
+        if own.draws:
+            out[name] = own.of(0)
+    return out
 
 
 def read_split(
@@ -242,13 +257,11 @@ def _read(
     return samples, report
 
 
-def count_rows(report: SplitReport, epochs: Epochs, samples: Samples) -> None:
+def count_rows(report: SplitReport, rows: Sequence[PackedRows], samples: Samples) -> None:
     """Notes how full the rows of an epoch are."""
-    rows = epochs.of(0)
-    report.rows = len(rows)
     lengths = samples.lengths.reshape(-1, samples.group).sum(1)
-    report.rows *= samples.group
-    report.row_tokens = int(lengths[rows.samples].sum())
+    report.rows = sum(map(len, rows)) * samples.group
+    report.row_tokens = sum(int(lengths[one.samples].sum()) for one in rows)
 
 
 def check_split(name: str, report: SplitReport, data: DataSettings) -> None:

@@ -109,6 +109,17 @@ class Split:
         return [mask == self.held_out for mask in self.division.held_out]
 
 
+def source_names(sources: Sequence[str | Source]) -> list[str]:
+    """A name of each source, all different and none `loss`: its path's last part without its ending, its
+    whole path, or that with a number, whichever of these tells them apart."""
+    paths = [source.path if isinstance(source, Source) else source for source in sources]
+    short = [path.rstrip("/").rpartition("/")[2].partition(".")[0] or path for path in paths]
+    for names in (short, paths):
+        if len({*names, "loss"}) > len(names):
+            return names
+    return [f"{path} {number}" for number, path in enumerate(paths, 1)]
+
+
 def splits(data: DataSettings, data_dir: Path) -> tuple[Split, Split | None]:
     """What is trained on, and what is evaluated on, if anything. No source is read yet.
 

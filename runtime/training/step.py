@@ -183,6 +183,10 @@ class Step:
         the training step takes, which gives none of them away."""
         return jax.jit(self._gradients_of)
 
+    def merged(self, trained: Any, base: Any) -> nnx.Module:
+        """The model of its arrays."""
+        return nnx.merge(self._model_graph, trained, base)
+
     def _train(
         self, live: TrainState, base: Any, batch: Batch
     ) -> tuple[TrainState, jax.Array, jax.Array, Named]:

@@ -118,6 +118,44 @@ class Log(Section):
     wandb_project: str | None = field(
         "Weights & Biases project to report to; null does not.", None, min_length=1, example="my-project"
     )
+    mlflow_experiment: str | None = field(
+        "MLflow experiment to report to, at the MLFLOW_TRACKING_URI of the run's environment; null does not.",
+        None,
+        min_length=1,
+        example="my-experiment",
+    )
+
+
+class EarlyStopping(Section):
+    """When a run ends before its last step, counted as transformers' EarlyStoppingCallback does."""
+
+    patience: int = field(
+        "Evaluations in a row without progress after which the run ends.", unit="evaluations", ge=1, example=3
+    )
+    min_delta: float = field(
+        "Progress is an evaluation loss that is lower than the lowest before by more than this.",
+        0.0,
+        unit="nats a token",
+        ge=0,
+        allow_inf_nan=False,
+    )
+
+
+class Samples(Section):
+    """Answers to fixed prompts, while the model is trained."""
+
+    prompts: str = field(
+        'A file as data.train has them, of lines with "messages", or with "prompt", a text or messages.',
+        min_length=1,
+        example="data/prompts.jsonl",
+    )
+    max_tokens: int = field(
+        "Length of an answer at most. Each token is a forward pass of the prompts.",
+        64,
+        unit="tokens",
+        ge=1,
+        le=LARGEST,
+    )
 
 
 def _epochs(given: dict[str, Any]) -> int | None:
@@ -227,6 +265,17 @@ class Train(Section):
     eval_every: int = field(
         "Evaluate every so many steps, and at the end.", 100, unit="optimizer steps", ge=1
     )
+    early_stopping: EarlyStopping | None = field(
+        "Stop before the last step, where the evaluation loss makes no more progress; null does not.",
+        None,
+        example={"patience": 3},
+    )
+    samples: Samples | None = field(
+        "Prompts that the model answers at each evaluation, greedily, into samples.jsonl beside the "
+        "metrics; null for none.",
+        None,
+        example={"prompts": "data/prompts.jsonl"},
+    )
     seed: int = field(
         "Seed of the adapters' initial values and of dropout.", 0, unit="none (a seed)", ge=0, le=2**32 - 1
     )
@@ -270,6 +319,11 @@ class Checkpoint(Section):
     )
     every_steps: int = field("Save every so many steps, and at the end.", 100, unit="optimizer steps", ge=1)
     keep: int = field("Only the newest are kept.", 3, unit="checkpoints", ge=1)
+    keep_best: bool = field(
+        "Save at each evaluation whose loss is the lowest so far too, and keep the last of these beside the "
+        "newest, for `merge.py --step best`.",
+        False,
+    )
     local: LocalCheckpoint | None = field(
         "Other checkpoints in between, on each host's own disk; null saves none.",
         None,

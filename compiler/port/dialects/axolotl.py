@@ -61,8 +61,31 @@ def port(ledger: Ledger) -> None:
     project = keys.text("wandb_project")
     on = project and keys.value("wandb_mode") != "disabled"
     keys.same("wandb_project", {training.PROJECT: project} if on else None, "" if on else "off")
+    _mlflow(keys)
+    _best(keys)
     keys.follow(KEYS, OFF)
     say_common(keys, NAME)
+
+
+def _mlflow(keys: Keys) -> None:
+    """Axolotl hands its keys on as variables, and an experiment switches MLflow on."""
+    name = keys.text("mlflow_experiment_name")
+    if not name and not (keys.given("use_mlflow") and keys.flag("use_mlflow")):
+        for off in ("use_mlflow", "mlflow_experiment_name"):
+            keys.same(off, note="off")
+        return
+    key = "mlflow_experiment_name" if name else "use_mlflow"
+    keys.say(key, {training.EXPERIMENT: name or "Default"}, "" if name else training.BY_MLFLOW)
+    keys.same("use_mlflow", note="mlflow_experiment_name says whether the run is logged there")
+    keys.unless("mlflow_tracking_uri", OFF, "MLFLOW_TRACKING_URI in the environment of the run says it")
+    keys.unless("mlflow_run_name", OFF, "the run has the artifact's name")
+
+
+def _best(keys: Keys) -> None:
+    """Early stopping loads the best model too, where each evaluation that is saved at is one."""
+    saves, evaluates = (keys.number(name) or 0 for name in ("save_steps", "eval_steps"))
+    loads = keys.value("load_best_model_at_end") is not False and evaluates and saves % evaluates == 0
+    training.best(keys, also={training.BEST: True} if loads and saves else None)
 
 
 def _model(keys: Keys) -> Model | None:
@@ -621,7 +644,6 @@ lost model_quantization_config: the base is read as it is published, and quantis
 lost expert_parallel_token_capacity=null: no token is dropped here: an expert takes all that choose it
 mesh expert_parallel_backend expert_parallel_num_nvl_bytes expert_parallel_num_rdma_bytes
     expert_parallel_fallback_on_unsupported
-lost metric_for_best_model greater_is_better: the last step's weights are kept here, whichever were best
 lost cls_model_config: the model is a language model here
 lost quantization: quantised after the training by merge.quantization, not trained with
 lost max_packed_sequence_len dpo_use_logits_to_keep dpo_generate_during_eval dpo_norm_loss rpo_alpha
@@ -666,13 +688,13 @@ setting simpo_gamma cpo_alpha kto_desirable_weight kto_undesirable_weight center
 lost wandb_name wandb_run_id wandb_mode wandb_entity: the environment of the run says it: WANDB_ENTITY,
     WANDB_NAME, WANDB_MODE, WANDB_RUN_ID
 lost wandb_watch wandb_log_model: metrics alone go to Weights & Biases
-lost use_mlflow mlflow_tracking_uri mlflow_experiment_name mlflow_run_name hf_mlflow_log_artifacts use_comet
-    comet_api_key comet_workspace comet_project_name comet_experiment_key comet_mode comet_online
-    comet_experiment_config use_trackio trackio_project_name trackio_run_name trackio_space_id
-    use_otel_metrics otel_metrics_host otel_metrics_port use_swanlab swanlab_project swanlab_experiment_name
-    swanlab_description swanlab_mode swanlab_workspace swanlab_api_key swanlab_log_model swanlab_web_host
-    swanlab_api_host swanlab_lark_webhook_url swanlab_lark_secret swanlab_log_completions
-    swanlab_completion_log_interval swanlab_completion_max_buffer: nothing is logged there: {training.LOGS}
+lost mlflow_tracking_uri mlflow_run_name hf_mlflow_log_artifacts use_comet comet_api_key comet_workspace
+    comet_project_name comet_experiment_key comet_mode comet_online comet_experiment_config use_trackio
+    trackio_project_name trackio_run_name trackio_space_id use_otel_metrics otel_metrics_host
+    otel_metrics_port use_swanlab swanlab_project swanlab_experiment_name swanlab_description
+    swanlab_mode swanlab_workspace swanlab_api_key swanlab_log_model swanlab_web_host swanlab_api_host
+    swanlab_lark_webhook_url swanlab_lark_secret swanlab_log_completions swanlab_completion_log_interval
+    swanlab_completion_max_buffer: nothing is logged there: {training.LOGS}
 lost profiler_steps profiler_steps_start: steps are not profiled here
 lost hub_model_id hub_strategy hub_revision push_dataset_to_hub: {training.UPLOAD}
 """)

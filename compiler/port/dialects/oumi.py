@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.port.common import say_common
-from recipec.compiler.port.keys import OFF, Keys, defaults_of, keys_of, table, words
+from recipec.compiler.port.keys import Keys, defaults_of, keys_of, table, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
     adapters,
@@ -466,5 +466,5 @@ def _run(run: Keys, model: Keys, launch: Launch, kind: str) -> None:
         run.say("enable_wandb", {training.PROJECT: project}, f"WANDB_PROJECT, and else `{project}`, as here")
     run.same("enable_wandb", note="off")
     if run.given("enable_mlflow") and run.flag("enable_mlflow"):
-        run.unless("enable_mlflow", OFF, f"nothing is logged to mlflow here: {training.LOGS}")
+        run.say("enable_mlflow", {training.EXPERIMENT: "Default"}, training.BY_MLFLOW)
     trainer.bookkeeping(run)

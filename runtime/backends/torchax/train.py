@@ -141,6 +141,7 @@ def _run(
                 evaluation=prepared.eval_batches,
                 state=prepared.state,
                 origins=prepared.origins,
+                eval_parts=prepared.eval_parts,
             )
             trainer.fit(feed, session.until, schedule, metrics, session.interrupts)
     trained = _saved(session.arguments.output, base, settings.model, lora, trainer.live[0])

@@ -9,11 +9,11 @@ loss_normalization has it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ...data.batches import Batch
+from ...data.batches import Batch, EvalPart
 from ...data.prepare import PreparedData
 from ...training.objectives import OBJECTIVES
 from ..model import labels
@@ -67,13 +67,36 @@ class Pieces:
 
         Each process has as many as every other; where the rows do not suffice, some are empty.
         """
-        if not self._prepared.eval_batches:
+        return [piece for part in self._held_out for piece in part]
+
+    @property
+    def eval_parts(self) -> list[EvalPart]:
+        """Which of `evaluation`'s pieces are each source's, where there are several."""
+        out: list[EvalPart] = []
+        total = sum(map(len, self._held_out))
+        for part, pieces in zip(self._prepared.eval_parts, self._held_out, strict=False):
+            start = out[-1].batches.stop if out else 0
+            # The pieces sum up to the loss, where batches have it as their mean.
+            factor = part.factor * len(self._prepared.eval_batches) / total
+            out.append(EvalPart(part.name, slice(start, start + len(pieces)), factor))
+        return out
+
+    @cached_property
+    def _held_out(self) -> list[list[Batch]]:
+        """The pieces of the evaluation data, those of each source apart."""
+        batches = self._prepared.eval_batches
+        if not batches:
             return []
-        every = _joined(self._prepared.eval_batches, self._objective)
-        count = -(-len(every["weights"]) // (self._rows * self._processes))
-        missing = count * self._rows * self._processes - len(every["weights"])
+        every = _weighed_each(batches, self._objective)
+        parts = [part.batches for part in self._prepared.eval_parts] or [slice(None)]
+        return [self._pieces(_concatenated(every[part])) for part in parts]
+
+    def _pieces(self, rows: Batch) -> list[Batch]:
+        """All rows, filled up with empty ones."""
+        count = -(-len(rows["weights"]) // (self._rows * self._processes))
+        missing = count * self._rows * self._processes - len(rows["weights"])
         padded = {
-            name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in every.items()
+            name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in rows.items()
         }
         return [self._cut(padded, piece) for piece in range(count)]
 
@@ -107,7 +130,14 @@ class Pieces:
 
 def _joined(batches: Sequence[Batch], objective: str) -> Batch:
     """The rows of several micro-batches, whose losses are averaged, with the weights of their losses."""
-    made = [_weighed(batch, len(batches), objective) for batch in batches]
+    return _concatenated(_weighed_each(batches, objective))
+
+
+def _weighed_each(batches: Sequence[Batch], objective: str) -> list[Batch]:
+    return [_weighed(batch, len(batches), objective) for batch in batches]
+
+
+def _concatenated(made: Sequence[Batch]) -> Batch:
     return {name: np.concatenate([one[name] for one in made]) for name in made[0]}
 
 

@@ -63,6 +63,8 @@ def settings_of(settings: TrlSettings, directory: Path, accumulation: int, until
         save_steps=settings.checkpoint.every_steps,
         save_total_limit=settings.checkpoint.keep,
         eval_strategy="no",
+        metric_for_best_model="eval_loss" if settings.train.early_stopping else None,
+        greater_is_better=False if settings.train.early_stopping else None,
         logging_strategy="no",
         report_to=[],
         disable_tqdm=True,
