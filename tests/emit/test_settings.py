@@ -106,5 +106,6 @@ def test_a_default_is_the_language_s_or_there_is_none(settings: Any, section: ty
         held[field.name] = language
         # A length is given by one of two keys; all layers are None to the runtime.
         if field.name not in ("epochs", "layers") or own is not None:
-            assert own == (tuple(language) if isinstance(language, list) else language), field.name
+            alike = type(own)(language) if isinstance(language, list | dict) else language
+            assert own == alike, field.name
     assert held
