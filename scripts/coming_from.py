@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from recipec.compiler.port import dialects
-from recipec.compiler.port.ledger import Finding, Ledger, Verdict
+from recipec.compiler.port.ledger import SEVERITY, Finding, Ledger, Verdict
 from recipec.compiler.port.python_source import RENAMED, read_script
 from recipec.compiler.port.read import read
 from recipec.compiler.port.source import Source, Sources
@@ -61,7 +61,8 @@ def page(text: str) -> str:
 
 
 def tables(tool: str) -> str:
-    """The keys of a tool that set something in a recipe, and those that do not, by what is said of them."""
+    """The keys of a tool that set something in a recipe, and those that do not: by what is said of them, the
+    gravest first."""
     tried = TRIED[tool]
     rows: list[str] = []
     others: dict[tuple[str, str], list[str]] = {}
@@ -72,7 +73,7 @@ def tables(tool: str) -> str:
         paths = [path for each in findings for path in each.recipe if path in ledger.lines]
         error = next((each.code for each in ledger.diagnostics if each.severity == "error"), "")
         note = "; ".join(dict.fromkeys(each.note for each in findings if each.note and each.span))
-        verdict = max((each.verdict for each in findings if each.span), key=list(Verdict).index)
+        verdict = max((each.verdict for each in findings if each.span), key=SEVERITY.index)
         if paths and not error:
             made = "<br>".join(_set(path, ledger) for path in dict.fromkeys(paths))
             said = f"{verdict.value}: {note}" if note else verdict.value
@@ -80,11 +81,12 @@ def tables(tool: str) -> str:
         else:
             why = re.sub("^`[^`]+` changes what is learnt: ", "", note)
             others.setdefault((error or verdict.value, why), []).append(given)
-    order = sorted(others, key=lambda each: not each[0].startswith("E"))
-    lines = ["| with a counterpart | in a recipe | verdict |", "|---|---|---|", *rows]
-    lines += ["", "| without one | verdict | why |", "|---|---|---|"]
+    ranks = [verdict.value for verdict in SEVERITY]
+    order = sorted(others, key=lambda each: -ranks.index(each[0]) if each[0] in ranks else -len(ranks))
+    lines = ["| key | sets in a recipe | verdict |", "|---|---|---|", *rows]
+    lines += ["", "| key that sets nothing | verdict | why |", "|---|---|---|"]
     for verdict_, why in order:
-        said = f"error {verdict_}" if verdict_.startswith("E") else verdict_
+        said = verdict_ if verdict_ in ranks else f"error {verdict_}"
         lines.append(f"| {'<br>'.join(others[verdict_, why])} | {said} | {_cell(why)} |")
     return "\n".join(lines) + "\n"
 

@@ -18,6 +18,7 @@ from recipec.compiler.trained.folder import Trained, open_trained, read_json
 
 Message = dict[str, str]
 RESET, EXIT = "/reset", "/exit"
+HELP = f"{RESET} begins a new conversation; --chat-template FILE gives another template"
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Talk:
                 asked, add_generation_prompt=True, return_dict=True, return_tensors="pt"
             ).to(self.model.device)
         except (TemplateError, TypeError) as error:
-            raise ArtifactError(f"the chat template refuses this: {_first(error)}", RESET) from None
+            raise ArtifactError(f"the chat template refuses this: {_first(error)}", HELP) from None
         with torch.inference_mode():
             made = self.model.generate(
                 **inputs,
