@@ -31,7 +31,7 @@ OUTSIDE = (
     *("benchmark", "evaluate", "launch", "cost", "budget"),
 )
 """Sections that do not reach the step. All others count, and of them all keys but these:"""
-IRRELEVANT = {"train": ("epochs", "steps", "eval_every", "log")}
+IRRELEVANT = {"train": ("epochs", "steps", "eval_every", "early_stopping", "samples", "log")}
 LATER: dict[str, dict[str, tuple[Any, ...]]] = {
     "train": {"router_aux_loss_coef": (0.0,), "z_loss": (0.0,), "neftune_noise_alpha": (None,)},
     "model": {"attention_block": (None, 512), "add_tokens": ({},)},

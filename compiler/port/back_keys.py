@@ -471,7 +471,7 @@ def _best(config: Config) -> None:
     transformers loads the best of the checkpoints that it has: one has to be saved wherever it evaluates.
     """
     train, checkpoint = config.recipe.train, config.recipe.checkpoint
-    if not config.recipe.data.evaluates:
+    if "eval_steps" not in config.keys:
         return
     if checkpoint.keep_best and checkpoint.every_steps % train.eval_every == 0:
         config.keys["load_best_model_at_end"] = True

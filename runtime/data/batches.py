@@ -252,16 +252,14 @@ def evaluation_batches(
         The batches, and which of them are each source's.
     """
     chunks = {name: list(_chunked(own, shape.rows)) for name, own in rows.items()}
-    weight, count = int(samples.weights.sum()), sum(map(len, chunks.values()))
+    weights = samples.weights
+    norm = int(weights.sum()) / sum(map(len, chunks.values()))
     batches: list[Batch] = []
     parts = []
     for name, own in chunks.items():
-        start, weighs = (
-            len(batches),
-            int(sum(samples.weights[i] for chunk in own for row in chunk for i in row)),
-        )
-        batches += [fill(samples, chunk, shape, weight / count, start + i) for i, chunk in enumerate(own)]
-        parts.append(EvalPart(name, slice(start, len(batches)), weight / count / weighs))
+        start, members = len(batches), [i for chunk in own for row in chunk for i in row]
+        batches += [fill(samples, chunk, shape, norm, start + i) for i, chunk in enumerate(own)]
+        parts.append(EvalPart(name, slice(start, len(batches)), norm / int(weights[members].sum())))
     return batches, parts
 
 

@@ -121,10 +121,8 @@ class Trainer(PeftTrainer):
         self._settings = settings
         self._accumulation = accumulation
         self._directory = directory
-        self._every_steps, self._keep_best = (
-            checkpointing.settings.every_steps,
-            checkpointing.settings.keep_best,
-        )
+        self._every_steps = checkpointing.settings.every_steps
+        self._keep_best = checkpointing.settings.keep_best
         self._evaluations = checkpointing.evaluations
         self._checked = False
         self._answer: Answer | None = None

@@ -55,7 +55,7 @@ def _log(log: Callable[[str, int, dict[str, float]], None], start: int, until: i
     for step in range(start + 1, until + 1):
         log("train", step, numbers(step))
         if step % 2 == 0:
-            log("eval", step, {"loss": 2.5 / step})
+            log("eval", step, {"loss": 2.5 / step, "chat": 3.5 / step})
 
 
 def by_other(folder: Path, start: int, until: int) -> None:
@@ -67,7 +67,7 @@ def by_other(folder: Path, start: int, until: int) -> None:
         if step != 5:
             report.step(step, 2.0 / step, 1e-4, 0.1 * step, 100 + step, {"rewards_margin": 0.5})
         if step % 2 == 0:
-            report.evaluation(step, {"loss": 2.5 / step})
+            report.evaluation(step, {"loss": 2.5 / step, "chat": 3.5 / step})
     report.close()
 
 

@@ -82,10 +82,10 @@ def _mlflow(keys: Keys) -> None:
 
 
 def _best(keys: Keys) -> None:
-    """Early stopping loads the best model too, where each evaluation that is saved at is one."""
+    """With early stopping Axolotl loads the best model too, where each save comes with an evaluation."""
     saves, evaluates = (keys.number(name) or 0 for name in ("save_steps", "eval_steps"))
-    loads = keys.value("load_best_model_at_end") is not False and evaluates and saves % evaluates == 0
-    training.best(keys, also={training.BEST: True} if loads and saves else None)
+    loads = saves and evaluates and saves % evaluates == 0
+    training.best(keys, also={training.BEST: True} if loads else None)
 
 
 def _model(keys: Keys) -> Model | None:

@@ -94,6 +94,7 @@ class RecipeTrainer(SFTTrainer):
     """
 
     model: Any
+    control: Any
     optimizer: Any
     lr_scheduler: Any
     model_accepts_loss_kwargs: Any
