@@ -1619,7 +1619,8 @@ PORT: dict[str, Code] = {
     ),
     "E1142": Code(
         "data sets of different forms",
-        "A recipe's sources have one format; the ported file's data sets have rows of several.",
+        "The ported file's data sets have rows that one run does not mix here: preferences beside others, or "
+        "texts that are packed beside conversations that are not.",
         "Bring them into one form, or train on them one after another.",
     ),
     "E1143": Code(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,7 +28,7 @@ from recipec.compiler.port.source import Source, Sources
 from recipec.compiler.port.write import flat_text, recipe_text
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic, in_order
-from recipec.spec.language import VERSION, Recipe, Section
+from recipec.spec.language import VERSION, Data, DataSource, Recipe, Section
 from recipec.spec.load import Loaded, display, load
 
 LEFT = table("""
@@ -160,7 +160,8 @@ def _ported(text: str, config: Config, asked: Asked) -> Ledger:
 def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None:
     """Says of every value of the recipe what became of it."""
     source, recipe = ledger.sources.main, config.recipe
-    came = dict(_leaves(_returned(recipe, config, returned)))
+    there = _returned(recipe, config, returned)
+    came = dict(_leaves(there))
     for path, value in _leaves(recipe):
         row = next((row for at in reversed([*prefixes(path)]) for row in LEFT if at in row.keys), None)
         said = [each for each in returned.findings if path in each.recipe and each.file]
@@ -170,6 +171,8 @@ def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None
         retold = _retold(path, recipe, returned)
         notes |= {retold: None} if retold else {}
         same = path in came and (retold is not None or _alike(path, value, came[path], config))
+        if same and path in ("data.train", "data.eval"):
+            same = _own(recipe.data, value) == _own(there.data, came[path])
         # A default of recipes that comes back is the tool's too where it bears on what is learnt.
         same = same and (row is None or not given or path in returned.lines)
         verdict, note = Verdict.EXACT, ""
@@ -291,6 +294,15 @@ def _alike(path: str, here: Any, there: Any, config: Config) -> bool:
     if isinstance(here, float) and isinstance(there, float):
         return math.isclose(here, there, rel_tol=1e-9)
     return bool(here == there)
+
+
+def _own(data: Data, sources: Sequence[DataSource]) -> list[Any]:
+    """What rows are, of each source; nothing where none has any of its own."""
+    names = ("format", "fields", "transform", "loss_on")
+    if all(getattr(one, name) is None for one in (*data.train, *data.eval) for name in names):
+        return []
+    held = [data.of(one) for one in sources]
+    return [(one.format, _renamed(one.fields), one.transform, one.loss_on) for one in held]
 
 
 def _place(one: Any) -> tuple[Any, ...]:

@@ -368,7 +368,7 @@ def _axolotl(config: Config) -> None:
         keys |= {"dpo_label_smoothing": train.label_smoothing} if train.label_smoothing else {}
     keys["datasets"] = [_rows(config, source) for source in data.train]
     keys |= {"test_datasets": [_rows(config, source) for source in data.eval]} if data.eval else {}
-    if data.format in ("chat", "preference"):
+    if not data.formats.isdisjoint(("chat", "preference")):
         keys["chat_template"] = "jinja" if data.chat_template else "tokenizer_default"
         keys |= {"chat_template_jinja": data.chat_template} if data.chat_template else {}
         marks = config.model.family.markers(config.model.architecture)
@@ -404,7 +404,7 @@ def _axolotl(config: Config) -> None:
 
 def _rows(config: Config, source: DataSource) -> dict[str, Any]:
     """A data set of Axolotl's."""
-    data = config.recipe.data
+    data = config.recipe.data.of(source)
     named = {name: there for name, there in data.fields.items() if name != there}
     made = {"path": source.path.removeprefix("hf://"), "name": source.config, "split": _split(source)}
     if not _is_hub(source) and reader(source.path):
@@ -425,8 +425,10 @@ def _rows(config: Config, source: DataSource) -> dict[str, Any]:
     mapped = {"message_property_mappings": turned} if turned else {}
     argilla = {"dpo": ".argilla_chat", "orpo": ".argilla"}
     kind = f"chat_template{argilla.get(config.recipe.train.objective, '')}"
-    roles = {} if data.format == "preference" else {"roles_to_train": ["assistant"]}
-    return {**_given(made), "type": kind, **mapped, **roles}
+    learnt = data.loss_on if isinstance(data.loss_on, list) else ["assistant"]
+    roles = {} if data.format == "preference" else {"roles_to_train": learnt}
+    marked = {"message_field_training": named["weight"]} if "weight" in named else {}
+    return {**_given(made), "type": kind, **mapped, **roles, **marked}
 
 
 WRITERS: Mapping[str, Callable[[Config], None]] = {

@@ -292,6 +292,45 @@ def test_instructions_are_read_by_llama_factory_as_the_report_says(
             assert theirs == tokens
 
 
+MIXED = [
+    {
+        "path": "hf://some/chats",
+        "split": "train",
+        "fields": {"messages": "talk", "weight": "train"},
+        "loss_on": ["assistant", "tool"],
+    },
+    {"path": "hf://some/texts", "split": "train", "format": "text", "fields": {"text": "body"}},
+    {"path": "hf://some/pairs", "split": "train", "format": "prompt_completion"},
+]
+
+
+def test_sources_of_several_formats_go_to_axolotl_and_back() -> None:
+    data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    data["data"]["train"] = MIXED
+    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    told = ported("recipe.yaml", "axolotl")
+    assert returned(told, "axolotl", "sft")["data"]["train"] == MIXED
+    for tool in ("trl", "llama-factory"):
+        status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
+        assert status == 1 and "`data.train` cannot be said" in errors, errors
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("data.reasoning", "keep"), ("data.temperature", 2.0), ("data.loss_on", ["assistant", "user"])],
+)
+def test_what_no_tool_but_axolotl_says_of_turns_and_sources_is_told(key: str, value: Any) -> None:
+    data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    data["data"] |= {key.removeprefix("data."): value, "train": ["hf://some/rows", "hf://other/rows"]}
+    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    for tool in TOOLS:
+        status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml", "--force")
+        if (tool, key) == ("axolotl", "data.loss_on"):
+            assert status == 0, errors
+        else:
+            assert status == 1 and f"`{key}` cannot be said" in errors, (tool, errors)
+
+
 @pytest.mark.parametrize("tool", ["llama-factory"])
 def test_gpus_share_the_rows_of_a_step(tool: str) -> None:
     shutil.copy(ROOT / "recipes" / "mistral-small-24b-v6e8.yaml", "recipe.yaml")

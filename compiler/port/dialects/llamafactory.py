@@ -9,7 +9,7 @@ from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.common import say_common, say_tokens
-from recipec.compiler.port.keys import OFF, Keys, defaults_of, keeps, keys_of, table, tools, words
+from recipec.compiler.port.keys import OFF, Keys, defaults_of, keys_of, table, tools, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
     adapters,
@@ -17,6 +17,7 @@ from recipec.compiler.port.meaning import (
     datasets,
     experts,
     models,
+    rows,
     sharding,
     templates,
     trainer,
@@ -228,7 +229,7 @@ def _data(keys: Keys, model: Model | None, stage: str) -> None:
     """
     chosen = _chosen(keys, "dataset", "data.train", stage)
     others = _chosen(keys, "eval_dataset", "data.eval", stage)
-    _form(keys, [*chosen, *others], stage)
+    chosen = _form(keys, chosen, others, stage)
     _mixing(keys, chosen)
     keys.passive(("dataset", "eval_dataset", "dataset_dir", "max_samples"), "")
     _template(keys, model, stage)
@@ -310,32 +311,39 @@ def _info(keys: Keys) -> tuple[Keys | None, str]:
     return cached, str(folder)
 
 
-def _form(keys: Keys, found: list[DataSet], stage: str) -> None:
-    if not found:
-        return
-    found = _joined(found)
-    first = found[0]
-    for other in found:
-        problem = None
-        if other.form != first.form:
-            named = zip(_names(keys, "dataset"), found, strict=False)
-            alike = [name for name, each in named if each.form == first.form]
-            message = "the data sets' rows are of different forms, and a recipe has one form"
-            problem = message, keeps("dataset", ",".join(alike))
-        elif other.ranking is not (stage == "dpo") and stage != "pt":
+def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) -> list[DataSet]:
+    """What the rows are: once for all data sets, or of each where they differ.
+
+    Args:
+        chosen, others: to train and to evaluate on.
+
+    Returns:
+        Those to train on, as the recipe's sources.
+    """
+    found = _joined([*chosen, *others])
+    for each in found:
+        if each.ranking is not (stage == "dpo") and stage != "pt":
             message = f"a data set with{'out' if stage == 'dpo' else ''} ranking is not for the stage {stage}"
-            problem = message, "stage: dpo for preferences, stage: sft for the others"
-        if problem:
             keys.said.discard("dataset")
-            keys.refuse("dataset", "E1142", *problem)
-            return
-    keys.ledger.set("data.format", first.format, first.note)
-    if first.fields:
-        keys.ledger.set("data.fields", dict(first.fields))
-    if first.transform:
-        keys.ledger.files[conversion.FILE] = first.transform
-        why = "LLaMA-Factory's own way of joining columns"
-        keys.ledger.set("data.transform", conversion.TRANSFORM, why)
+            help = "stage: dpo for preferences, stage: sft for the others"
+            keys.refuse("dataset", "E1142", message, help)
+            return chosen
+    if not rows.alike(found):
+        made = rows.apart(keys.ledger, [(each.source, each) for each in found])
+        found = [replace(each, source=source) for each, source in zip(found, made, strict=True)]
+        for path, part in (("data.train", found[: len(chosen)]), ("data.eval", found[len(chosen) :])):
+            if sources := [each.source for each in part if each.source is not None]:
+                keys.ledger.set(path, sources)
+    elif found:
+        first = found[0]
+        keys.ledger.set("data.format", first.format, first.note)
+        if first.fields:
+            keys.ledger.set("data.fields", dict(first.fields))
+        if first.transform:
+            keys.ledger.files[conversion.FILE] = first.transform
+            why = "LLaMA-Factory's own way of joining columns"
+            keys.ledger.set("data.transform", conversion.TRANSFORM, why)
+    return found[: len(chosen)]
 
 
 def _mixing(keys: Keys, found: list[DataSet]) -> None:
@@ -476,11 +484,6 @@ class DataSet:
     ranking: bool = False
     note: str = ""
     columns: conversion.Alpaca | None = None
-
-    @property
-    def form(self) -> tuple[Any, ...]:
-        """What the data sets of a run have in common."""
-        return self.format, dict(self.fields), self.transform
 
 
 def _data_set(keys: Keys, name: str, folder: str, limit: int | None, stage: str) -> DataSet:
