@@ -65,15 +65,23 @@ def _files(facts: Facts) -> Iterator[Diagnostic]:
                     where,
                     "eval_fraction: 0.05 in place of eval, which holds samples out, or a file of others",
                 )
-            elif _is_local(facts, path) and is_endless(facts.folder / path):
-                yield Diagnostic("E0425", f"`{path}` {ENDLESS}", where, INTO_A_FILE)
-            elif _is_local(facts, path) and not os.path.exists(facts.folder / path):
-                yield Diagnostic(
-                    "W0401",
-                    f"there is no {'folder' if is_dataset(path) else 'file'} `{path}` beside the recipe",
-                    where,
-                    "put it there, or have it below the folder that train.py is given by --data-dir",
-                )
+            else:
+                yield from _missing(facts, path, where)
+    if (samples := facts.recipe.train.samples) is not None:
+        yield from _missing(facts, samples.prompts, "train.samples.prompts")
+
+
+def _missing(facts: Facts, path: str, where: str) -> Iterator[Diagnostic]:
+    """What is wrong with a file that ought to lie beside the recipe."""
+    if _is_local(facts, path) and is_endless(facts.folder / path):
+        yield Diagnostic("E0425", f"`{path}` {ENDLESS}", where, INTO_A_FILE)
+    elif _is_local(facts, path) and not os.path.exists(facts.folder / path):
+        yield Diagnostic(
+            "W0401",
+            f"there is no {'folder' if is_dataset(path) else 'file'} `{path}` beside the recipe",
+            where,
+            "put it there, or have it below the folder that train.py is given by --data-dir",
+        )
 
 
 def _held_out(facts: Facts) -> Iterator[Diagnostic]:

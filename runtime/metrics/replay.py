@@ -6,18 +6,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .loggers import EVAL
 
+if TYPE_CHECKING:
+    from .services import Service
+
 Entry = Mapping[str, Any]
 """A line of metrics.jsonl."""
-
-
-class Logger(Protocol):
-    """What takes the numbers of a step."""
-
-    def log(self, mode: str, step: int, values: Mapping[str, float], /) -> None: ...
 
 
 def mode_of(entry: Entry) -> str:
@@ -33,14 +30,14 @@ def last_steps(entries: Sequence[Entry]) -> dict[str, int]:
     return steps
 
 
-def replay(logger: Logger, entry: Entry) -> None:
+def replay(service: Service, entry: Entry) -> None:
     """Logs a line that an earlier process wrote."""
     values = {
         name.removeprefix("eval_").removeprefix(EVAL): float(value) if isinstance(value, str) else value
         for name, value in entry.items()
         if name != "step"
     }
-    logger.log(mode_of(entry), entry["step"], values)
+    service.log(mode_of(entry), entry["step"], values)
 
 
 def kept(directory: str | Path, file: str) -> dict[str, Any]:

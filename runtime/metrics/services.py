@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from ..settings import TrainSettings
-from .replay import Logger
 
 
-class Service(Logger, Protocol):
+class Service(Protocol):
     """A run of a service.
 
     Attributes:
@@ -20,6 +20,7 @@ class Service(Logger, Protocol):
     status: int
     stopped: bool
 
+    def log(self, mode: str, step: int, values: Mapping[str, float]) -> None: ...
     def flush(self) -> None: ...
     def close(self) -> None: ...
 

@@ -85,7 +85,7 @@ def test_prompts_are_what_transformers_makes_of_them(tmp_path: Path) -> None:
     [
         ({"prompt": 3}, "prompts.jsonl:1: 'prompt' is a number, not a list"),
         ({"prompt": "one " * 50}, "of an answer, and data.max_length is 48"),
-        ({"text": "one"}, "prompts.jsonl:1: 'prompt' is null, not a list"),
+        ({"text": "one"}, "prompts.jsonl:1: 'prompt' is a null, not a list"),
     ],
 )
 def test_what_is_no_prompt_is_refused(tmp_path: Path, row: Any, message: str) -> None:
