@@ -558,7 +558,7 @@ DATA: dict[str, Code] = {
     ),
     "E0414": Code(
         "objective and format",
-        "dpo and orpo learn from preferences; sft learns from every other format.",
+        "dpo, cpo and orpo learn from preferences; sft learns from every other format.",
         "Change one of the two.",
     ),
     "E0415": Code(
@@ -625,6 +625,16 @@ DATA: dict[str, Code] = {
         "does not name. `recipe preview` counts all of them.",
         "Give a template that writes it, or remove it with `data.transform`.",
     ),
+    "E0431": Code(
+        "loss of another objective",
+        "dpo compares with a reference and cpo does not, and not every loss of a pair is of both.",
+        "Another `loss_type`, or the objective that has it.",
+    ),
+    "E0432": Code(
+        "label_smoothing with a loss that has none",
+        "Only the logistic losses have a form in which a share of the preferences is mistaken.",
+        "Remove it, or `loss_type: sigmoid` or `robust`.",
+    ),
 }
 
 TRAIN: dict[str, Code] = {
@@ -681,7 +691,8 @@ TRAIN: dict[str, Code] = {
     ),
     "W0511": Code(
         "preference field without effect",
-        "beta and label_smoothing belong to objectives that this recipe does not have.",
+        "beta, loss_type, label_smoothing, simpo_gamma and cpo_alpha belong to objectives, or to losses of "
+        "them, that this recipe does not have.",
         "Remove it.",
     ),
     "W0513": Code(
@@ -1309,7 +1320,7 @@ UNAVAILABLE: dict[str, Code] = {
         "dpo with full fine-tuning",
         "The reference model of dpo is the one that training starts from: with LoRA the model without its "
         "adapters, in full fine-tuning a second copy, which is not kept.",
-        "Add a lora section, or `objective: orpo`.",
+        "Add a lora section, or `objective: cpo` or `orpo`.",
     ),
     "E0920": Code(
         "lion with TRL",

@@ -84,6 +84,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.peft.importing": lambda program: program.lora,
     "runtime.checkpoints.local_saving": lambda program: program.recipe.checkpoint.local,
     "runtime.data.preferences": _has_pairs,
+    "runtime.training.pair_losses": _has_pairs,
     "runtime.training.preference": _has_pairs,
     "runtime.model.quantize": lambda program: program.lora and program.lora.quantize,
     "runtime.model.eight_bits": lambda program: program.lora and program.lora.products,

@@ -60,7 +60,7 @@ def _objective(facts: Facts) -> Iterator[Diagnostic]:
             f"{objective} compares the model with the one that training started from, which full fine-tuning "
             "does not keep in this version",
             "train.objective",
-            "objective: orpo, or lora: {rank: 16}, whose base model is then the one to compare with",
+            "objective: cpo or orpo, or lora: {rank: 16}, whose base model is then the one to compare with",
         )
     if data.format == "preference" and data.packing:
         yield Diagnostic(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from recipec.compiler.emitters.data_files import template_file
 from recipec.compiler.emitters.python_text import WIDTH, Call, Name, Value, assignment, string
 from recipec.runtime.settings import ModelSettings, RunSettings, Source
-from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.runtime.training.objectives import OBJECTIVES, SETTINGS
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -84,15 +84,12 @@ def _data(settings: RunSettings, program: Program) -> Call:
 
 def _train(settings: RunSettings) -> Call:
     """`TrainSettings(...)`, without what another objective reads."""
-    quiet = {
-        "objective",
-        "router_aux_loss_coef",
-        *(name for one in OBJECTIVES.values() for name in one.settings),
-    }
-    quiet -= set(OBJECTIVES[settings.train.objective].settings)
+    train = settings.train
+    quiet = {"objective", "router_aux_loss_coef", *SETTINGS}
+    quiet -= {*OBJECTIVES[train.objective].reads(train.loss_type)} - {"loss_type"}
     if not settings.data.eval and settings.data.eval_fraction is None:
         quiet.add("eval_every")
-    return constructor(settings.train, quiet=quiet)
+    return constructor(train, quiet=quiet)
 
 
 def constructor(

@@ -33,7 +33,10 @@ OUTSIDE = (
 """Sections that do not reach the step. All others count, and of them all keys but these:"""
 IRRELEVANT = {"train": ("epochs", "steps", "eval_every", "log")}
 LATER: dict[str, dict[str, tuple[Any, ...]]] = {
-    "train": {"router_aux_loss_coef": (0.0,)},
+    "train": {
+        **{"router_aux_loss_coef": (0.0,), "loss_type": ("sigmoid",)},
+        **{"simpo_gamma": (0.5,), "cpo_alpha": (1.0,)},
+    },
     "model": {"attention_block": (None, 512)},
     "lora": {"products": (None,)},
 }

@@ -63,8 +63,7 @@ def objective_loss(
     if OBJECTIVES[settings.objective].pairs:
         from .preference import preference_loss
 
-        how = (settings.objective, settings.beta, settings.label_smoothing)
-        return preference_loss(functools.partial(token_logps, forward, model), reference, inputs, *how)
+        return preference_loss(functools.partial(token_logps, forward, model), reference, inputs, settings)
     names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
     return batch_loss(forward, model, *(inputs[name] for name in names)), {}
 
