@@ -1562,7 +1562,7 @@ PORT: dict[str, Code] = {
         "another kind of training",
         "The ported file is of a stage or a method that recipes do not have: reward models, reinforcement "
         "learning, kto, distillation, adapters that are not LoRA.",
-        "Port the supervised stage, or the one of preferences (dpo, orpo).",
+        "Port the supervised stage, or the one of preferences (dpo, cpo, orpo).",
     ),
     "E1150": Code(
         "images or sound",
@@ -1608,13 +1608,13 @@ PORT: dict[str, Code] = {
         "another script of TRL",
         "The file is for a script of TRL that recipes have no counterpart of (GRPO, KTO, RLOO, reward "
         "models, distillation), or has a key that the script named by `--script` does not have.",
-        "Port the config of an SFT, DPO or ORPO run, or take the key out by `--set KEY=null`.",
+        "Port the config of an SFT, DPO, CPO or ORPO run, or take the key out by `--set KEY=null`.",
     ),
     "E1172": Code(
         "script of TRL that cannot be told",
         "Several scripts of TRL read such a file, or no one of them has all of its keys; each trains "
         "something else.",
-        "Say which one by `--script sft`, `--script dpo` or `--script orpo`.",
+        "Say which one by `--script sft`, `--script dpo`, `--script orpo` or `--script cpo`.",
     ),
     "E1173": Code(
         "--script for another tool's file",
@@ -1629,8 +1629,9 @@ PORT: dict[str, Code] = {
     ),
     "E1175": Code(
         "script without a trainer that is read",
-        "Nothing in the script constructs SFTTrainer, DPOTrainer, ORPOTrainer or Trainer with a language "
-        "model: it trains in a loop of its own, with another trainer or kind of model, or not at all.",
+        "Nothing in the script constructs SFTTrainer, DPOTrainer, ORPOTrainer, CPOTrainer or Trainer with a "
+        "language model: it trains in a loop of its own, with another trainer or kind of model, or not at "
+        "all.",
         "Port the script that constructs the trainer.",
     ),
     "E1176": Code(
