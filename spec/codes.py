@@ -1316,12 +1316,6 @@ UNAVAILABLE: dict[str, Code] = {
         "on one host.",
         "What the help says, or a model of one of the families.",
     ),
-    "E0919": Code(
-        "dpo with full fine-tuning",
-        "The reference model of dpo is the one that training starts from: with LoRA the model without its "
-        "adapters, in full fine-tuning a second copy, which is not kept.",
-        "Add a lora section, or `objective: cpo` or `orpo`.",
-    ),
     "E0920": Code(
         "lion with TRL",
         "The recipe is built for TRL, and neither torch nor transformers has the optimizer Lion.",
@@ -1787,7 +1781,7 @@ LAUNCH: dict[str, Code] = {
 
 RETIRED = (
     *("E0412", "E0805", "E0901", "E0904", "E0905", "E0906", "E0907", "E0908", "E0909", "E0910", "E0913"),
-    *("E0911", "E0912", "N0916", "E0917", "N0918"),
+    *("E0911", "E0912", "N0916", "E0917", "N0918", "E0919"),
     *("E0628", "E0932", "E1165", "E1166", "E1167", "E1169", "E1170"),
     *("E1235", "E1236", "N1237"),
 )

@@ -94,6 +94,12 @@ QUIET = {"loss_type": "sigmoid", "label_smoothing": 0.0}
 """Of them, what goes without saying."""
 
 
+def keeps_copy(objective: str, lora: Any) -> bool:
+    """Whether a run keeps the weights that it starts from beside those that it trains: an objective's
+    reference, which of adapters is the base."""
+    return OBJECTIVES[objective].reference and lora is None
+
+
 def settings_of(train: Mapping[str, Any]) -> str:
     """The keys of a recipe's `train` that its objective reads, in words: ", beta 0.1, loss_type ipo"."""
     read = OBJECTIVES[train["objective"]].reads(train.get("loss_type", "sigmoid"))

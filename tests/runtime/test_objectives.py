@@ -48,4 +48,4 @@ def test_another_objective_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     recipe = tmp_path / "now" / "recipe.yaml"
     without = [*PREFERENCES, "train.objective=orpo", "lora=null", "train.beta=0.3"]
     found = {one.code for one in lower(load(recipe, without)).diagnostics}
-    assert {"E0919", "W0511"} <= found
+    assert "W0511" in found

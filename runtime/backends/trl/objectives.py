@@ -25,8 +25,9 @@ from ...training.pair_losses import Functions, pair_loss
 
 Tensors = dict[str, torch.Tensor]
 Objective = Callable[[Any, Any, Mapping[str, Any]], tuple[torch.Tensor, Tensors]]
-"""(model, the same without what spreads it over processes, piece of `Pieces` as tensors) -> the loss,
-float32[], and what the objective has to say beside: numbers that sum up as the loss does."""
+"""(model, the model that training starts from, piece of `Pieces` as tensors) -> the loss, float32[], and what
+the objective has to say beside: numbers that sum up as the loss does. The second is the first without what
+spreads it over processes, within its own disable_adapter(); of full fine-tuning, another model."""
 
 
 def objective_of(train: TrainSettings) -> Objective:
