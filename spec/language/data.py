@@ -95,14 +95,15 @@ class Data(Section):
     format: Literal["chat", "instruction", "prompt_completion", "text", "preference"] = field(
         "What a sample holds: chat has messages of role and content (or ShareGPT's conversations of from and "
         "value), and may have tools; instruction has instruction, input and output; prompt_completion has "
-        "prompt and completion; text has text; preference has prompt, chosen and rejected, for dpo and orpo.",
+        "prompt and completion; text has text; preference has prompt, chosen and rejected, for dpo, cpo and "
+        "orpo.",
         "chat",
         choices={
             "chat": "messages of role and content, or conversations of from and value; tools may be there.",
             "instruction": "instruction, input and output.",
             "prompt_completion": "prompt and completion.",
             "text": "text, all of which is learnt.",
-            "preference": "prompt, chosen and rejected, for dpo and orpo.",
+            "preference": "prompt, chosen and rejected, for dpo, cpo and orpo.",
         },
     )
     fields: dict[str, str] = field(

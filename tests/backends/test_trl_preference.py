@@ -1,4 +1,4 @@
-"""DPO and ORPO by train_trl.py: losses against TRL's own trainers and against train.py's, and whole runs.
+"""DPO, CPO and ORPO by train_trl.py: losses against TRL's own trainers and train.py's, and whole runs.
 
 That such a run is the run of train.py, number by number, is held in tests/parity.
 """
