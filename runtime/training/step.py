@@ -193,7 +193,7 @@ class Step:
 
     def merged(self, trained: Any, base: Any) -> nnx.Module:
         """The model of its arrays."""
-        return nnx.merge(self._model_graph, trained, base)
+        return self._models(trained, base)[0]
 
     def _train(
         self, live: TrainState, base: Any, batch: Batch
