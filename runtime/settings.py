@@ -191,11 +191,14 @@ class TrainSettings:
 
     Attributes:
         objective: a key of `runtime.training.objectives.OBJECTIVES`.
-        beta: of DPO's loss, or the weight of ORPO's odds ratio.
-        label_smoothing: of DPO's loss: the share of preferences that are taken to be mistaken; of sft's: the
-            share of a target that is spread over the vocabulary.
+        beta: of DPO's and CPO's losses, or the weight of ORPO's odds ratio.
+        loss_type: of DPO and CPO: a key of `runtime.training.objectives.PAIR_LOSSES`.
+        label_smoothing: the share of preferences that are taken to be mistaken; of sft the share of a target
+            that is spread over the vocabulary.
         z_loss: sft: weight of the squared logsumexp of the logits.
         neftune_noise_alpha: sft: of the noise on the embeddings; None for none.
+        simpo_gamma: SimPO's margin.
+        cpo_alpha: weight of the chosen texts' likelihood in CPO.
         epochs: passes over the data; None when `steps` is given.
         steps: optimizer steps; None when `epochs` is given.
         global_batch_size: rows of an optimizer step.
@@ -214,9 +217,12 @@ class TrainSettings:
 
     objective: str = "sft"
     beta: float = 0.1
+    loss_type: str = "sigmoid"
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     neftune_noise_alpha: float | None = None
+    simpo_gamma: float = 0.5
+    cpo_alpha: float = 1.0
     epochs: int | None = None
     steps: int | None = None
     global_batch_size: int

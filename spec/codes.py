@@ -590,7 +590,7 @@ DATA: dict[str, Code] = {
     ),
     "E0414": Code(
         "objective and format",
-        "dpo and orpo learn from preferences; sft learns from every other format.",
+        "dpo, cpo and orpo learn from preferences; sft learns from every other format.",
         "Change one of the two.",
     ),
     "E0415": Code(
@@ -701,6 +701,16 @@ DATA: dict[str, Code] = {
         "after it.",
         "Evaluate more often with `train.eval_every`, or a smaller patience.",
     ),
+    "E0431": Code(
+        "loss of another objective",
+        "dpo compares with a reference and cpo does not, and not every loss of a pair is of both.",
+        "Another `loss_type`, or the objective that has it.",
+    ),
+    "E0432": Code(
+        "label_smoothing with a loss that has none",
+        "Only the logistic losses have a form in which a share of the preferences is mistaken.",
+        "Remove it, or `loss_type: sigmoid` or `robust`.",
+    ),
 }
 
 TRAIN: dict[str, Code] = {
@@ -757,7 +767,8 @@ TRAIN: dict[str, Code] = {
     ),
     "W0511": Code(
         "preference field without effect",
-        "beta and label_smoothing belong to objectives that this recipe does not have.",
+        "beta, loss_type, label_smoothing, simpo_gamma and cpo_alpha belong to objectives, or to losses of "
+        "them, that this recipe does not have.",
         "Remove it.",
     ),
     "W0513": Code(
@@ -1413,12 +1424,6 @@ UNAVAILABLE: dict[str, Code] = {
         "on one host.",
         "What the help says, or a model of one of the families.",
     ),
-    "E0919": Code(
-        "dpo with full fine-tuning",
-        "The reference model of dpo is the one that training starts from: with LoRA the model without its "
-        "adapters, in full fine-tuning a second copy, which is not kept.",
-        "Add a lora section, or `objective: orpo`.",
-    ),
     "E0920": Code(
         "lion with TRL",
         "The recipe is built for TRL, and neither torch nor transformers has the optimizer Lion.",
@@ -1660,7 +1665,7 @@ PORT: dict[str, Code] = {
         "another kind of training",
         "The ported file is of a stage or a method that recipes do not have: reward models, reinforcement "
         "learning, kto, distillation, adapters that are not LoRA.",
-        "Port the supervised stage, or the one of preferences (dpo, orpo).",
+        "Port the supervised stage, or the one of preferences (dpo, cpo, orpo).",
     ),
     "E1150": Code(
         "images or sound",
@@ -1706,13 +1711,13 @@ PORT: dict[str, Code] = {
         "another script of TRL",
         "The file is for a script of TRL that recipes have no counterpart of (GRPO, KTO, RLOO, reward "
         "models, distillation), or has a key that the script named by `--script` does not have.",
-        "Port the config of an SFT, DPO or ORPO run, or take the key out by `--set KEY=null`.",
+        "Port the config of an SFT, DPO, CPO or ORPO run, or take the key out by `--set KEY=null`.",
     ),
     "E1172": Code(
         "script of TRL that cannot be told",
         "Several scripts of TRL read such a file, or no one of them has all of its keys; each trains "
         "something else.",
-        "Say which one by `--script sft`, `--script dpo` or `--script orpo`.",
+        "Say which one by `--script sft`, `--script dpo`, `--script orpo` or `--script cpo`.",
     ),
     "E1173": Code(
         "--script for another tool's file",
@@ -1727,8 +1732,9 @@ PORT: dict[str, Code] = {
     ),
     "E1175": Code(
         "script without a trainer that is read",
-        "Nothing in the script constructs SFTTrainer, DPOTrainer, ORPOTrainer or Trainer with a language "
-        "model: it trains in a loop of its own, with another trainer or kind of model, or not at all.",
+        "Nothing in the script constructs SFTTrainer, DPOTrainer, ORPOTrainer, CPOTrainer or Trainer with a "
+        "language model: it trains in a loop of its own, with another trainer or kind of model, or not at "
+        "all.",
         "Port the script that constructs the trainer.",
     ),
     "E1176": Code(
@@ -1884,7 +1890,7 @@ LAUNCH: dict[str, Code] = {
 
 RETIRED = (
     *("E0412", "E0805", "E0901", "E0904", "E0905", "E0906", "E0907", "E0908", "E0909", "E0910", "E0913"),
-    *("E0911", "E0912", "N0916", "E0917", "N0918"),
+    *("E0911", "E0912", "N0916", "E0917", "N0918", "E0919"),
     *("E0628", "E0932", "E1165", "E1166", "E1167", "E1169", "E1170"),
     *("E1235", "E1236", "N1237"),
 )

@@ -85,6 +85,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.peft.importing": lambda program: program.lora,
     "runtime.checkpoints.local_saving": lambda program: program.recipe.checkpoint.local,
     "runtime.data.preferences": _has_pairs,
+    "runtime.training.pair_losses": _has_pairs,
     "runtime.training.preference": _has_pairs,
     "runtime.model.quantize": lambda program: program.lora and program.lora.quantize,
     "runtime.data.new_tokens": lambda program: program.recipe.model.add_tokens,

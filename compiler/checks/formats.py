@@ -102,14 +102,6 @@ def _objective(facts: Facts) -> Iterator[Diagnostic]:
             place,
             listing(ways, "or"),
         )
-    if OBJECTIVES[objective].reference and facts.recipe.lora is None:
-        yield Diagnostic(
-            "E0919",
-            f"{objective} compares the model with the one that training started from, which full fine-tuning "
-            "does not keep in this version",
-            "train.objective",
-            "objective: orpo, or lora: {rank: 16}, whose base model is then the one to compare with",
-        )
     if data.format == "preference" and data.packing:
         yield Diagnostic(
             "E0419",

@@ -17,6 +17,7 @@ from recipec.compiler.emitters.settings import kind
 from recipec.compiler.lowering import pins
 from recipec.compiler.serving.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address
 from recipec.compiler.wording import listing, mesh_axes, plural
+from recipec.runtime.training.objectives import settings_of
 
 if TYPE_CHECKING:
     from recipec.compiler.emitters.backends import Backend
@@ -139,7 +140,7 @@ def _figures(program: Program) -> list[tuple[str, str]]:
     else:
         figures.append(("Trainable", "every parameter"))
     if train.objective != "sft":
-        figures.append(("Objective", f"{train.objective.upper()}, beta {train.beta:g}"))
+        figures.append(("Objective", train.objective.upper() + settings_of(train.model_dump())))
     figures += [("Optimizer", _optimizer(program)), ("Checkpoints", _checkpoints(program))]
     price = _price(program)
     return [*figures, ("Price", price)] if price else figures

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from recipec.compiler.emitters.data_files import template_file
 from recipec.compiler.emitters.python_text import WIDTH, Call, Name, Value, assignment, string
 from recipec.runtime.settings import ModelSettings, RunSettings, Source
-from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.runtime.training.objectives import OBJECTIVES, SETTINGS
 from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -107,16 +107,13 @@ def _transform(transform: str) -> Name:
 
 def _train(settings: RunSettings) -> Call:
     """`TrainSettings(...)`, without what another objective reads."""
-    quiet = {
-        "objective",
-        "router_aux_loss_coef",
-        *(name for one in OBJECTIVES.values() for name in one.settings),
-    }
-    if OBJECTIVES[settings.train.objective].pairs:
-        quiet -= set(OBJECTIVES[settings.train.objective].settings)
+    train = settings.train
+    objective = OBJECTIVES[train.objective]
+    quiet = {"objective", "router_aux_loss_coef", *SETTINGS}
+    quiet -= {*objective.reads(train.loss_type)} - {"loss_type"} if objective.pairs else set()
     if not settings.data.eval and settings.data.eval_fraction is None:
         quiet.add("eval_every")
-    return constructor(settings.train, quiet=quiet)
+    return constructor(train, quiet=quiet)
 
 
 def constructor(

@@ -33,6 +33,7 @@ from recipec.compiler.wording import (
 from recipec.runtime.model.adapters import Adapter, Projection
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import DATA, TOKENS, shards
+from recipec.runtime.training.objectives import OBJECTIVES, SETTINGS, keeps_copy, settings_of
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import Part, join, split
 
@@ -468,7 +469,31 @@ def _sources(data: Data) -> list[str]:
 
 
 def _train(program: Program) -> list[str]:
-    return [*_batches(program), *_length(program), *_evaluations(program), *_chain(program)]
+    return [
+        *_objective(program),
+        *_batches(program),
+        *_length(program),
+        *_evaluations(program),
+        *_chain(program),
+    ]
+
+
+def _objective(program: Program) -> list[str]:
+    """What is learnt of preferences, and what that keeps."""
+    recipe, train = program.recipe, program.recipe.train
+    objective = OBJECTIVES[train.objective]
+    if not objective.pairs:
+        return []
+    out = [f"learnt by {objective.title}{settings_of(train.model_dump())}"]
+    if keeps_copy(train.objective, recipe.lora):
+        gib = program.trainable_parameters * BYTES[recipe.model.dtype] / 2**30
+        out.append(
+            f"the reference is a copy of the weights that training starts from: {gib:.2f} GiB over all "
+            "devices"
+        )
+    elif objective.reference:
+        out.append("the reference is the base without its adapters: no weights of its own")
+    return out
 
 
 def _batches(program: Program) -> list[str]:
@@ -695,5 +720,6 @@ TRAIN_DETAILS: dict[str, Callable[[Program], list[str]]] = {
     "steps": _length,
     "early_stopping": _evaluations,
     "samples": _evaluations,
+    **dict.fromkeys(("objective", *SETTINGS), lambda program: _objective(program) or _batches(program)),
 }
 """By key of the train section, what `detail` says; of other keys, its batches."""

@@ -126,7 +126,8 @@ def _found(transform: str | None, folder: Path) -> str | None:
 def train_settings(recipe: Recipe) -> TrainSettings:
     """Of the `train` section, but for its optimizer and its schedule."""
     train = recipe.train
-    used: dict[str, Any] = {name: getattr(train, name) for name in OBJECTIVES[train.objective].settings}
+    keys = OBJECTIVES[train.objective].reads(train.loss_type)
+    used: dict[str, Any] = {name: getattr(train, name) for name in keys}
     if recipe.data.evaluates:
         used["eval_every"] = train.eval_every
     if (stopping := train.early_stopping) is not None:

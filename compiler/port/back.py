@@ -328,18 +328,21 @@ def _commented(lines: Mapping[str, Line], returned: Ledger) -> dict[str, Line]:
 
 RUN = {
     "trl": "trl {objective} --config {config}",
-    "orpo": "python examples/scripts/orpo.py --config {config}, with the script of TRL's repository",
+    **{
+        name: f"python examples/scripts/{name}.py --config {{config}}, with the script of TRL's repository"
+        for name in ("orpo", "cpo")
+    },
     "llama-factory": "llamafactory-cli train {config}",
     "axolotl": "axolotl train {config}",
 }
 LAUNCH = "accelerate launch --config_file accelerate.yaml"
 SPREAD = {
     **RUN,
-    "orpo": RUN["orpo"].replace("python", LAUNCH),
+    **{name: RUN[name].replace("python", LAUNCH) for name in ("orpo", "cpo")},
     "llama-factory": f"{LAUNCH} -m llamafactory.launcher {{config}}",
     "axolotl": "axolotl train {config} --launcher accelerate -- --config_file accelerate.yaml",
 }
-"""How a config is run, on one GPU and on several; ORPO is no command of TRL's."""
+"""How a config is run, on one GPU and on several; ORPO and CPO are no commands of TRL's."""
 
 
 def _header(made: Ported, config: Config, asked: Asked) -> list[str]:
@@ -349,7 +352,7 @@ def _header(made: Ported, config: Config, asked: Asked) -> list[str]:
         lines += ["PARTIAL: this config is not the run of its recipe. What is missing:"]
         lines += [*(f"- {sentence}" for sentence in made.missing), ""]
     objective = config.recipe.train.objective
-    kind = "orpo" if (asked.tool, objective) == ("trl", "orpo") else asked.tool
+    kind = objective if asked.tool == "trl" and objective in RUN else asked.tool
     way = (SPREAD if config.devices > 1 else RUN)[kind]
     name = Path(made.files[0]).name
     lines.append(f"Written by `recipe port --to {asked.tool}` from {name}: {summary(made.rows)}.")

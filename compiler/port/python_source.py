@@ -209,7 +209,7 @@ UNFOLLOWED = words(
 )
 """Arguments whose values are shown as they are written where they are no constants."""
 FOREIGN = re.compile(
-    r"(KTO|GRPO|RLOO|Reward|CPO|BCO|PPO\w*|OnlineDPO|GKD|XPO|NashMD|PRM|SDPO|SDFT|TPO|GOLD)Trainer"
+    r"(KTO|GRPO|RLOO|Reward|BCO|PPO\w*|OnlineDPO|GKD|XPO|NashMD|PRM|SDPO|SDFT|TPO|GOLD)Trainer"
 )
 """TRL's trainers without a counterpart."""
 

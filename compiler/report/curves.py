@@ -65,8 +65,8 @@ KINDS = (
     Kind(
         "rewards",
         "Rewards",
-        "Implicit rewards of the preferred and of the other answers: beta times the log probability's "
-        "difference from the reference.",
+        "Implicit rewards of the preferred and of the other answers: beta times the log probability, or with "
+        "a reference its difference from that.",
         "reward",
         (("rewards_chosen", "chosen"), ("rewards_rejected", "rejected")),
     ),

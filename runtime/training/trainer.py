@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -32,7 +33,8 @@ from ..model.sharding import Rows
 from ..settings import CheckpointSettings, TrainSettings
 from .elastic import set_step
 from .loss import Batch
-from .step import Step, fit_shardings, micro_batch_loss, update_rule
+from .objectives import keeps_copy
+from .step import Step, fit_shardings, micro_batch_loss, trained_type, update_rule
 from .stopping import Evaluations
 
 if TYPE_CHECKING:
@@ -137,6 +139,10 @@ class Trainer(PeftTrainer):
             MetricsLogger(),
         )
         fit_shardings(self.optimizer, mesh)
+        self._reference: Any = None
+        if keeps_copy(settings.objective, built.provider):
+            # A step donates the arrays themselves, and a checkpoint's take their place.
+            self._reference = jax.tree.map(jnp.copy, nnx.state(built.model, trained_type(built)))
         self.checkpoint_manager = Checkpoints(directory, checkpointing.settings.keep)
         if self._keep_best:
             self.checkpoint_manager.kept.best = self._evaluations.step
@@ -252,7 +258,7 @@ class Trainer(PeftTrainer):
 
         What is trained and the optimizer's state are donated to the training step, and come back.
         """
-        step = Step(self._built, self.optimizer, self._settings, self._mesh, self._loss)
+        step = Step(self._built, self.optimizer, self._settings, self._mesh, self._loss, self._reference)
         self._live, self._step_functions = jax.device_put(step.live, step.shardings), step
         train, evaluate = step.jit(), step.jit_evaluation()
         gradients = None if self._recorder is None else step.jit_gradients()
@@ -313,9 +319,9 @@ class Trainer(PeftTrainer):
         help = advice(self._settings.router_aux_loss_coef, about.balanced)
         return ExpertShares(about.expert_layers, about.routing[1], help)
 
-    def _loss(self, model: nnx.Module, inputs: Batch) -> tuple[jax.Array, Named]:
+    def _loss(self, model: nnx.Module, inputs: Batch, before: nnx.Module | None) -> tuple[jax.Array, Named]:
         """Traced: of a micro-batch."""
-        return micro_batch_loss(self._built, self._settings, model, inputs)
+        return micro_batch_loss(self._built, self._settings, model, inputs, before)
 
     def _evaluate(self, eval_step: Any, data: TrainingData, report: Report) -> float:
         """The mean loss of the evaluation data's targets."""

@@ -17,7 +17,7 @@ FORMATS = {
     "instruction": "instruction, input and output.",
     "prompt_completion": "prompt and completion.",
     "text": "text, all of which is learnt.",
-    "preference": "prompt, chosen and rejected, for dpo and orpo.",
+    "preference": "prompt, chosen and rejected, for dpo, cpo and orpo.",
 }
 
 Targets = Literal["assistant", "last_assistant", "completion", "all"]
@@ -178,7 +178,8 @@ class Data(Section):
     format: Format = field(
         "What a sample holds: chat has messages of role and content (or ShareGPT's conversations of from and "
         "value), and may have tools; instruction has instruction, input and output; prompt_completion has "
-        "prompt and completion; text has text; preference has prompt, chosen and rejected, for dpo and orpo.",
+        "prompt and completion; text has text; preference has prompt, chosen and rejected, for dpo, cpo and "
+        "orpo.",
         "chat",
         choices=FORMATS,
     )

@@ -165,26 +165,48 @@ def _epochs(given: dict[str, Any]) -> int | None:
 class Train(Section):
     """The run: its length, batches, optimizer and schedule."""
 
-    objective: Literal["sft", "dpo", "orpo"] = field(
-        "What is learnt: sft, to write the samples; dpo and orpo, to prefer the chosen answer to the "
+    objective: Literal["sft", "dpo", "cpo", "orpo"] = field(
+        "What is learnt: sft, to write the samples; dpo, cpo and orpo, to prefer the chosen answer to the "
         "rejected one (data.format: preference).",
         "sft",
         choices={
             "sft": "Supervised: to write the samples.",
             "dpo": "Direct preference optimisation, against the model that training starts from.",
+            "cpo": "Contrastive preference optimisation, without a reference: with `loss_type: simpo` and "
+            "`cpo_alpha: 0` it is SimPO.",
             "orpo": "Odds ratio preference optimisation, without a reference.",
         },
     )
     beta: float = field(
-        "dpo: how closely to stay to the model that training starts from; orpo: weight of the odds ratio.",
+        "dpo: how closely to stay to the model that training starts from; cpo: what log-probabilities are "
+        "multiplied by; orpo: weight of the odds ratio.",
         0.1,
         unit="none (a factor)",
         gt=0,
         allow_inf_nan=False,
     )
+    loss_type: Literal[
+        "sigmoid", "sigmoid_norm", "robust", "hinge", "ipo", "apo_zero", "apo_down", "sppo_hard", "simpo"
+    ] = field(
+        "dpo and cpo: the loss of a pair, by TRL's names. cpo has sigmoid, hinge, ipo and simpo, and dpo all "
+        "but simpo.",
+        "sigmoid",
+        choices={
+            "sigmoid": "The logistic loss of how much more likely the chosen answer has become.",
+            "sigmoid_norm": "The same of log-probabilities that are means over an answer's tokens.",
+            "robust": "The logistic loss, corrected for label_smoothing's mistaken preferences.",
+            "hinge": "Nothing once the chosen answer is ahead by 1 / beta.",
+            "ipo": "The squared distance from being ahead by 1 / (2 beta), in means over an answer's tokens.",
+            "apo_zero": "Makes the chosen answer likelier and the rejected one less likely.",
+            "apo_down": "Makes both less likely, the rejected one more so.",
+            "sppo_hard": "Squared distances: the chosen answer's from 1 / (2 beta), the rejected one's from "
+            "its negative.",
+            "simpo": "The logistic loss beyond a margin of simpo_gamma, in means over an answer's tokens.",
+        },
+    )
     label_smoothing: float = field(
-        "dpo: share of the preferences that are taken to be mistaken; sft: share of a target that is spread "
-        "evenly over the vocabulary.",
+        "sigmoid, robust and simpo: share of the preferences that are taken to be mistaken; sft: share of a "
+        "target that is spread evenly over the vocabulary.",
         0.0,
         unit="probability",
         ge=0,
@@ -206,6 +228,22 @@ class Train(Section):
         gt=0,
         allow_inf_nan=False,
         example=5.0,
+    )
+    simpo_gamma: float = field(
+        "simpo: how far the chosen answer's reward, beta times the mean of its log-probabilities, is to be "
+        "ahead.",
+        0.5,
+        unit="none (a reward)",
+        ge=0,
+        allow_inf_nan=False,
+    )
+    cpo_alpha: float = field(
+        "cpo: weight of the chosen answers' negative log-likelihood, the mean over a micro-batch's tokens; "
+        "0 leaves it out.",
+        1.0,
+        unit="none (a factor)",
+        ge=0,
+        allow_inf_nan=False,
     )
     steps: int | None = field(
         "Length of the run; the data is gone through as often as that takes. Either this or epochs.",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from recipec.spec.words.apart import apart, named
 
 _TEMPLATE = "the tokenizer's own template is taken; `data: {chat_template: template.jinja}` names another"
-_NO_REINFORCEMENT = "learning from rewards is not in this version: `train: {objective: sft}`, or dpo or orpo"
+_NO_REINFORCEMENT = (
+    "learning from rewards is not in this version: `train: {objective: sft}`, or dpo, cpo or orpo"
+)
 _BATCHES = (
     "global_batch_size holds the micro-batches of a step: `train: {global_batch_size: 8, "
     "micro_batch_size: 1}`"
@@ -57,7 +59,8 @@ KEYS: dict[str, str] = {
             "data.packing": "sample_packing packed pack_sequences pack_dataset",
             "data.shuffle_seed": "data_seed data_shuffle_seed",
             "data.fields": "column_mapping rename_columns",
-            "train.objective": "stage rl pref_loss loss_type trainer_type",
+            "train.objective": "stage rl trainer_type",
+            "train.loss_type": "pref_loss dpo_loss_type",
             "train.beta": "rl_beta pref_beta dpo_beta orpo_alpha orpo_beta",
             "train.router_aux_loss_coef": "moe_aux_loss_coef moe_aux_loss_coeff aux_loss_coef aux_loss_alpha "
             "router_aux_loss_coefficient load_balancing_loss_coef load_balance_loss_weight",

@@ -204,6 +204,33 @@ def test_a_variant_comes_back(variant: str, tool: str) -> None:
     assert not [key for key in lost if key.startswith(("model", "lora", "train.optimizer", "train.schedule"))]
 
 
+@pytest.mark.parametrize(
+    ("train", "tool", "lost"),
+    [
+        ({"objective": "dpo", "loss_type": "ipo"}, "trl", ""),
+        ({"objective": "dpo", "loss_type": "ipo"}, "axolotl", ""),
+        ({"objective": "dpo", "loss_type": "robust", "label_smoothing": 0.1}, "trl", ""),
+        ({"objective": "dpo", "label_smoothing": 0.1}, "trl", "train.label_smoothing"),
+        ({"objective": "cpo", "loss_type": "simpo", "simpo_gamma": 1.0, "cpo_alpha": 0.0}, "trl", ""),
+        ({"objective": "cpo", "loss_type": "simpo", "simpo_gamma": 1.0, "cpo_alpha": 0.0}, "axolotl", ""),
+        ({"objective": "cpo", "loss_type": "hinge"}, "trl", ""),
+        ({"objective": "cpo", "loss_type": "hinge"}, "axolotl", "train.loss_type"),
+    ],
+)
+def test_a_loss_of_preferences_comes_back(train: dict[str, Any], tool: str, lost: str) -> None:
+    data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    data["data"]["format"] = "preference"
+    data["train"] |= train
+    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    if lost:
+        status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
+        assert status == 1 and f"error[E1198]: `{lost}`" in errors
+        return
+    held("recipe.yaml", tool)
+    again = yaml.safe_load(Path("again.yaml").read_text())["train"]
+    assert {key: again[key] for key in train} == train
+
+
 @pytest.mark.parametrize("tool", TOOLS)
 def test_experts_keep_their_adapters(tool: str) -> None:
     Path("recipe.yaml").write_text(

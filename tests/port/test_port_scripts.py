@@ -318,6 +318,17 @@ DPOTrainer(model=model, train_dataset=rows.map(pair), args=DPOConfig(beta=0.2, m
     assert row == {"prompt": "Q: why?", "chosen": "so", "rejected": "no"}
 
 
+def test_a_script_of_simpo_is_one_of_cpo() -> None:
+    text = """\
+from trl.experimental.cpo import CPOConfig, CPOTrainer
+args = CPOConfig(loss_type="simpo", cpo_alpha=0.0, simpo_gamma=0.7, beta=2.0, max_length=256)
+CPOTrainer(model=model, train_dataset=load_dataset("our/pairs", split="train"), args=args)
+"""
+    made = ported(HEAD + UNSLOTH + text)
+    paths = ("objective", "loss_type", "cpo_alpha", "simpo_gamma", "beta")
+    assert [value(made, f"train.{path}") for path in paths] == ["cpo", "simpo", 0.0, 0.7, 2.0]
+
+
 @pytest.mark.parametrize(
     "function",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +11,11 @@ from recipec.compiler.port.common import say_common, say_tokens
 from recipec.compiler.port.dialects.axolotl_data import say_data
 from recipec.compiler.port.keys import OFF, Keys, defaults_of, table, words
 from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.meaning import adapters, experts, models, sharding, trainer, training
+from recipec.compiler.port.meaning import adapters, experts, losses, models, sharding, trainer, training
 from recipec.compiler.port.meaning.adapters import Chosen
 from recipec.compiler.port.meaning.sharding import Launch
-from recipec.compiler.wording import flow, listing
+from recipec.compiler.wording import listing
+from recipec.runtime.training.objectives import OBJECTIVES
 
 NAME = "axolotl"
 TITLE = "Axolotl"
@@ -35,6 +37,13 @@ OF_ADAPTERS = words(
     lora_alpha_pattern peft_use_rslora peft_init_lora_weights peft_layers_to_transform peft_layers_pattern
     peft bnb_config_kwargs lora_target_parameters quantize_moe_experts"""
 )
+KINDS: Mapping[str, Mapping[str, str]] = {
+    "dpo": {"train.objective": "dpo"},
+    "ipo": {"train.objective": "dpo", "train.loss_type": "ipo"},
+    "simpo": {"train.objective": "cpo", "train.loss_type": "simpo"},
+    "orpo": {"train.objective": "orpo"},
+}
+"""Kinds of `rl`."""
 KNOWN_PLUGINS = words(
     """CutCrossEntropyPlugin LigerPlugin KernelsPlugin ExpertParallelPlugin LMEvalPlugin SwanLabPlugin"""
 )
@@ -103,11 +112,11 @@ def _model(keys: Keys) -> Model | None:
 def _objective(keys: Keys) -> str:
     """What is learnt, with the keys that only preferences read."""
     kind = keys.text("rl")
-    if kind not in (None, "dpo", "orpo"):
-        message = f"`rl: {kind}` is another kind of training: recipes have sft, dpo and orpo"
+    if kind is not None and kind not in KINDS:
+        message = f"`rl: {kind}` is another kind of training: recipes have {listing(OBJECTIVES)}"
         keys.refuse("rl", "E1149", message, "rl: dpo, or no rl for supervised fine-tuning")
         kind = None
-    keys.say("rl", {"train.objective": kind} if kind else {})
+    keys.say("rl", KINDS[kind] if kind else {})
     if kind is None:
         keys.passive(OF_PREFERENCES, "without rl it says nothing")
         return "sft"
@@ -118,13 +127,16 @@ def _objective(keys: Keys) -> str:
     keys.passive(betas, f"{beta} holds" if beta else "")
     if beta is None:
         keys.default("rl_beta", 0.1, {"train.beta": 0.1}, "TRL's default")
-    smoothing = keys.number("dpo_label_smoothing") if kind == "dpo" else None
-    keys.same("dpo_label_smoothing", {"train.label_smoothing": smoothing} if smoothing else None)
-    loss = keys.value("dpo_loss_type")
-    if loss not in (None, "sigmoid", ["sigmoid"]):
-        message = f"the preference loss {flow(loss)} has no counterpart: dpo here is the sigmoid loss"
-        keys.refuse("dpo_loss_type", "E1163", message, "dpo_loss_type: [sigmoid]")
-    keys.same("dpo_loss_type", note="dpo's own loss")
+    if kind == "dpo":
+        losses.of_pairs(keys, "dpo", ("dpo_loss_type", "dpo_label_smoothing"))
+        keys.learnt("dpo_loss_weights", ([1], [1.0]), "the one loss has the weight 1 here")
+    elif kind == "simpo":
+        if not keys.given("simpo_gamma"):
+            keys.refuse("simpo_gamma", "E1145", "Axolotl's simpo stops without a margin", "simpo_gamma: 0.5")
+        keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
+        alpha = keys.number("cpo_alpha")
+        keys.default("cpo_alpha", 1.0, {"train.cpo_alpha": 1.0 if alpha is None else alpha}, "TRL's default")
+    keys.passive(("dpo_loss_type", "dpo_label_smoothing"), "the loss does not read it")
     keys.learnt("dpo_use_weighting", (False,), "preferences count alike here")
     keys.passive(("precompute_ref_log_probs",), "when the reference is computed, not what it is")
     keys.below("trl").passive(keys.mapping("trl"), "a setting of reinforcement learning, which this is not")

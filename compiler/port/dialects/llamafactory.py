@@ -26,6 +26,7 @@ from recipec.compiler.port.meaning.trainer import Run
 from recipec.compiler.port.names import known
 from recipec.compiler.wording import listing
 from recipec.runtime.data.messages import ALIASES, CALLS, ROLES
+from recipec.runtime.training.objectives import OBJECTIVES
 
 NAME = "llamafactory"
 TITLE = "LLaMA-Factory"
@@ -95,7 +96,7 @@ def _stage(keys: Keys) -> str:
         message = "the file trains nothing: `do_train` is off"
         keys.refuse(idle, "E1149", message, "--set do_train=true, where the run is to train")
     if stage not in ("sft", "dpo", "pt"):
-        message = f"`stage: {stage}` is another kind of training: recipes have sft, dpo and orpo"
+        message = f"`stage: {stage}` is another kind of training: recipes have {listing(OBJECTIVES)}"
         keys.refuse("stage", "E1149", message, "stage: sft, or stage: dpo with preferences")
         stage = "sft"
     loss = keys.text("pref_loss") or "sigmoid"
@@ -103,15 +104,17 @@ def _stage(keys: Keys) -> str:
         keys.say("stage", {"train.objective": "sft"}, "texts are learnt as they are" if stage == "pt" else "")
         keys.passive(OF_PREFERENCES, f"the stage {stage} does not read it")
         return stage
-    if loss not in ("sigmoid", "orpo"):
-        message = f"`pref_loss: {loss}` has no counterpart: recipes have dpo's sigmoid loss, and orpo's"
+    if loss not in LOSSES:
+        message = f"`pref_loss: {loss}` has no counterpart: recipes have {listing(LOSSES)}"
         keys.refuse("pref_loss", "E1163", message, "pref_loss: sigmoid")
-    sets = {"train.objective": "orpo" if loss == "orpo" else "dpo"}
-    keys.say("stage", sets)
+    sets = LOSSES.get(loss, LOSSES["sigmoid"])
+    keys.say("stage", {"train.objective": sets["train.objective"]})
     keys.same("pref_loss", sets if keys.given("pref_loss") else None)
     keys.say("pref_beta", {"train.beta": keys.number("pref_beta")})
     smoothing = keys.number("dpo_label_smoothing")
     keys.same("dpo_label_smoothing", {"train.label_smoothing": smoothing} if smoothing else None)
+    if loss == "simpo":
+        keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
     return stage
 
 
@@ -605,6 +608,14 @@ def _conversations(
     return DataSet(source, "preference" if ranking else "chat", {}, made, ranking, note)
 
 
+LOSSES: Mapping[str, Mapping[str, Any]] = {
+    "sigmoid": {"train.objective": "dpo"},
+    "hinge": {"train.objective": "dpo", "train.loss_type": "hinge"},
+    "ipo": {"train.objective": "dpo", "train.loss_type": "ipo"},
+    "simpo": {"train.objective": "cpo", "train.loss_type": "simpo", "train.cpo_alpha": 0.0},
+    "orpo": {"train.objective": "orpo"},
+}
+"""Values of pref_loss."""
 OF_PREFERENCES = words("pref_beta pref_loss dpo_label_smoothing pref_ftx pref_bco_weight ld_alpha")
 
 OF_SOURCES = table("""

@@ -55,9 +55,9 @@ class Pieces:
             of; real bool[B, T], which tokens are no padding; share float32[], the piece's of its step; tokens
             and targets int64[], the numbers of real tokens and of those that are targets; and by what losses
             are multiplied, for a sum over pieces and processes that is the step's loss:
-            weights float32[B], of the negative log-likelihood of each of a row's labels (sft, ORPO);
-            pair_weights float32[B], of the loss of a row's pair, 0 for one that fills a batch up (DPO, ORPO).
-            Of ORPO, answers bool[B, T] too: which of the labels are an answer's.
+            weights float32[B], of the negative log-likelihood of each of a row's labels (sft, ORPO, CPO);
+            pair_weights float32[B], of the loss of a row's pair, 0 for one that fills a batch up.
+            Of pairs, answers bool[B, T] too: which of the labels are an answer's.
         """
         step, piece = divmod(number, self.per_step)
         return self._cut(self._window(step), piece)
@@ -122,10 +122,8 @@ class Pieces:
         objective = OBJECTIVES[self._objective]
         if not objective.pairs:
             return cut | {"weights": own["weights"]}
-        cut["pair_weights"] = own["pair_weights"]
-        if objective.likelihood:
-            cut |= {"weights": own["weights"], "answers": answers}
-        return cut
+        cut |= {"pair_weights": own["pair_weights"], "answers": answers}
+        return cut | {"weights": own["weights"]} if objective.likelihood else cut
 
 
 def _joined(batches: Sequence[Batch], objective: str) -> Batch:
@@ -153,9 +151,10 @@ def _weighed(batch: Batch, of: int, objective: str) -> Batch:
     if OBJECTIVES[objective].pairs:
         answered = _targets(batch, batch["loss_mask"]).any(1).reshape(-1, 2).all(1)
         rows["pair_weights"] = (weights * np.repeat(answered, 2)).astype(np.float32)
-        if OBJECTIVES[objective].likelihood:
+        if likelihood := OBJECTIVES[objective].likelihood:
             chosen = np.arange(len(weights)) % 2 == 0
-            text = (batch["segment_ids"] > 0) & (chosen & np.repeat(answered, 2))[:, None]
+            learnt = batch["loss_mask"] if likelihood == "answer" else batch["segment_ids"] > 0
+            text = learnt & (chosen & np.repeat(answered, 2))[:, None]
             rows["scored"] = np.where(chosen[:, None], text, batch["loss_mask"])
             # train.py's likelihood is the mean over the tokens of its micro-batch, times the pairs in it.
             weights *= chosen * answered.sum() / max(np.count_nonzero(_targets(batch, text)), 1)

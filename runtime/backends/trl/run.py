@@ -140,7 +140,7 @@ def _run(job: _Job) -> int:
     from ..report import BackendReport
     from .objectives import objective_of
     from .pieces import Pieces
-    from .start import settings_of, trainable_model
+    from .start import reference_model, settings_of, trainable_model
     from .trainer import RecipeTrainer, Surroundings, Training, arrays
 
     cpu = os.environ.get("ACCELERATE_USE_CPU") == "true" or not torch.accelerator.is_available()
@@ -203,6 +203,7 @@ def _run(job: _Job) -> int:
             optimizer=optimizer,
             schedule=lambda made: schedule(made, total),
             parameters=lambda whole: trained_parameters(whole, base, lora),
+            reference=reference_model(base, job.settings),
             eval_every=train.eval_every,
             plus_ratio=None if lora is None else lora.plus_ratio,
             keep_first=arguments.trace is not None,

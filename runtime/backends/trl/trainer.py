@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from torch.optim import Optimizer
@@ -17,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
+from trl.trainer.utils import add_fused_lm_head
 
 from ...data.batches import Batch, eval_losses
 from ...settings import EarlyStopping
@@ -37,6 +39,7 @@ class Training:
         optimizer: makes the optimizer of the trained parameters.
         schedule: makes its learning rate's schedule.
         parameters: gives the trained parameters of a model by a trace's names.
+        reference: the model that training starts from, None where that is the model without its adapters.
         eval_every: optimizer steps between evaluations, where there is evaluation data.
         plus_ratio: of LoRA+: what B's learning rate is multiplied by; None for A's.
         keep_first: whether to keep what is trained before the first step, and that step's gradients.
@@ -48,6 +51,7 @@ class Training:
     optimizer: Callable[[list[Any]], Optimizer]
     schedule: Callable[[Optimizer], LRScheduler]
     parameters: Callable[[Any], dict[str, Any]]
+    reference: Any
     eval_every: int
     plus_ratio: float | None
     keep_first: bool
@@ -134,12 +138,21 @@ class RecipeTrainer(SFTTrainer):
             self._stopping.early_stopping_patience_counter = training.before.without
             self.add_callback(self._stopping)
         self.remove_callback(PrinterCallback)
+        self._reference = training.reference and self._placed(training.reference)
         # The Trainer divides each piece's loss by their number, and by nothing else.
         self.model_accepts_loss_kwargs = False
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter.dtype != own[name].dtype:
                 # TRL casts the adapters of a quantised base to bfloat16. Cast back, they would stay rounded.
                 parameter.data = own[name]
+
+    def _placed(self, reference: Any) -> Any:
+        """A model that is not trained, with TRL's head, where this process computes it."""
+        add_fused_lm_head(reference)
+        if self.is_fsdp_enabled:
+            # TRL's own prepare_fsdp leaves the others without the weights that one process alone loads.
+            return fsdp2_prepare_model(self.accelerator, reference)
+        return self.accelerator.prepare_model(reference, evaluation_mode=True)
 
     def go(self, checkpoint: Path | None) -> None:
         """Trains to the last step; from a checkpoint's folder where one is given.
@@ -194,7 +207,7 @@ class RecipeTrainer(SFTTrainer):
 
         Its mean over processes and pieces, by which gradients are averaged, is the step's loss.
         """
-        loss, more = self._objective(model, self.model, inputs)
+        loss, more = self._objective(model, self._reference or self.model, inputs)
         if model.training:
             numbers = {
                 "loss": loss.detach(),
