@@ -8,7 +8,7 @@ importing them needs neither jax nor numpy. A default is the language's own, whe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from .model.partition_rules import data_parallel
@@ -26,7 +26,7 @@ class ModelSettings:
         id: Hugging Face id, or a directory.
         revision: git revision of the Hugging Face repository, None for its default.
         tokenizer: Hugging Face id or directory of another tokenizer, None for the model's.
-        add_tokens: special tokens that the tokenizer gets, and the tokens in whose places they come.
+        add_tokens: special tokens that the tokenizer gets, each with the token it replaces, or None.
         family: name of one of runtime.model.families.FAMILIES.
         dtype: "bfloat16" or "float32", of the base weights and of the computation.
         attention: "dot" or "splash".
@@ -37,7 +37,7 @@ class ModelSettings:
     id: str
     revision: str | None = None
     tokenizer: str | None = None
-    add_tokens: Mapping[str, str | None] = field(default_factory=dict)
+    add_tokens: tuple[tuple[str, str | None], ...] = ()
     family: str
     dtype: str = "bfloat16"
     attention: str = "dot"
@@ -81,6 +81,7 @@ class Source:
         split: of a Hugging Face data set, such as "train[:10%]"; None takes "train".
         config: configuration (subset) of a Hugging Face data set, None for its default.
         limit: only its first so many rows are taken, None for all.
+        format, fields, transform, loss_on: as of `DataSettings`, whose own hold where these are None.
     """
 
     path: str
@@ -88,6 +89,14 @@ class Source:
     split: str | None = None
     config: str | None = None
     limit: int | None = None
+    format: str | None = None
+    fields: Mapping[str, str] | None = None
+    transform: str | None = None
+    loss_on: str | Sequence[str] | None = None
+
+
+OF_A_SOURCE = ("format", "fields", "transform", "loss_on")
+"""What a source may have of its own, in place of the section's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +111,16 @@ class DataSettings:
         fields: name that the project uses -> name in the files.
         transform: "FILE.py:FUNCTION", a row -> row or None, relative to the artifact's folder.
         chat_template: a Jinja template's path or its text, None for the tokenizer's.
-        loss_on: "assistant", "last_assistant", "completion" or "all".
+        loss_on: "assistant", "last_assistant", "completion" or "all"; or roles of messages.
+        reasoning: "keep", "drop" or "empty" for the assistant's; None leaves it to the template.
         max_length: tokens of a row; rows are padded to it.
         overlong: "drop", "truncate" or "error".
         max_invalid_ratio: share of rows that may be unusable before that is an error.
         packing: whether several samples share a row.
         shuffle_seed: of the samples' order, which differs from epoch to epoch; None keeps the files' order.
+        temperature: T, by which an epoch draws of each source in proportion to its size ** (1 / T); None
+            draws by the sources' weights.
+        curriculum: "length" for the shortest rows first in each epoch; None for the seed's order.
     """
 
     train: tuple[str | Source, ...]
@@ -118,12 +131,58 @@ class DataSettings:
     fields: Mapping[str, str] = field(default_factory=dict)
     transform: str | None = None
     chat_template: str | None = None
-    loss_on: str = "assistant"
+    loss_on: str | Sequence[str] = "assistant"
+    reasoning: str | None = None
     max_length: int
     overlong: str = "drop"
     max_invalid_ratio: float = 0.1
     packing: bool
     shuffle_seed: int | None = 0
+    temperature: float | None = None
+    curriculum: str | None = None
+
+    def of(self, source: str | Source) -> DataSettings:
+        """The section as it holds for one of its sources."""
+        if isinstance(source, str):
+            return self
+        own = {name: getattr(source, name) for name in OF_A_SOURCE}
+        return replace(self, **{name: value for name, value in own.items() if value is not None})
+
+    @property
+    def kinds(self) -> tuple[DataSettings, ...]:
+        """The section as it holds for each of its sources; itself where it has none."""
+        return tuple(self.of(source) for source in (*self.train, *self.eval)) or (self,)
+
+    @property
+    def formats(self) -> set[str]:
+        """Of all its sources."""
+        return {own.format for own in self.kinds}
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """When a run ends before its last step.
+
+    Attributes:
+        patience: evaluations in a row without progress.
+        min_delta: progress is a loss that is lower than the lowest before by more than this.
+    """
+
+    patience: int
+    min_delta: float = 0.0
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """Prompts that are answered at each evaluation.
+
+    Attributes:
+        prompts: a file of them, as a path of data is.
+        max_tokens: of an answer.
+    """
+
+    prompts: str
+    max_tokens: int = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +191,14 @@ class TrainSettings:
 
     Attributes:
         objective: a key of `runtime.training.objectives.OBJECTIVES`.
-        beta: of DPO's loss, or the weight of ORPO's odds ratio.
-        label_smoothing: of DPO's loss: the share of preferences that are taken to be mistaken; of sft's: the
-            share of a target that is spread over the vocabulary.
+        beta: of DPO's and CPO's losses, or the weight of ORPO's odds ratio.
+        loss_type: of DPO and CPO: a key of `runtime.training.objectives.PAIR_LOSSES`.
+        label_smoothing: the share of preferences that are taken to be mistaken; of sft the share of a target
+            that is spread over the vocabulary.
         z_loss: sft: weight of the squared logsumexp of the logits.
         neftune_noise_alpha: sft: of the noise on the embeddings; None for none.
+        simpo_gamma: SimPO's margin.
+        cpo_alpha: weight of the chosen texts' likelihood in CPO.
         epochs: passes over the data; None when `steps` is given.
         steps: optimizer steps; None when `epochs` is given.
         global_batch_size: rows of an optimizer step.
@@ -144,17 +206,23 @@ class TrainSettings:
         loss_normalization: "tokens" (of the whole step) or "micro_batches" (a mean of means).
         router_aux_loss_coef: what the load-balancing loss of experts is multiplied by; 0 for none.
         eval_every: optimizer steps between evaluations.
+        early_stopping: None runs to the last step.
+        samples: prompts that are answered at each evaluation, None for none.
         seed: of the adapters' initialisation and of dropout.
         log_every: optimizer steps between printed lines.
         tensorboard: whether metrics go to TensorBoard files as well.
         wandb_project: of Weights & Biases, where they go as well; None for nowhere.
+        mlflow_experiment: of MLflow, where they go as well; None for nowhere.
     """
 
     objective: str = "sft"
     beta: float = 0.1
+    loss_type: str = "sigmoid"
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     neftune_noise_alpha: float | None = None
+    simpo_gamma: float = 0.5
+    cpo_alpha: float = 1.0
     epochs: int | None = None
     steps: int | None = None
     global_batch_size: int
@@ -162,10 +230,13 @@ class TrainSettings:
     loss_normalization: str = "tokens"
     router_aux_loss_coef: float = 0.0
     eval_every: int = 100
+    early_stopping: EarlyStopping | None = None
+    samples: SampleSettings | None = None
     seed: int = 0
     log_every: int = 10
     tensorboard: bool = True
     wandb_project: str | None = None
+    mlflow_experiment: str | None = None
 
     def accumulation_steps(self, data_parallel: int) -> int:
         """Micro-batches of an optimizer step on `data_parallel` devices."""
@@ -193,12 +264,14 @@ class CheckpointSettings:
         directory: gs:// address, or a directory; a relative one is relative to --output.
         every_steps: optimizer steps between checkpoints.
         keep: newest checkpoints that are kept.
+        keep_best: whether that of the lowest evaluation loss is kept as well.
         local: others on each host's own disk in between, None for none.
     """
 
     directory: str
     every_steps: int = 100
     keep: int = 3
+    keep_best: bool = False
     local: LocalCheckpointSettings | None = None
 
 

@@ -39,12 +39,12 @@ SETS = {
     "automodel": "checkpoint.checkpoint_dir=gs://bucket/run",
 }
 """Where a run of several hosts keeps its checkpoints: a folder that all reach."""
-SCRIPTS = ("sft", "dpo", "orpo")
+SCRIPTS = ("sft", "dpo", "orpo", "cpo")
 
 UNKNOWN = "model not known"
 REASONS = {
     "images or sound": ("E1150",),
-    "another kind of training": ("E0919", "E1149", "E1171"),
+    "another kind of training": ("E1149", "E1171"),
     UNKNOWN: ("E0801", "E0802", "E0803", "E0804"),
     "changes what is learnt": ("E1163", "E1180"),
     "chat template not known": ("E1147",),

@@ -216,6 +216,7 @@ def _trl(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, An
         "sft": "SFTConfig",
         "dpo": "DPOConfig",
         "orpo": "ORPOConfig",
+        "cpo": "CPOConfig",
         "script": "ScriptArguments",
         "model": "ModelConfig",
         "mixture": "DatasetMixtureConfig",

@@ -9,6 +9,11 @@ that set alone:
     python3 -m venv eval && eval/bin/pip install -U setuptools 'lm-eval[api]' transformers
     eval/bin/python scripts/pins.py
 
+in one of mlflow-skinny, which the file's other versions constrain, the set of MLflow:
+
+    python3 -m venv mlflow && mlflow/bin/pip install -c CONSTRAINTS mlflow-skinny
+    mlflow/bin/python scripts/pins.py
+
 and in one of vllm-tpu compiler/data/serve_environment.json, what `recipe plan --serve` installs:
 
     python3.12 -m venv serve && serve/bin/pip install vllm-tpu==VERSION
@@ -69,6 +74,9 @@ TRL = ("accelerate", "peft", "torch", "trl", *(name for name in TRAIN if name no
 WANDB = ("wandb",)
 """What logs to Weights & Biases, beside the packages of any training script."""
 
+MLFLOW = ("mlflow-skinny",)
+"""What logs to a server of MLflow, beside the packages of any training script."""
+
 EVALUATE = ("lm-eval[api]", "transformers")
 """What serve/eval.sh runs; transformers tokenises where no chat is asked."""
 
@@ -126,6 +134,7 @@ def pins() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
         "trl-quantized": before["trl-quantized"],
         "gcs": before["gcs"],
         "wandb": beside({name: version for name, version in versions.items() if name in trl}, WANDB),
+        "mlflow": before["mlflow"],
         "serve": before["serve"],
         "eval": before["eval"],
     }
@@ -170,6 +179,14 @@ def with_evaluation() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
     return {**before, "eval": {"direct": direct, "transitive": transitive}}
 
 
+def with_mlflow() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
+    """The contents of pins.json, with the set of this environment's MLflow."""
+    before = json.loads(PINS.read_text(encoding="utf-8"))
+    trained = [{**before[name]["direct"], **before[name]["transitive"]} for name in ("train-cpu", "trl")]
+    shared = {name: version for name, version in trained[0].items() if name in trained[1]}
+    return {**before, "mlflow": beside(shared, MLFLOW)}
+
+
 def is_installed(name: str) -> bool:
     try:
         return bool(metadata.version(name))
@@ -188,6 +205,8 @@ if __name__ == "__main__":
     contents: Mapping[str, Any]
     if is_installed("vllm-tpu"):
         path, contents = SERVE, serving()
+    elif is_installed("mlflow-skinny"):
+        path, contents = PINS, with_mlflow()
     elif is_installed("lm-eval"):
         path, contents = PINS, with_evaluation()
     else:

@@ -590,7 +590,7 @@ DATA: dict[str, Code] = {
     ),
     "E0414": Code(
         "objective and format",
-        "dpo and orpo learn from preferences; sft learns from every other format.",
+        "dpo, cpo and orpo learn from preferences; sft learns from every other format.",
         "Change one of the two.",
     ),
     "E0415": Code(
@@ -651,11 +651,65 @@ DATA: dict[str, Code] = {
         "are read more than once: counted, hashed, tokenised.",
         "Write what comes out of it into a file, and name that.",
     ),
+    "E0450": Code(
+        "preferences beside other samples",
+        "A source's own format is preference and the others' is not, or the other way round. Pairs of "
+        "answers are compared, each a row of its own, and no other samples are.",
+        "Train on the two kinds one after the other, in recipes of their own.",
+    ),
+    "W0451": Code(
+        "reasoning without effect",
+        "Every source is text, which has no turns of the assistant's.",
+        "Remove `data.reasoning`.",
+    ),
+    "E0452": Code(
+        "no template for an empty reasoning",
+        "`data.reasoning: empty` trains answers behind the prompt of a model that is told not to think, by "
+        "the variable enable_thinking of its chat template. This template does not read it.",
+        "`reasoning: drop`, or a template that does.",
+    ),
+    "E0453": Code(
+        "curriculum of packed rows",
+        "Packing fills every row with samples of several lengths: there is no shortest row.",
+        "`packing: false`.",
+    ),
+    "E0454": Code(
+        "temperature beside weights",
+        "`data.temperature` makes the sources' weights, of their sizes.",
+        "Remove `data.temperature`, or every `weight`.",
+    ),
+    "W0455": Code(
+        "temperature without effect",
+        "One source alone is drawn whole, whatever the temperature is.",
+        "Remove `data.temperature`.",
+    ),
     "W0430": Code(
         "a part of the samples is not trained on",
         "Some of the samples that are at hand hold something that is not read, or that the chat template "
         "does not name. `recipe preview` counts all of them.",
         "Give a template that writes it, or remove it with `data.transform`.",
+    ),
+    "E0440": Code(
+        "nothing is evaluated",
+        "`train.early_stopping` and `checkpoint.keep_best` go by the evaluation loss, and `train.samples` "
+        "are written at evaluations. The recipe has no data to evaluate on.",
+        "Evaluation data: `data.eval`, or `data.eval_fraction`.",
+    ),
+    "W0441": Code(
+        "patience that the run cannot lose",
+        "The first evaluation counts as progress. So many more without any come at the end of the run or "
+        "after it.",
+        "Evaluate more often with `train.eval_every`, or a smaller patience.",
+    ),
+    "E0431": Code(
+        "loss of another objective",
+        "dpo compares with a reference and cpo does not, and not every loss of a pair is of both.",
+        "Another `loss_type`, or the objective that has it.",
+    ),
+    "E0432": Code(
+        "label_smoothing with a loss that has none",
+        "Only the logistic losses have a form in which a share of the preferences is mistaken.",
+        "Remove it, or `loss_type: sigmoid` or `robust`.",
     ),
 }
 
@@ -713,7 +767,8 @@ TRAIN: dict[str, Code] = {
     ),
     "W0511": Code(
         "preference field without effect",
-        "beta and label_smoothing belong to objectives that this recipe does not have.",
+        "beta, loss_type, label_smoothing, simpo_gamma and cpo_alpha belong to objectives, or to losses of "
+        "them, that this recipe does not have.",
         "Remove it.",
     ),
     "W0513": Code(
@@ -1334,6 +1389,17 @@ UNAVAILABLE: dict[str, Code] = {
         "TRL's and TorchAX's runs train the adapters alone here.",
         "`train_also: []`, or build without that `--backend`.",
     ),
+    "E0955": Code(
+        "evaluations that nothing hangs on under TorchAX",
+        "The TorchAX backend has a loop of its own, which evaluates, and neither stops early, keeps the best "
+        "checkpoint nor writes samples.",
+        "Remove the line, or build without `--backend torchax`.",
+    ),
+    "E0956": Code(
+        "best checkpoint or samples under TRL",
+        "train_trl.py keeps the newest checkpoints as transformers' Trainer does, and writes no samples.",
+        "Remove the line, or build without `--backend trl`.",
+    ),
     "E0945": Code(
         "model that TorchAX alone trains",
         "No family describes the model, so that Tunix does not have it: transformers' own is trained.",
@@ -1357,12 +1423,6 @@ UNAVAILABLE: dict[str, Code] = {
         "Of such a model adapters are trained, on weights in model.dtype, with transformers' own attention, "
         "on one host.",
         "What the help says, or a model of one of the families.",
-    ),
-    "E0919": Code(
-        "dpo with full fine-tuning",
-        "The reference model of dpo is the one that training starts from: with LoRA the model without its "
-        "adapters, in full fine-tuning a second copy, which is not kept.",
-        "Add a lora section, or `objective: orpo`.",
     ),
     "E0920": Code(
         "lion with TRL",
@@ -1584,7 +1644,8 @@ PORT: dict[str, Code] = {
     ),
     "E1142": Code(
         "data sets of different forms",
-        "A recipe's sources have one format; the ported file's data sets have rows of several.",
+        "The ported file's data sets have rows that one run does not mix here: preferences beside others, or "
+        "texts that are packed beside conversations that are not.",
         "Bring them into one form, or train on them one after another.",
     ),
     "E1143": Code(
@@ -1624,7 +1685,7 @@ PORT: dict[str, Code] = {
         "another kind of training",
         "The ported file is of a stage or a method that recipes do not have: reward models, reinforcement "
         "learning, kto, distillation, adapters that are not LoRA.",
-        "Port the supervised stage, or the one of preferences (dpo, orpo).",
+        "Port the supervised stage, or the one of preferences (dpo, cpo, orpo).",
     ),
     "E1150": Code(
         "images or sound",
@@ -1670,13 +1731,13 @@ PORT: dict[str, Code] = {
         "another script of TRL",
         "The file is for a script of TRL that recipes have no counterpart of (GRPO, KTO, RLOO, reward "
         "models, distillation), or has a key that the script named by `--script` does not have.",
-        "Port the config of an SFT, DPO or ORPO run, or take the key out by `--set KEY=null`.",
+        "Port the config of an SFT, DPO, CPO or ORPO run, or take the key out by `--set KEY=null`.",
     ),
     "E1172": Code(
         "script of TRL that cannot be told",
         "Several scripts of TRL read such a file, or no one of them has all of its keys; each trains "
         "something else.",
-        "Say which one by `--script sft`, `--script dpo` or `--script orpo`.",
+        "Say which one by `--script sft`, `--script dpo`, `--script orpo` or `--script cpo`.",
     ),
     "E1173": Code(
         "--script for another tool's file",
@@ -1691,8 +1752,9 @@ PORT: dict[str, Code] = {
     ),
     "E1175": Code(
         "script without a trainer that is read",
-        "Nothing in the script constructs SFTTrainer, DPOTrainer, ORPOTrainer or Trainer with a language "
-        "model: it trains in a loop of its own, with another trainer or kind of model, or not at all.",
+        "Nothing in the script constructs SFTTrainer, DPOTrainer, ORPOTrainer, CPOTrainer or Trainer with a "
+        "language model: it trains in a loop of its own, with another trainer or kind of model, or not at "
+        "all.",
         "Port the script that constructs the trainer.",
     ),
     "E1176": Code(
@@ -1848,7 +1910,7 @@ LAUNCH: dict[str, Code] = {
 
 RETIRED = (
     *("E0412", "E0805", "E0901", "E0904", "E0905", "E0906", "E0907", "E0908", "E0909", "E0910", "E0913"),
-    *("E0911", "E0912", "N0916", "E0917", "N0918"),
+    *("E0911", "E0912", "N0916", "E0917", "N0918", "E0919"),
     *("E0628", "E0932", "E1165", "E1166", "E1167", "E1169", "E1170"),
     *("E1235", "E1236", "N1237"),
 )

@@ -257,9 +257,11 @@ MUTANTS = (
     Mutant("attention-across-samples", "test_loss -k came_before",
            "return causal & same & ", "return causal & "),
     Mutant("dpo-reference", "test_preference -k trls",
-           "jax.lax.stop_gradient(reference(*rows))", "jax.lax.stop_gradient(logps)"),
+           "stop_gradient(reference(*rows))", "stop_gradient(logps)"),
     Mutant("orpo-averages", "test_preference -k trls",
-           '_tunix("orpo", average, None', '_tunix("orpo", answers, None'),
+           "PairLoss(_odds_ratio, mean=True)", "PairLoss(_odds_ratio)"),
+    Mutant("simpo-margin", "test_pair_losses",
+           "(chosen - rejected) - train.simpo_gamma", "(chosen - rejected - train.simpo_gamma)"),
     # The model and its adapters.
     Mutant("rope-scaling", "test_families -k frequencies",
            "(1 - kept) * plain / factor + kept * plain",

@@ -36,7 +36,7 @@ PACKAGES = (
         "tokenizers",
     ),
     *("transformers", "transformers.models.auto.tokenization_auto", "safetensors", "qwix", "tensorboardX"),
-    *("tunix.sft.peft_trainer", "tunix.sft.dpo.dpo_trainer"),
+    "tunix.sft.peft_trainer",
 )
 """What the scripts of artifacts import."""
 

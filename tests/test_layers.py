@@ -47,9 +47,9 @@ DOORS = {
     "compiler.watch": {"compiler.watch.screen"},
     "runtime.checkpoints": {"runtime.checkpoints.manifest", "runtime.checkpoints.record"},
     "runtime.hosts": set(),
-    "runtime.merging": set(),
-    "runtime.metrics": {"runtime.metrics.run_state"},
-    "runtime.peft": set(),
+    "runtime.merging": {"runtime.merging.journal"},
+    "runtime.metrics": {"runtime.metrics.loggers", "runtime.metrics.run_state"},
+    "runtime.peft": {"runtime.peft.importing"},
     "runtime.training": {
         *("runtime.training.objectives", "runtime.training.optimizers"),
         *("runtime.training.step", "runtime.training.trace"),

@@ -68,7 +68,8 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.backends.torchax.logits": lambda program: not program.family.tunix,
     "runtime.data.column_files": _other_files,
     "runtime.data.huggingface": _other_files,
-    "runtime.data.transform": lambda program: program.recipe.data.transform,
+    "runtime.data.reasoning": lambda program: program.recipe.data.reasoning,
+    "runtime.data.transform": lambda program: program.recipe.data.transforms,
     "runtime.model.delta": lambda program: getattr(program.architecture, "delta", None),
     "runtime.metrics.expert_shares": _has_experts,
     "runtime.model.balance": _has_experts,
@@ -84,6 +85,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.peft.importing": lambda program: program.lora,
     "runtime.checkpoints.local_saving": lambda program: program.recipe.checkpoint.local,
     "runtime.data.preferences": _has_pairs,
+    "runtime.training.pair_losses": _has_pairs,
     "runtime.training.preference": _has_pairs,
     "runtime.model.quantize": lambda program: program.lora and program.lora.quantize,
     "runtime.data.new_tokens": lambda program: program.recipe.model.add_tokens,
@@ -92,6 +94,9 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.model.eight_bits": lambda program: program.lora and program.lora.products,
     "runtime.metrics.remote": lambda program: "://" in program.recipe.checkpoint.directory,
     "runtime.metrics.wandb_log": lambda program: program.recipe.train.log.wandb_project,
+    "runtime.data.prompts": lambda program: program.recipe.train.samples,
+    "runtime.training.answers": lambda program: program.recipe.train.samples,
+    "runtime.metrics.mlflow_log": lambda program: program.recipe.train.log.mlflow_experiment,
 }
 """Modules that an artifact has where its recipe asks for them, by name: what says whether a recipe does."""
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from recipec.compiler.checks.formats import LOSS_ON, is_known
+from recipec.compiler.checks.formats import LOSS_ON, Rows, is_known, rows_of
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.families import facts_of
@@ -15,6 +15,7 @@ from recipec.compiler.lowering.sources import escapes, is_dataset
 from recipec.compiler.wording import plural
 from recipec.runtime.endless import ENDLESS, INTO_A_FILE, is_endless
 from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.paths import join
 
 WASTEFUL = 1024
 """Padded rows at least this long are warned about when nothing is known of the samples' lengths."""
@@ -29,16 +30,21 @@ LANES = 128
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _files(facts)
     yield from _held_out(facts)
+    yield from _order(facts)
     yield from _tokenizer(facts)
     yield from _length(facts)
-    first, *others = LOSS_ON[facts.recipe.data.format]
-    if facts.recipe.data.loss_on == "all" and "all" in others:
+    yield from dict.fromkeys(found for rows in rows_of(facts) for found in _everything(rows))
+
+
+def _everything(rows: Rows) -> Iterator[Diagnostic]:
+    first, *others = LOSS_ON[rows.data.format]
+    if rows.data.loss_on == "all" and "all" in others:
         answers = "the assistant's tokens" if first == "assistant" else "the completions' tokens"
         yield Diagnostic(
             "W0408",
             "every token carries loss, the prompts' too: the model also learns to write these, and its loss "
             f"is not comparable with a run on {answers} alone",
-            "data.loss_on",
+            join(rows.at("loss_on")),
             f"loss_on: {first}",
         )
 
@@ -59,15 +65,23 @@ def _files(facts: Facts) -> Iterator[Diagnostic]:
                     where,
                     "eval_fraction: 0.05 in place of eval, which holds samples out, or a file of others",
                 )
-            elif _is_local(facts, path) and is_endless(facts.folder / path):
-                yield Diagnostic("E0425", f"`{path}` {ENDLESS}", where, INTO_A_FILE)
-            elif _is_local(facts, path) and not os.path.exists(facts.folder / path):
-                yield Diagnostic(
-                    "W0401",
-                    f"there is no {'folder' if is_dataset(path) else 'file'} `{path}` beside the recipe",
-                    where,
-                    "put it there, or have it below the folder that train.py is given by --data-dir",
-                )
+            else:
+                yield from _missing(facts, path, where)
+    if (samples := facts.recipe.train.samples) is not None:
+        yield from _missing(facts, samples.prompts, "train.samples.prompts")
+
+
+def _missing(facts: Facts, path: str, where: str) -> Iterator[Diagnostic]:
+    """What is wrong with a file that ought to lie beside the recipe."""
+    if _is_local(facts, path) and is_endless(facts.folder / path):
+        yield Diagnostic("E0425", f"`{path}` {ENDLESS}", where, INTO_A_FILE)
+    elif _is_local(facts, path) and not os.path.exists(facts.folder / path):
+        yield Diagnostic(
+            "W0401",
+            f"there is no {'folder' if is_dataset(path) else 'file'} `{path}` beside the recipe",
+            where,
+            "put it there, or have it below the folder that train.py is given by --data-dir",
+        )
 
 
 def _held_out(facts: Facts) -> Iterator[Diagnostic]:
@@ -98,6 +112,36 @@ def _held_out(facts: Facts) -> Iterator[Diagnostic]:
             "rounded up, leaves none to train on",
             "data.eval_fraction",
             "eval_fraction: 0.1" if local.rows > 1 else "remove the line, or give more samples",
+        )
+
+
+def _order(facts: Facts) -> Iterator[Diagnostic]:
+    data = facts.recipe.data
+    if data.curriculum is not None and data.packing:
+        yield Diagnostic(
+            "E0453",
+            "curriculum: length goes from the shortest row to the longest, and packing makes all full",
+            "data.curriculum",
+            "packing: false, or remove the line",
+        )
+    if data.temperature is None:
+        return
+    for index, source in enumerate(data.train):
+        if "weight" in source.model_fields_set:
+            yield Diagnostic(
+                "E0454",
+                "temperature draws by the sources' sizes, and this source has a weight",
+                f"data.train[{index}].weight",
+                "remove the line, or data.temperature",
+                at_key=True,
+            )
+    if len(data.train) == 1:
+        yield Diagnostic(
+            "W0455",
+            "temperature has no effect: there is one source, which is drawn whole",
+            "data.temperature",
+            "remove the line",
+            at_key=True,
         )
 
 

@@ -6,6 +6,7 @@ import ast
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from recipec.compiler.lowering.facts import Facts
@@ -17,22 +18,69 @@ from recipec.compiler.lowering.sources import (
     leads_out,
     names_nothing,
 )
-from recipec.compiler.wording import listing
-from recipec.runtime.data.formats import FIELDS, LOSS_ON
+from recipec.compiler.wording import flow, listing
+from recipec.runtime.data.formats import FIELDS, LOSS_ON, may_carry
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec import words
 from recipec.spec.diagnostics import Diagnostic
-from recipec.spec.paths import join
+from recipec.spec.language import Data, DataSource
+from recipec.spec.paths import Part, join
 
 LARGEST_TRANSFORM = 2**20
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _objective(facts)
-    yield from _loss_on(facts)
-    yield from _fields(facts)
+    rows = list(rows_of(facts))
+    yield from dict.fromkeys(found for one in rows for found in _rows(one))
     yield from _sources(facts)
-    yield from _transform(facts)
+    for place, transform in facts.recipe.data.transforms.items():
+        yield from _transform(facts, place, transform)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A source of a recipe.
+
+    Attributes:
+        place: its path in the recipe.
+        data: the section as it holds for it.
+        section: as it holds for all.
+    """
+
+    place: tuple[Part, ...]
+    source: DataSource
+    data: Data
+    section: Data
+
+    def at(self, name: str) -> tuple[Part, ...]:
+        """Where that stands by which a value of the section, or the source's own, holds for it."""
+        if getattr(self.source, name) is not None:
+            return (*self.place, name)
+        return (*self.place, "format") if self.source.format is not None else ("data", name)
+
+
+def rows_of(facts: Facts) -> Iterator[Rows]:
+    """The sources of a recipe, each with what holds for it."""
+    data = facts.recipe.data
+    for part, sources in (("train", data.train), ("eval", data.eval)):
+        for index, source in enumerate(sources):
+            yield Rows(("data", part, index), source, data.of(source), data)
+
+
+def _rows(rows: Rows) -> Iterator[Diagnostic]:
+    own, whole = rows.data.format, rows.section.format
+    if (own == "preference") != (whole == "preference"):
+        yield Diagnostic(
+            "E0450",
+            f"the samples of this source are {own}, and data.format is {whole}: pairs of answers are "
+            "compared, and no other samples are",
+            join((*rows.place, "format")),
+            "remove the line, or train on the two kinds one after the other, in recipes of their own",
+        )
+        return
+    yield from _loss_on(rows)
+    yield from _fields(rows)
 
 
 def _objective(facts: Facts) -> Iterator[Diagnostic]:
@@ -54,14 +102,6 @@ def _objective(facts: Facts) -> Iterator[Diagnostic]:
             place,
             listing(ways, "or"),
         )
-    if OBJECTIVES[objective].reference and facts.recipe.lora is None:
-        yield Diagnostic(
-            "E0919",
-            f"{objective} compares the model with the one that training started from, which full fine-tuning "
-            "does not keep in this version",
-            "train.objective",
-            "objective: orpo, or lora: {rank: 16}, whose base model is then the one to compare with",
-        )
     if data.format == "preference" and data.packing:
         yield Diagnostic(
             "E0419",
@@ -71,19 +111,24 @@ def _objective(facts: Facts) -> Iterator[Diagnostic]:
         )
 
 
-def _loss_on(facts: Facts) -> Iterator[Diagnostic]:
-    data = facts.recipe.data
-    if data.loss_on not in LOSS_ON[data.format]:
+def _loss_on(rows: Rows) -> Iterator[Diagnostic]:
+    data = rows.data
+    if not may_carry(data.format, data.loss_on):
         yield Diagnostic(
             "E0415",
-            f"loss_on {data.loss_on} means nothing in data of the format {data.format}",
-            "data.loss_on",
-            f"loss_on: {listing(LOSS_ON[data.format], 'or')}",
+            f"loss_on {flow(data.loss_on)} means nothing in data of the format {data.format}",
+            join(rows.at("loss_on")),
+            f"loss_on: {listing(LOSS_ON[data.format], 'or')}{_beside(rows, 'loss_on')}",
         )
 
 
-def _fields(facts: Facts) -> Iterator[Diagnostic]:
-    data = facts.recipe.data
+def _beside(rows: Rows, name: str) -> str:
+    """Where a help's line belongs, where the section's value does not suit a source of another format."""
+    return ", beside it" if rows.at(name)[-1] == "format" else ""
+
+
+def _fields(rows: Rows) -> Iterator[Diagnostic]:
+    data, place = rows.data, rows.at("fields")
     known = FIELDS[data.format]
     for name in data.fields:
         if name in known:
@@ -95,12 +140,14 @@ def _fields(facts: Facts) -> Iterator[Diagnostic]:
         else:
             hint = f"did you mean `{close}`? " if close else ""
             way = f"{hint}the key is the format's name, the value the source's, as in {known[0]}: my_column"
+        if _beside(rows, "fields"):
+            way = "fields: {}, beside it, where its columns have the format's own names"
         yield Diagnostic(
             "E0413",
             f"{data.format} data has no field `{name}`: it has {listing(known)}",
-            join(("data", "fields", name)),
+            join((*place, name) if place[-1] == "fields" else place),
             way,
-            at_key=True,
+            at_key=place[-1] == "fields",
         )
 
 
@@ -157,10 +204,7 @@ def is_known(path: str, folder: Path) -> bool:
     return not PurePosixPath(path).suffix
 
 
-def _transform(facts: Facts) -> Iterator[Diagnostic]:
-    transform = facts.recipe.data.transform
-    if transform is None:
-        return
+def _transform(facts: Facts, place: str, transform: str) -> Iterator[Diagnostic]:
     path, _, name = transform.partition(":")
     if escapes(path) or leads_out(facts.folder, path):
         return
@@ -175,16 +219,14 @@ def _transform(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0416",
             f"there is no file `{path}` beside the recipe",
-            "data.transform",
+            place,
             "the path is relative to the recipe's folder",
         )
         return
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
-        yield Diagnostic(
-            "E0416", f"`{path}`{line} is not Python: {reason}", "data.transform", "correct the file"
-        )
+        yield Diagnostic("E0416", f"`{path}`{line} is not Python: {reason}", place, "correct the file")
         return
     functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
     if name not in functions:
@@ -192,5 +234,5 @@ def _transform(facts: Facts) -> Iterator[Diagnostic]:
         hint = f"did you mean `{path}:{close}`? " if close else ""
         has = f"it has {listing(f'`{f}`' for f in functions)}" if functions else "it has none"
         yield Diagnostic(
-            "E0416", f"`{path}` has no function `{name}`", "data.transform", f"{hint}{has} at its top level"
+            "E0416", f"`{path}` has no function `{name}`", place, f"{hint}{has} at its top level"
         )

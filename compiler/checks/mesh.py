@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.hardware import arranged, from_name, host_counts, known_names
-from recipec.compiler.lowering.sizes import BYTES, optimizer_bytes, tp_sizes
+from recipec.compiler.lowering.sizes import BYTES, beside_bytes, tp_sizes
 from recipec.compiler.wording import divisors, flow, in_layers, listing, mesh_axes, plural
 from recipec.runtime.model.families import Architecture
 from recipec.runtime.model.families.base import LINEAR
@@ -240,11 +240,11 @@ def _wider(facts: Facts, bytes_per_number: int) -> str:
 
 
 def state_bytes(recipe: Recipe) -> int:
-    """Bytes for each weight of its gradient, float32 copy and optimizer state; 0 with adapters."""
+    """Bytes for each weight of its gradient, copies and optimizer state; 0 with adapters."""
     if recipe.lora is not None:
         return 0
     size = BYTES[recipe.model.dtype]
-    return size + optimizer_bytes(recipe, size)
+    return size + beside_bytes(recipe, size)
 
 
 def weight_gib(facts: Facts, bytes_per_number: int, axes: Mapping[str, int] | None = None) -> float:

@@ -61,7 +61,7 @@ IMPORTED = frozenset(
         *("runtime", "jax", "jaxlib", "libtpu", "optax", "orbax", "flax", "tunix", "qwix", "grain", "numpy"),
         *("safetensors", "transformers", "tokenizers", "huggingface_hub", "datasets", "pyarrow", "pandas"),
         *("torch", "torchax", "peft", "trl", "accelerate", "ml_dtypes", "jinja2", "fsspec", "gcsfs", "wandb"),
-        *("tensorboardX", "tensorboard", "etils", "chex", "absl", "google", "yaml", "tqdm", "rich"),
+        *("mlflow", "tensorboardX", "tensorboard", "etils", "chex", "absl", "google", "yaml", "tqdm", "rich"),
     }
 )
 """Modules that an artifact's scripts import, whose place a file or folder beside them would take."""
@@ -76,6 +76,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     recipe = facts.recipe
     data = [(f"data.train[{i}].path", source.path) for i, source in enumerate(recipe.data.train)]
     data += [(f"data.eval[{i}].path", source.path) for i, source in enumerate(recipe.data.eval)]
+    if recipe.train.samples is not None:
+        data.append(("train.samples.prompts", recipe.train.samples.prompts))
     copied = _copied(facts)
     yield from _shadowing([*data, *copied])
     for where, path in copied:
@@ -103,8 +105,7 @@ def _copied(facts: Facts) -> list[tuple[str, str]]:
     files = []
     if data.chat_template is not None and not is_inline(data.chat_template):
         files.append(("data.chat_template", data.chat_template))
-    if data.transform is not None:
-        files.append(("data.transform", data.transform.partition(":")[0]))
+    files += [(place, transform.partition(":")[0]) for place, transform in data.transforms.items()]
     if prompts is not None:
         files.append(("evaluate.prompts", prompts))
     return files
@@ -189,9 +190,10 @@ def _shadowing(files: list[tuple[str, str]]) -> Iterator[Diagnostic]:
         if "://" in path or not parts:
             continue
         module = parts[0].partition(".")[0]
-        if where != "data.transform" and path.lower().endswith(IMPORTABLE):
+        transform = where.endswith(".transform")
+        if not transform and path.lower().endswith(IMPORTABLE):
             said = "is a file that Python imports"
-        elif where == "data.transform" and module in IMPORTED:
+        elif transform and module in IMPORTED:
             said = f"is where Python looks for its module `{module}`"
         else:
             continue

@@ -33,6 +33,7 @@ TITLES = {**{name: facts.title for name, facts in FAMILIES.items()}, "mistral": 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     data, model = facts.recipe.data, facts.model
+    chats = not data.formats.isdisjoint(("chat", "instruction"))
     template: str | None = None
     place = "data.chat_template"
     if data.chat_template is not None:
@@ -55,7 +56,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         and data.chat_template is None
         and model is not None
         and model.chat is False
-        and data.format in ("chat", "instruction")
+        and chats
         and facts.recipe.model.tokenizer is None
     ):
         yield Diagnostic(
@@ -66,10 +67,30 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         )
     # The template that a model was published with is what it was trained with.
     own = place == "model.id" and model is not None and model.added is not None
-    if template is not None and (place == "data.chat_template" or data.format in ("chat", "instruction")):
+    if template is not None and (place == "data.chat_template" or chats):
         yield from () if own else _markup(facts, template, place)
-    if data.transform is None:
-        yield from _rows(facts, template)
+    yield from _reasoning(facts, template)
+    yield from _rows(facts, template)
+
+
+def _reasoning(facts: Facts, template: str | None) -> Iterator[Diagnostic]:
+    data = facts.recipe.data
+    if data.reasoning is not None and data.formats == {"text"}:
+        yield Diagnostic(
+            "W0451",
+            "reasoning has no effect: text has no turns of the assistant's",
+            "data.reasoning",
+            "remove the line",
+            at_key=True,
+        )
+    elif data.reasoning == "empty" and template is not None and "enable_thinking" not in template:
+        yield Diagnostic(
+            "E0452",
+            "reasoning is empty, and the chat template knows no enable_thinking, by which a model is told "
+            "not to think",
+            "data.reasoning",
+            "reasoning: drop",
+        )
 
 
 def _given(folder: Path, template: str) -> str | None:
@@ -173,10 +194,11 @@ def _rows(facts: Facts, template: str | None) -> Iterator[Diagnostic]:
         seen, whole, count = 0, True, 0
         unused: Counter[str] = Counter()
         for index, source in enumerate(sources):
-            rows = _first(facts, source.path)[: source.limit]
+            own = data.of(source)
+            rows = _first(facts, source.path)[: source.limit] if own.transform is None else []
             whole = whole and 0 < len(rows) < LOOKED_AT
             seen += len(rows)
-            if data.format == "prompt_completion" and any(_is_labelled(row, data.fields) for row in rows):
+            if own.format == "prompt_completion" and any(_is_labelled(row, own.fields) for row in rows):
                 yield Diagnostic(
                     "E0424",
                     f"`{source.path}` has prompts, completions and a label: these are preferences for {KTO}",
@@ -184,7 +206,7 @@ def _rows(facts: Facts, template: str | None) -> Iterator[Diagnostic]:
                     LIKED,
                 )
             for row in rows:
-                names = _left(data.format, row, data.fields, template)
+                names = _left(own.format, row, own.fields, template)
                 count += bool(names)
                 unused.update(names)
         if not count:

@@ -10,7 +10,7 @@ from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.run_length import ENOUGH_STEPS, warmup_steps
 from recipec.compiler.wording import flow, line, listing, plural
 from recipec.runtime.model.partition_rules import DATA
-from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.runtime.training.objectives import OBJECTIVES, SETTINGS
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.secrets import WANDB_KEY
 
@@ -31,6 +31,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _batches(facts)
     yield from _steps(facts)
     yield from _without_effect(facts)
+    yield from _preferences(facts)
     train = facts.recipe.train
     rate = train.optimizer.learning_rate
     if rate > HIGHEST_RATE and train.optimizer.name in BY_SIGN:
@@ -57,8 +58,37 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "merge.dtype",
             "dtype: bfloat16",
         )
+    yield from _evaluations(facts)
     yield from _log(facts)
     yield from _balance(facts)
+
+
+def _evaluations(facts: Facts) -> Iterator[Diagnostic]:
+    """What hangs on the evaluations."""
+    recipe, stopping, steps = facts.recipe, facts.recipe.train.early_stopping, facts.length.steps
+    asked = {
+        "train.early_stopping": stopping is not None,
+        "train.samples": recipe.train.samples is not None,
+        "checkpoint.keep_best": recipe.checkpoint.keep_best,
+    }
+    if not recipe.data.evaluates:
+        for path in (path for path, on in asked.items() if on):
+            yield Diagnostic(
+                "E0440",
+                f"{path.rpartition('.')[2]} hangs on evaluations, and nothing is evaluated",
+                path,
+                "data: {eval_fraction: 0.05}, or data.eval; or remove the line",
+                at_key=True,
+            )
+    elif stopping is not None and steps and (stopping.patience + 1) * recipe.train.eval_every >= steps:
+        yield Diagnostic(
+            "W0441",
+            f"patience {stopping.patience} has no effect: the first evaluation counts as progress, so that "
+            f"the run can stop after {plural((stopping.patience + 1) * recipe.train.eval_every, 'step')} at "
+            f"the earliest, and has {facts.length.words()}",
+            "train.early_stopping.patience",
+            f"eval_every: {max(1, (steps - 1) // (2 * (stopping.patience + 1)))}; or remove early_stopping",
+        )
 
 
 def _balance(facts: Facts) -> Iterator[Diagnostic]:
@@ -108,22 +138,49 @@ def _without_effect(facts: Facts) -> Iterator[Diagnostic]:
             "remove the line",
             at_key=True,
         )
-    read = OBJECTIVES[train.objective].settings
-    without = {name for objective in OBJECTIVES.values() for name in objective.settings if name not in read}
-    for name in sorted(without & train.model_fields_set):
-        yield Diagnostic(
-            "W0511",
-            f"{name} has no effect on {train.objective}",
-            f"train.{name}",
-            "remove the line",
-            at_key=True,
-        )
     if recipe.lora is None and recipe.merge.adapter and "adapter" in recipe.merge.model_fields_set:
         yield Diagnostic(
             "E0512",
             "there is no adapter to write: without a lora section every weight is trained",
             "merge.adapter",
             "adapter: false",
+        )
+
+
+def _preferences(facts: Facts) -> Iterator[Diagnostic]:
+    """The keys of preferences, against the objective and its loss."""
+    train = facts.recipe.train
+    objective, names = OBJECTIVES[train.objective], facts.recipe.train.model_fields_set
+    if objective.pairs and objective.loss(train.loss_type) is None:
+        having = [name for name, one in OBJECTIVES.items() if train.loss_type in one.losses]
+        yield Diagnostic(
+            "E0431",
+            f"{train.objective} has no loss `{train.loss_type}`: it has {listing(objective.losses)}",
+            "train.loss_type",
+            f"loss_type: {next(iter(objective.losses))}, or objective: {listing(having, 'or')}",
+        )
+        return
+    read = objective.reads(train.loss_type)
+    by_loss = "loss_type" in objective.settings
+    if by_loss and train.label_smoothing and "label_smoothing" not in read:
+        smoothed = [name for name, keys in objective.losses.items() if "label_smoothing" in keys]
+        yield Diagnostic(
+            "E0432",
+            f"the loss {train.loss_type} takes no preference for mistaken: it has no label_smoothing",
+            "train.label_smoothing",
+            f"remove the line, or loss_type: {listing(smoothed, 'or')}",
+            at_key=True,
+        )
+        names = names - {"label_smoothing"}
+    for name in sorted(({*SETTINGS} - {*read}) & names):
+        of_loss = by_loss and any(name in keys for keys in objective.losses.values())
+        what = f"{train.objective}'s loss {train.loss_type}" if of_loss else train.objective
+        yield Diagnostic(
+            "W0511",
+            f"{name} has no effect on {what}",
+            f"train.{name}",
+            "remove the line",
+            at_key=True,
         )
 
 

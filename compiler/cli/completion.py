@@ -77,6 +77,13 @@ def artifact_folders(incomplete: str) -> Words:
     return sorted(name for name in found if name.startswith(incomplete))
 
 
+def trained_folders(incomplete: str) -> Words:
+    """Folders of trained models and of artifacts beside what was typed."""
+    marks = ("config.json", "adapter_config.json")
+    found = {name for name in _near(incomplete) if any(Path(name, mark).is_file() for mark in marks)}
+    return sorted(found.union(artifact_folders(incomplete)))
+
+
 def _near(incomplete: str) -> Iterator[str]:
     """Files and folders that begin as typed, with what is in those folders: no more than two levels."""
     typed, start = (incomplete.rpartition("/")[0::2]) if "/" in incomplete else ("", incomplete)

@@ -12,6 +12,7 @@ import typer
 from typer.main import get_command_name
 from typer.models import CommandInfo
 
+from recipec.compiler.cli import adapters as cli_adapters
 from recipec.compiler.cli import build as cli_build
 from recipec.compiler.cli import completion
 from recipec.compiler.cli import lsp as cli_lsp
@@ -22,6 +23,8 @@ from recipec.compiler.cli import plan as cli_plan
 from recipec.compiler.cli import port as cli_port
 from recipec.compiler.cli import report as cli_report
 from recipec.compiler.cli import serve as cli_serve
+from recipec.compiler.cli import sweep as cli_sweep
+from recipec.compiler.cli import trained as cli_trained
 from recipec.compiler.cli import watch as cli_watch
 from recipec.compiler.cli.base import (
     DONE,
@@ -190,8 +193,12 @@ app.command()(cli_plan.plan)
 app.command()(cli_plan.cost)
 app.command()(cli_port.port)
 app.command()(cli_report.report)
+app.command()(cli_sweep.sweep)
 app.command()(cli_watch.watch)
 app.command()(cli_lsp.lsp)
+app.command()(cli_trained.chat)
+app.command()(cli_trained.push)
+app.add_typer(cli_adapters.app, name="adapters")
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_serve.app, name="serve")
 

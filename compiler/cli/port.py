@@ -50,6 +50,7 @@ class Script(str, Enum):  # noqa: UP042 (as Format)
     SFT = "sft"
     DPO = "dpo"
     ORPO = "orpo"
+    CPO = "cpo"
 
 
 class Tool(str, Enum):  # noqa: UP042 (as Format)

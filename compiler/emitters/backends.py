@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from recipec.runtime.model.families.base import LINEAR
@@ -72,11 +73,27 @@ def diagnosed(program: Program, backends: Sequence[Backend]) -> list[Diagnostic]
     return [found for backend in backends for found in _of(backend, program)]
 
 
+UNSUPPORTED = {
+    Backend.TORCHAX: ("E0955", ("train.early_stopping", "train.samples", "checkpoint.keep_best")),
+    Backend.TRL: ("E0956", ("train.samples", "checkpoint.keep_best")),
+}
+"""What hangs on evaluations that a backend does not do: the code, and the paths where it is on."""
+
+
 def _of(backend: Backend, program: Program) -> Iterator[Diagnostic]:
     how = support(backend)
     if how is None:
         return
     yield from how.check(program)
+    code, paths = UNSUPPORTED[backend]
+    for path in (path for path in paths if attrgetter(path)(program.recipe)):
+        yield Diagnostic(
+            code,
+            f"--backend {backend.value} has no {path.rpartition('.')[2]}",
+            path,
+            f"remove the line, or build without --backend {backend.value}",
+            at_key=True,
+        )
     if program.recipe.data.packing and (why := _goes_on(program)):
         yield Diagnostic(
             "E0937",

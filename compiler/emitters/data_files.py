@@ -28,8 +28,8 @@ def data_files(program: Program) -> dict[str, bytes]:
     if data.chat_template is not None and path is not None:
         inline = is_inline(data.chat_template)
         files[path] = data.chat_template.encode() if inline else _read(program, data.chat_template)
-    if data.transform is not None:
-        path = data.transform.partition(":")[0]
+    for transform in data.transforms.values():
+        path = transform.partition(":")[0]
         files[path] = _read(program, path)
     if program.recipe.evaluate.prompts is not None:
         files[program.recipe.evaluate.prompts] = _read(program, program.recipe.evaluate.prompts)

@@ -77,7 +77,7 @@ def launch_section(program: Program) -> dict[str, Any]:
         "slices": program.accelerator.slices,
         "archive": _archive(program) if "gke" in kinds else None,
         "secret_flags": _secret_flags(program),
-        "tokens": run_tokens(program),
+        "tokens": runrun_tokens(program),
         "restarts": plural(restarts, "time") if restarts else None,
         "jobset": _short(program.name, JOBSET_NAME),
         "xpk": XPK,
@@ -125,7 +125,7 @@ def _values(program: Program) -> dict[str, Any]:
         "image": launch.image,
         "max_restarts": launch.max_restarts,
         "grace": grace_seconds(program),
-        "tokens": run_tokens(program),
+        "tokens": runrun_tokens(program),
     }
 
 
@@ -157,9 +157,11 @@ def _words(values: Mapping[str, str]) -> list[str]:
 
 
 def run_tokens(program: Program) -> list[str]:
-    """Secrets that the hosts are handed, by the names of their variables."""
+    """Secrets, and an address, that the hosts are handed, by the names of their variables."""
     tokens = ["HF_TOKEN"] if is_hub_id(program.recipe.model.id) else []
-    return [*tokens, "WANDB_API_KEY"] if program.recipe.train.log.wandb_project else tokens
+    log = program.recipe.train.log
+    tokens += ["WANDB_API_KEY"] if log.wandb_project else []
+    return tokens + (["MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN"] if log.mlflow_experiment else [])
 
 
 def _machines_line(accelerator: Accelerator) -> str:
@@ -216,7 +218,7 @@ def _capacity(launch: Launch) -> list[str]:
 
 
 def _token_words(program: Program) -> list[str]:
-    return [f"--token={token}" for token in run_tokens(program)]
+    return [f"--token={token}" for token in runrun_tokens(program)]
 
 
 def _jobset(program: Program, app: str) -> dict[str, Any]:
@@ -248,7 +250,7 @@ def _skypilot(program: Program) -> dict[str, Any]:
         "accelerator_type": accelerator_type(accelerator.name),
         "runtime_version": launch.runtime_version or accelerator.runtime_version,
         "gcp_queued": launch.queued,
-        "secrets": run_tokens(program),
+        "secrets": runrun_tokens(program),
         "secret_flags": _secret_flags(program),
     }
 
@@ -279,7 +281,7 @@ def _archive(program: Program) -> str:
 
 def _secret_flags(program: Program) -> str:
     """What hands a managed job its secrets, with a space before."""
-    return "".join(f" --secret {token}" for token in run_tokens(program))
+    return "".join(f" --secret {token}" for token in runrun_tokens(program))
 
 
 def _short(name: str, length: int) -> str:

@@ -18,6 +18,7 @@ from recipec.compiler.explain.card import markdown
 from recipec.compiler.lowering import pins
 from recipec.compiler.serving.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address
 from recipec.compiler.wording import listing, mesh_axes, plural
+from recipec.runtime.training.objectives import settings_of
 
 if TYPE_CHECKING:
     from recipec.compiler.emitters.backends import Backend
@@ -39,7 +40,9 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
     cpu = accelerator.platform == "cpu"
     serving = program.serve_accelerator
     serves_elsewhere = serving is not None and serving != accelerator
-    data = [code_span(s.path) for s in (*recipe.data.train, *recipe.data.eval) if "://" not in s.path]
+    paths = [source.path for source in (*recipe.data.train, *recipe.data.eval)]
+    paths += [recipe.train.samples.prompts] if recipe.train.samples else []
+    data = [code_span(path) for path in paths if "://" not in path]
     return render(
         "README.md",
         name=program.name,
@@ -49,7 +52,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         backends=backends,
         notebook=program.notebook,
         full=program.lora is None,
-        transform=recipe.data.transform and recipe.data.transform.partition(":")[0],
+        transforms=list(dict.fromkeys(one.partition(":")[0] for one in recipe.data.transforms.values())),
         model=recipe.model.id,
         revision=recipe.model.revision,
         accelerator=accelerator,
@@ -64,6 +67,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         **launch_section(program),
         gcs=pins.uses_gcs(program),
         wandb_project=recipe.train.log.wandb_project,
+        mlflow_experiment=recipe.train.log.mlflow_experiment,
         weights=in_words(found.size),
         downloads=is_hub_id(recipe.model.id),
         staging=staging,
@@ -139,7 +143,7 @@ def _figures(program: Program) -> list[tuple[str, str]]:
     else:
         figures.append(("Trainable", "every parameter"))
     if train.objective != "sft":
-        figures.append(("Objective", f"{train.objective.upper()}, beta {train.beta:g}"))
+        figures.append(("Objective", train.objective.upper() + settings_of(train.model_dump())))
     figures += [("Optimizer", _optimizer(program)), ("Checkpoints", _checkpoints(program))]
     price = _price(program)
     return [*figures, ("Price", price)] if price else figures
@@ -171,6 +175,8 @@ def _checkpoints(program: Program) -> str:
     checkpoint = program.recipe.checkpoint
     every = plural(checkpoint.every_steps, "step")
     out = f"every {every}, the newest {checkpoint.keep} kept, in {code_span(checkpoint.directory)}"
+    if checkpoint.keep_best:
+        out += "; that of the lowest evaluation loss too"
     if (local := checkpoint.local) is not None:
         out += f"; every {plural(local.every_steps, 'step')} in {code_span(local.directory)} on each host"
     return out

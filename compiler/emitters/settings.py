@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from recipec.compiler.emitters.data_files import template_file
 from recipec.compiler.emitters.python_text import WIDTH, Call, Name, Value, assignment, string
 from recipec.runtime.settings import ModelSettings, RunSettings, Source
-from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.runtime.training.objectives import OBJECTIVES, SETTINGS
 from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -84,29 +84,36 @@ def constants(settings: RunSettings, program: Program) -> dict[str, Value]:
 
 def _data(settings: RunSettings, program: Program) -> Call:
     """`DataSettings(...)`, whose files are the artifact's own."""
-    written = {}
-    if settings.data.transform is not None:
-        path, _, function = str(program.recipe.data.transform).partition(":")
-        file = string(path, quote="'")
-        written["transform"] = Name(f'f"{{ARTIFACT / {file}}}:{function}"')
+    written: dict[str, Value] = {}
+    if program.recipe.data.transform is not None:
+        written["transform"] = _transform(program.recipe.data.transform)
+    for part in ("train", "eval"):
+        named = [source.transform for source in getattr(program.recipe.data, part)]
+        if any(named):
+            sources = zip(getattr(settings.data, part), named, strict=True)
+            written[part] = tuple(_source(source, transform) for source, transform in sources)
     if settings.data.chat_template is not None:
         written["chat_template"] = Name('CHAT_TEMPLATE.read_text(encoding="utf-8")')
     quiet = ("eval_seed",) if settings.data.eval_fraction is None else ()
     return constructor(settings.data, quiet=quiet, written=written)
 
 
+def _transform(transform: str) -> Name:
+    """The function's place, in the artifact."""
+    path, _, function = transform.partition(":")
+    file = string(path, quote="'")
+    return Name(f'f"{{ARTIFACT / {file}}}:{function}"')
+
+
 def _train(settings: RunSettings) -> Call:
     """`TrainSettings(...)`, without what another objective reads."""
-    quiet = {
-        "objective",
-        "router_aux_loss_coef",
-        *(name for one in OBJECTIVES.values() for name in one.settings),
-    }
-    if OBJECTIVES[settings.train.objective].pairs:
-        quiet -= set(OBJECTIVES[settings.train.objective].settings)
+    train = settings.train
+    objective = OBJECTIVES[train.objective]
+    quiet = {"objective", "router_aux_loss_coef", *SETTINGS}
+    quiet -= {*objective.reads(train.loss_type)} - {"loss_type"} if objective.pairs else set()
     if not settings.data.eval and settings.data.eval_fraction is None:
         quiet.add("eval_every")
-    return constructor(settings.train, quiet=quiet)
+    return constructor(train, quiet=quiet)
 
 
 def constructor(
@@ -140,14 +147,24 @@ def _says_nothing(default: Any) -> bool:
 
 def _printed(value: Any) -> Value:
     if isinstance(value, Source):
-        rest = {**constructor(value, quiet=("weight",)).arguments}
-        path = rest.pop("path")
-        return Call("Source", {"*0": path, **rest}) if rest else path
+        return _source(value)
     if is_dataclass(value):
         return constructor(value)
     if isinstance(value, Mapping):
         return dict(value)
     return tuple(_printed(item) for item in value) if isinstance(value, tuple) else value
+
+
+def _source(source: Source, transform: str | None = None) -> Value:
+    """A source of samples; its path alone where it has no more.
+
+    Args:
+        transform: as the recipe names it.
+    """
+    written = {"transform": _transform(transform)} if source.transform and transform else {}
+    rest = {**constructor(source, quiet=("weight",), written=written).arguments}
+    path = rest.pop("path")
+    return Call("Source", {"*0": path, **rest}) if rest else path
 
 
 def classes(values: Mapping[str, Value]) -> list[str]:

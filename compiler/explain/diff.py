@@ -12,11 +12,12 @@ from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.run_length import run_length
 from recipec.compiler.wording import flow, in_layers, listing, plural, split_layer
 from recipec.runtime.model.partition_rules import TOKENS
+from recipec.runtime.training.objectives import settings_of
 from recipec.spec.paths import join
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
-    from recipec.spec.language.train import LocalCheckpoint
+    from recipec.spec.language.train import LocalCheckpoint, Train
 
 
 def diff(before: Program, after: Program) -> str:
@@ -153,6 +154,10 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         first, second = ([s.path for s in getattr(data, part)] for data in (old, new))
         if first != second:
             yield f"{'trained' if part == 'train' else 'evaluated'} on {flow(first)} -> {flow(second)}"
+        for name in ("format", "fields", "transform", "loss_on"):
+            own = [[getattr(data.of(s), name) for s in getattr(data, part)] for data in (old, new)]
+            if first == second and own[0] != own[1] and getattr(old, name) == getattr(new, name):
+                yield f"{name} of {flow(second)}: {flow(own[0])} -> {flow(own[1])}"
         limits = [[s.limit for s in getattr(data, part)] for data in (old, new)]
         if first == second and limits[0] != limits[1]:
             before, after = (listing("all" if n is None else f"{n:,}" for n in each) for each in limits)
@@ -170,6 +175,9 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         )
     if old.loss_on != new.loss_on:
         yield f"loss on {old.loss_on} -> {new.loss_on}: other tokens are learnt"
+    if old.reasoning != new.reasoning:
+        plain = "as the template does"
+        yield f"the assistant's reasoning: {old.reasoning or plain} -> {new.reasoning or plain}"
     if old.max_length != new.max_length:
         words = {"drop": "left out", "truncate": "cut", "error": "an error"}
         yield f"samples are {words[new.overlong]} above {old.max_length:,} -> {new.max_length:,} tokens"
@@ -177,6 +185,10 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         yield f"samples above {new.max_length:,} tokens: {old.overlong} -> {new.overlong}"
     if old.chat_template != new.chat_template:
         yield "another chat template: other tokens are seen"
+    if old.temperature != new.temperature:
+        yield f"sources drawn by temperature: {_or_none(old.temperature)} -> {_or_none(new.temperature)}"
+    if old.curriculum != new.curriculum:
+        yield f"curriculum: {old.curriculum or 'none'} -> {new.curriculum or 'none'}"
     if old.shuffle_seed != new.shuffle_seed:
         yield "another order of samples"
 
@@ -192,6 +204,9 @@ def _train(a: Program, b: Program) -> Iterator[str]:
         yield f"rows computed at once {a.micro_batch_rows} -> {b.micro_batch_rows}"
     if a.accumulation_steps != b.accumulation_steps:
         yield f"micro-batches a step {a.accumulation_steps} -> {b.accumulation_steps}"
+    learnt = [f"{train.objective}{settings_of(train.model_dump())}" for train in (old, new)]
+    if learnt[0] != learnt[1]:
+        yield f"learnt by {learnt[0]} -> {learnt[1]}"
     lengths = [run_length(p.recipe, p.source.parent) for p in (a, b)]
     if (old.steps, old.epochs) != (new.steps, new.epochs) or lengths[0].steps != lengths[1].steps:
         yield f"length {_length(a)} -> {_length(b)}"
@@ -226,6 +241,8 @@ def _train(a: Program, b: Program) -> Iterator[str]:
         yield f"AdamW's {key} {getattr(old.optimizer, key):g} -> {getattr(new.optimizer, key):g}"
     if old.schedule != new.schedule:
         yield f"schedule {_schedule(a)} -> {_schedule(b)}"
+    if old.early_stopping != new.early_stopping:
+        yield f"early stopping: {_stopping(old)} -> {_stopping(new)}"
     if old.seed != new.seed:
         yield "other initial adapters and dropout (seed)"
     if a.recipe.remat.policy != b.recipe.remat.policy:
@@ -251,6 +268,11 @@ def _schedule(program: Program) -> str:
     return f"{schedule.name}{end}, warm-up {warm or 'none'}"
 
 
+def _stopping(train: Train) -> str:
+    given = train.early_stopping
+    return "none" if given is None else f"patience {given.patience}, min_delta {given.min_delta:g}"
+
+
 def _local(checkpoint: LocalCheckpoint | None) -> str:
     if checkpoint is None:
         return "none"
@@ -266,6 +288,8 @@ def _outputs(a: Program, b: Program) -> Iterator[str]:
             f"a checkpoint every {plural(old.every_steps, 'step')}, {old.keep} kept -> every "
             f"{plural(new.every_steps, 'step')}, {new.keep} kept"
         )
+    if old.keep_best != new.keep_best:
+        yield f"the best checkpoint is {'kept' if new.keep_best else 'no longer kept'}"
     if old.local != new.local:
         yield f"local checkpoints: {_local(old.local)} -> {_local(new.local)}"
     if a.recipe.merge.dtype != b.recipe.merge.dtype:

@@ -33,6 +33,7 @@ from recipec.compiler.wording import (
 from recipec.runtime.model.adapters import Adapter, Projection
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import DATA, TOKENS, shards
+from recipec.runtime.training.objectives import OBJECTIVES, SETTINGS, keeps_copy, settings_of
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import Part, join, split
 
@@ -425,9 +426,18 @@ def _data(program: Program) -> list[str]:
         f"an optimizer step is {plural(train.global_batch_size, 'row')} of {data.max_length:,} tokens, {fill}"
     )
     out += _sources(data)
+    if data.reasoning is not None:
+        out.append(f"the assistant's reasoning: {REASONING[data.reasoning]}")
     long = {"drop": "left out", "truncate": "cut", "error": "an error"}[data.overlong]
     out.append(f"samples longer than {data.max_length:,} tokens are {long}; `train.py` reports how many")
     return out
+
+
+REASONING = {
+    "keep": "each learnt turn's is written and learnt, or its sample is left out",
+    "drop": "removed, before the template sees it",
+    "empty": "removed, and the last turn follows the prompt of a model that is told not to think",
+}
 
 
 def _sources(data: Data) -> list[str]:
@@ -436,16 +446,54 @@ def _sources(data: Data) -> list[str]:
     if any(source.weight != 1.0 for source in data.train):
         shares = listing(f"{source.weight:g} x the rows of {source.path}" for source in data.train)
         out.append(f"an epoch has {shares}")
+    if data.temperature is not None:
+        power = f"to the power of 1 / {data.temperature:g}"
+        out.append(f"an epoch draws of each source in proportion to its samples {power}")
+    if data.curriculum is not None:
+        out.append("each epoch goes from its shortest rows to its longest")
     for source in (*data.train, *data.eval):
         if source.limit is not None:
             out.append(f"of {source.path} only the first {plural(source.limit, 'row')}")
-    if data.transform is not None:
-        out.append(f"each row goes through {data.transform}, which is copied into the artifact and locked")
+    for source in (*data.train, *data.eval):
+        own = (source.format, source.loss_on, source.fields)
+        if any(value is not None for value in own):
+            held = data.of(source)
+            renamed = f", renamed by {flow(held.fields)}" if held.fields else ""
+            out.append(
+                f"{source.path} holds {held.format} samples{renamed}, with loss on {flow(held.loss_on)}"
+            )
+    for place, transform in data.transforms.items():
+        whose = "each row" if place == "data.transform" else f"each row of {place.removesuffix('.transform')}"
+        out.append(f"{whose} goes through {transform}, which is copied into the artifact and locked")
     return out
 
 
 def _train(program: Program) -> list[str]:
-    return [*_batches(program), *_length(program), *_chain(program)]
+    return [
+        *_objective(program),
+        *_batches(program),
+        *_length(program),
+        *_evaluations(program),
+        *_chain(program),
+    ]
+
+
+def _objective(program: Program) -> list[str]:
+    """What is learnt of preferences, and what that keeps."""
+    recipe, train = program.recipe, program.recipe.train
+    objective = OBJECTIVES[train.objective]
+    if not objective.pairs:
+        return []
+    out = [f"learnt by {objective.title}{settings_of(train.model_dump())}"]
+    if keeps_copy(train.objective, recipe.lora):
+        gib = program.trainable_parameters * BYTES[recipe.model.dtype] / 2**30
+        out.append(
+            f"the reference is a copy of the weights that training starts from: {gib:.2f} GiB over all "
+            "devices"
+        )
+    elif objective.reference:
+        out.append("the reference is the base without its adapters: no weights of its own")
+    return out
 
 
 def _batches(program: Program) -> list[str]:
@@ -485,6 +533,23 @@ def _balance(coefficient: float) -> list[str]:
 def _micro_batches(program: Program) -> str:
     count = program.accumulation_steps
     return "1 micro-batch" if count == 1 else f"{count:,} micro-batches"
+
+
+def _evaluations(program: Program) -> list[str]:
+    stopping, samples = program.recipe.train.early_stopping, program.recipe.train.samples
+    out = []
+    if stopping is not None:
+        less = f" by more than {stopping.min_delta:g}" if stopping.min_delta else ""
+        out.append(
+            f"it ends early after {plural(stopping.patience, 'evaluation')} in a row whose loss is not below "
+            f"the lowest before{less}"
+        )
+    if samples is not None:
+        out.append(
+            f"at each evaluation the prompts of {samples.prompts} are answered, with at most "
+            f"{plural(samples.max_tokens, 'token')} each"
+        )
+    return out
 
 
 def _length(program: Program) -> list[str]:
@@ -579,6 +644,8 @@ def _checkpoint(program: Program) -> list[str]:
         f"{plural(checkpoint.every_steps, 'step')} and at the end, "
         f"under {where}, the newest {checkpoint.keep} kept; recipe.lock.json lies beside them"
     ]
+    if checkpoint.keep_best:
+        out.append("at each evaluation whose loss is the lowest so far too; the last of these stays")
     if checkpoint.local is not None:
         local = checkpoint.local
         out.append(
@@ -651,5 +718,8 @@ TRAIN_DETAILS: dict[str, Callable[[Program], list[str]]] = {
     "schedule": lambda program: [*_schedule(program), *_length(program)],
     "epochs": _length,
     "steps": _length,
+    "early_stopping": _evaluations,
+    "samples": _evaluations,
+    **dict.fromkeys(("objective", *SETTINGS), lambda program: _objective(program) or _batches(program)),
 }
 """By key of the train section, what `detail` says; of other keys, its batches."""

@@ -18,7 +18,7 @@ from recipec.compiler.packages import require_packages
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
-    from recipec.runtime.data.encoding import Shown
+    from recipec.runtime.data.encoding import Encoder, Shown
     from recipec.runtime.data.formats import ParsedSample
     from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.sources import Split
@@ -114,7 +114,7 @@ def preview(
     from recipec.runtime.data.encoding import Encoder, coding
     from recipec.runtime.data.epochs import Epochs
     from recipec.runtime.data.masking import check_loss_on
-    from recipec.runtime.data.prepare import check_split, count_rows
+    from recipec.runtime.data.prepare import check_split, count_rows, rows_by_source, source_weights
     from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.tokenising import tokenise
@@ -131,11 +131,12 @@ def preview(
         )
     check_loss_on(data)
     tokenizer = load_tokenizer(_tokenizer_folder(program, settings, model), settings, data, folder)
-    how = coding(tokenizer, chat_template(tokenizer, data, folder), data, program.architecture.vocab_size)
+    template, vocabulary = chat_template(tokenizer, data, folder), program.architecture.vocab_size
+    how = coding(tokenizer, template, data, vocabulary, part.sources)
 
     encoder = Encoder(how)
-    rows = (row for reader in _readers(part, data, folder) for row in reader)
-    shown = list(islice((sample for row in rows if (sample := encoder.show(row))), count))
+    readers = _readers(part, data, folder)
+    shown = list(islice(_in_turn([_shown(encoder, *source) for source in enumerate(readers)]), count))
 
     readers = _readers(part, data, folder)
     samples, encoded = tokenise(readers, how, label=f"tokenising {part.name}")
@@ -150,13 +151,30 @@ def preview(
         problem = error.message, error.help
     draws = steps = 0
     if len(samples):
-        weights = [item.weight for item in program.recipe.data.train] if split == "train" else []
+        weights = source_weights(samples, data) if split == "train" else []
         epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
-        count_rows(report, epochs, samples)
+        rows_of = {"": epochs.of(0)} if split == "train" else rows_by_source(samples, part, data)
+        count_rows(report, list(rows_of.values()), samples)
         draws = epochs.draws
         steps = math.ceil(report.rows / program.recipe.train.global_batch_size) if split == "train" else 0
     lengths = histogram(samples.lengths.tolist())
     return Preview(program.name, split, shown, report, lengths, data.packing, draws, steps, problem)
+
+
+def _shown(encoder: Encoder, source: int, rows: _Rows) -> Iterator[Shown]:
+    """The samples of a source that are trained on."""
+    return (sample for row in rows if (sample := encoder.show(row, source)))
+
+
+def _in_turn(sources: list[Iterator[Shown]]) -> Iterator[Shown]:
+    """One sample of each source after the other, for as long as each has any."""
+    while sources:
+        left = []
+        for source in sources:
+            if (one := next(source, None)) is not None:
+                left.append(source)
+                yield one
+        sources = left
 
 
 def histogram(lengths: Sequence[int]) -> list[Bar]:

@@ -82,13 +82,17 @@ def _reaching(program: Program, pins: Pins) -> Pins:
 
 def _logging(program: Program, pins: Pins) -> Pins:
     """With what takes a run's numbers to where the recipe says."""
-    return pins if program.recipe.train.log.wandb_project is None else pins | _pins("wandb")
+    log = program.recipe.train.log
+    for name, asked in (("wandb", log.wandb_project), ("mlflow", log.mlflow_experiment)):
+        pins = pins if asked is None else pins | _pins(name)
+    return pins
 
 
 def uses_gcs(program: Program) -> bool:
     """Whether anything that a recipe reads or writes lies in Google Cloud Storage."""
     recipe = program.recipe
     places = [source.path for source in (*recipe.data.train, *recipe.data.eval)]
+    places += [recipe.train.samples.prompts] if recipe.train.samples else []
     places += [recipe.model.id, recipe.model.tokenizer or ""]
     places += [recipe.checkpoint.directory, recipe.merge.output, recipe.cache.directory or ""]
     return any(place.startswith("gs://") for place in places)

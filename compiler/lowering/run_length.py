@@ -211,7 +211,7 @@ def warmup_steps(recipe: Recipe, steps: int) -> int:
 
 def _plain(recipe: Recipe) -> bool:
     """Whether an epoch's tokens are those of all samples, once."""
-    return all(source.weight == 1 for source in recipe.data.train)
+    return recipe.data.temperature is None and all(source.weight == 1 for source in recipe.data.train)
 
 
 def _counted(recipe: Recipe, folder: Path) -> Statistics | None:
@@ -326,7 +326,7 @@ def quick_statistics(program: Subject, store: Store | None = None) -> Statistics
     """
     if missing := _missing(QUICK_PACKAGES):
         return missing
-    if program.recipe.data.transform is not None:
+    if program.recipe.data.transforms:
         return Unavailable("data.transform is a program, which is not run to count")
     try:
         found = look(program, None, None)

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.sources import is_inline
 from recipec.runtime.settings import (
+    OF_A_SOURCE,
     CheckpointSettings,
     DataSettings,
+    EarlyStopping,
     LocalCheckpointSettings,
     MeshSettings,
     ModelSettings,
     RunSettings,
+    SampleSettings,
     Source,
     TrainSettings,
 )
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from recipec.compiler.lowering.hardware import Accelerator
     from recipec.compiler.lowering.program import Program
     from recipec.runtime.model.families import Family
-    from recipec.spec.language import DataSource, Recipe
+    from recipec.spec.language import Data, DataSource, Recipe
 
 
 def run_settings(program: Program) -> RunSettings:
@@ -58,7 +61,7 @@ def model_settings(recipe: Recipe, family: Family, accelerator: Accelerator | No
         id=model.id,
         revision=model.revision,
         tokenizer=model.tokenizer,
-        add_tokens=dict(model.add_tokens),
+        add_tokens=tuple(model.add_tokens.items()),
         family=family.name,
         dtype=model.dtype,
         attention=model.attention,
@@ -74,41 +77,63 @@ def data_settings(recipe: Recipe, folder: Path) -> DataSettings:
         folder: of the recipe: its template and its transform are found from anywhere.
     """
     data = recipe.data
-    template, transform = data.chat_template, data.transform
+    template = data.chat_template
     if template is not None and not is_inline(template):
         template = str((folder / template).resolve())
-    if transform is not None:
-        path, _, function = transform.partition(":")
-        transform = f"{(folder / path).resolve()}:{function}"
     seed: Mapping[str, int] = {} if data.eval_fraction is None else {"eval_seed": data.eval_seed}
     return DataSettings(
-        train=tuple(_source(source) for source in data.train),
-        eval=tuple(_source(source) for source in data.eval),
+        train=tuple(_source(source, data, folder) for source in data.train),
+        eval=tuple(_source(source, data, folder) for source in data.eval),
         eval_fraction=data.eval_fraction,
         **seed,
         format=data.format,
         fields=dict(data.fields),
-        transform=transform,
+        transform=_found(data.transform, folder),
         chat_template=template,
-        loss_on=data.loss_on,
+        loss_on=_plain(data.loss_on),
+        reasoning=data.reasoning,
         max_length=data.max_length,
         overlong=data.overlong,
         max_invalid_ratio=data.max_invalid_ratio,
         packing=data.packing,
         shuffle_seed=data.shuffle_seed,
+        temperature=data.temperature,
+        curriculum=data.curriculum,
     )
 
 
-def _source(source: DataSource) -> Source:
-    return Source(source.path, source.weight, source.split, source.config, source.limit)
+def _source(source: DataSource, data: Data, folder: Path) -> Source:
+    whole = data.of(source)
+    own = {name: _plain(getattr(whole, name)) for name in OF_A_SOURCE}
+    own = {name: value for name, value in own.items() if value != _plain(getattr(data, name))}
+    if "transform" in own:
+        own["transform"] = _found(own["transform"], folder)
+    return Source(source.path, source.weight, source.split, source.config, source.limit, **own)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _found(transform: str | None, folder: Path) -> str | None:
+    """A function that rows go through, whose file is found from anywhere."""
+    if transform is None:
+        return None
+    path, _, function = transform.partition(":")
+    return f"{(folder / path).resolve()}:{function}"
 
 
 def train_settings(recipe: Recipe) -> TrainSettings:
     """Of the `train` section, but for its optimizer and its schedule."""
     train = recipe.train
-    used: dict[str, Any] = {name: getattr(train, name) for name in OBJECTIVES[train.objective].settings}
+    keys = OBJECTIVES[train.objective].reads(train.loss_type)
+    used: dict[str, Any] = {name: getattr(train, name) for name in keys}
     if recipe.data.evaluates:
         used["eval_every"] = train.eval_every
+    if (stopping := train.early_stopping) is not None:
+        used["early_stopping"] = EarlyStopping(stopping.patience, stopping.min_delta)
+    if (samples := train.samples) is not None:
+        used["samples"] = SampleSettings(samples.prompts, samples.max_tokens)
     return TrainSettings(
         objective=train.objective,
         **used,
@@ -122,6 +147,7 @@ def train_settings(recipe: Recipe) -> TrainSettings:
         log_every=train.log.every,
         tensorboard=train.log.tensorboard,
         wandb_project=train.log.wandb_project,
+        mlflow_experiment=train.log.mlflow_experiment,
     )
 
 
@@ -129,4 +155,4 @@ def checkpoint_settings(recipe: Recipe) -> CheckpointSettings:
     """Of the `checkpoint` section."""
     given, local = recipe.checkpoint, recipe.checkpoint.local
     own = None if local is None else LocalCheckpointSettings(local.directory, local.every_steps)
-    return CheckpointSettings(given.directory, given.every_steps, given.keep, own)
+    return CheckpointSettings(given.directory, given.every_steps, given.keep, given.keep_best, own)

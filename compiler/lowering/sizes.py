@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from recipec.compiler.wording import divisors
+from recipec.runtime.training.objectives import keeps_copy
 
 if TYPE_CHECKING:
     from recipec.runtime.model.families import Architecture
@@ -29,12 +30,13 @@ def needs_master_weights(recipe: Recipe) -> bool:
     return recipe.lora is None and recipe.model.dtype == "bfloat16" and recipe.train.optimizer.master_weights
 
 
-def optimizer_bytes(recipe: Recipe, size: int) -> int:
-    """Bytes of moments, and of the float32 copy, for each number that is trained.
+def beside_bytes(recipe: Recipe, size: int) -> int:
+    """Bytes of moments, of the float32 copy and of the reference, for each number that is trained.
 
     Args:
         size: bytes of the number itself.
     """
     optimizer = recipe.train.optimizer
     moments = MOMENTS[optimizer.name] + (optimizer.name == "sgd" and optimizer.momentum > 0)
-    return 4 + moments * 4 if needs_master_weights(recipe) else moments * size
+    reference = size if keeps_copy(recipe.train.objective, recipe.lora) else 0
+    return reference + (4 + moments * 4 if needs_master_weights(recipe) else moments * size)

@@ -34,7 +34,7 @@ def is_inline(template: str) -> bool:
 
 def asks_chats(recipe: Recipe) -> bool:
     """Whether a prompt is a user's turn; else it is text to go on with."""
-    return recipe.data.format not in TEXT_FORMATS
+    return not recipe.data.formats <= set(TEXT_FORMATS)
 
 
 def leads_out(folder: Path, path: str) -> bool:

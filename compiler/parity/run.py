@@ -329,7 +329,7 @@ def write_recipe(program: Program, steps: int, work: Path) -> list[MiniatureChan
         recipe["lora"] |= {"dropout": 0.0, "dtype": "float32", "quantize": None}
     recipe["data"] |= {"eval": [], "eval_fraction": None}
     recipe["train"]["optimizer"]["learning_rate"] = LEARNING_RATE
-    recipe["train"]["log"] |= {"tensorboard": False, "wandb_project": None}
+    recipe["train"]["log"] |= {"tensorboard": False, "wandb_project": None, "mlflow_experiment": None}
     if recipe["train"]["loss_normalization"] == "micro_batches":
         _one_group(recipe)
     recipe["checkpoint"] |= {"every_steps": steps, "local": None}

@@ -27,7 +27,7 @@ from recipec.runtime.model.quantize import Layout
 from recipec.runtime.model.sharding import named
 from recipec.runtime.settings import RunSettings
 from recipec.runtime.training import optimizers
-from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.runtime.training.objectives import OBJECTIVES, keeps_copy
 from recipec.runtime.training.step import Step, abstract_optimizer, micro_batch_loss, shardings_of
 from recipec.spec.language import Recipe
 
@@ -77,11 +77,13 @@ def abstract_step(program: Program, layers: Sequence[int], settings: RunSettings
     )
     accumulation = train.accumulation_steps(settings.mesh.data_parallel)
     rule = abstract_optimizer(built, scheduled_optimizer(program.recipe), accumulation, mesh)
-    step = Step(built, rule, train, mesh, functools.partial(micro_batch_loss, built, train))
+    loss = functools.partial(micro_batch_loss, built, train)
+    step = Step(built, rule, train, mesh, loss)
     trained, state = (
         placed(tree, sharding) for tree, sharding in zip(step.live, step.shardings, strict=True)
     )
-    base = placed_base(step.base, built.quantized, mesh)
+    reference = trained if keeps_copy(train.objective, lora) else None
+    base = (placed_base(step.base[0], built.quantized, mesh), reference)
     batch = abstract_batch(train, settings.data.max_length, settings.mesh.data_parallel, mesh)
     sizes = Compiled(
         layers=len(layers),

@@ -11,10 +11,11 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.abstract import AbstractStep, abstract_batch, device_bytes, scheduled_optimizer
 from recipec.compiler.plan.depth import renumbered
 from recipec.compiler.plan.results import Compiled
-from recipec.runtime.backends.torchax.model import abstract_model
+from recipec.runtime.backends.torchax.model import abstract_model, with_reference
 from recipec.runtime.backends.torchax.step import Step
 from recipec.runtime.model.families.transformers import TransformersArchitecture
 from recipec.runtime.settings import RunSettings
+from recipec.runtime.training.objectives import keeps_copy
 
 
 def abstract_torchax_step(
@@ -41,12 +42,15 @@ def abstract_torchax_step(
     rule = scheduled_optimizer(program.recipe)
     step = Step(model, rule, train, train.accumulation_steps(data_parallel), mesh)
     trained, state = step.live
+    base = model.base
+    if keeps_copy(train.objective, lora):
+        base = with_reference(model, base, trained)
     batch = abstract_batch(train, settings.data.max_length, data_parallel, mesh)
     sizes = Compiled(
         layers=len(layers),
-        weights=device_bytes(model.base) + (device_bytes(trained) if lora is None else 0),
+        weights=device_bytes(base) + (device_bytes(trained) if lora is None else 0),
         adapters=0.0 if lora is None else device_bytes(trained),
         optimizer=device_bytes(state),
         batch=device_bytes(batch),
     )
-    return AbstractStep(step, (step.live, model.base, batch), sizes)
+    return AbstractStep(step, (step.live, base, batch), sizes)

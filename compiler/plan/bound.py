@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.lowering.sizes import BYTES, optimizer_bytes
+from recipec.compiler.lowering.sizes import BYTES, beside_bytes
 from recipec.compiler.plan.shapes import DOWN, OUTPUT, Layer, Shapes, shapes
 from recipec.runtime.model.families.base import matrices
 from recipec.runtime.model.partition_rules import shards
@@ -210,4 +210,4 @@ def state_bytes(program: Program) -> float:
 def _trained_bytes(program: Program, size: int) -> float:
     """Bytes of state for each number that is trained: moments, float32 copy, accumulated gradients."""
     accumulated = size if program.accumulation_steps > 1 else 0
-    return float(optimizer_bytes(program.recipe, size) + accumulated)
+    return float(beside_bytes(program.recipe, size) + accumulated)

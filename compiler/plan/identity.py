@@ -31,9 +31,12 @@ OUTSIDE = (
     *("benchmark", "evaluate", "launch", "cost", "budget"),
 )
 """Sections that do not reach the step. All others count, and of them all keys but these:"""
-IRRELEVANT = {"train": ("epochs", "steps", "eval_every", "log")}
+IRRELEVANT = {"train": ("epochs", "steps", "eval_every", "early_stopping", "samples", "log")}
 LATER: dict[str, dict[str, tuple[Any, ...]]] = {
-    "train": {"router_aux_loss_coef": (0.0,), "z_loss": (0.0,), "neftune_noise_alpha": (None,)},
+    "train": {
+        **{"router_aux_loss_coef": (0.0,), "z_loss": (0.0,), "neftune_noise_alpha": (None,)},
+        **{"loss_type": ("sigmoid",), "simpo_gamma": (0.5,), "cpo_alpha": (1.0,)},
+    },
     "model": {"attention_block": (None, 512), "add_tokens": ({},)},
     "lora": {"products": (None,), "plus_ratio": (None,), "kind": ("lora",), "train_also": ([],)},
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,7 +28,7 @@ from recipec.compiler.port.source import Source, Sources
 from recipec.compiler.port.write import flat_text, recipe_text
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic, in_order
-from recipec.spec.language import VERSION, Recipe, Section
+from recipec.spec.language import VERSION, Data, DataSource, Recipe, Section
 from recipec.spec.load import Loaded, display, load
 
 LEFT = table("""
@@ -42,6 +42,8 @@ exact checkpoint.local: checkpoints on hosts' own disks
 exact launch cost: of the TPU's machines
 exact xla: flags of the TPU's compiler
 exact model.attention_block: how the TPU's kernel goes through the same attention
+exact train.log.mlflow_experiment: MLflow's name of an experiment; MLFLOW_EXPERIMENT_NAME is what the Trainer
+    asks
 exact train.log.wandb_project: Weights & Biases' name of a project; WANDB_PROJECT is what the Trainer asks
 exact data.max_invalid_ratio: malformed rows stop the run there, or are trained on
 exact merge: what becomes of the weights afterwards; the tool's own merge does it
@@ -59,6 +61,9 @@ near train.loss_normalization: a step's loss is the mean over its tokens in one 
 near train.micro_batch_size: rows of a GPU at once; those of a step are the same
 lost data.eval data.eval_fraction: it evaluates on other rows there, or on none; what is trained is the same
 lost train.eval_every: nothing is evaluated there
+lost train.early_stopping: the run goes on to its last step there, or stops by another rule
+lost train.samples: no prompts are answered while it trains there
+lost checkpoint.keep_best: the checkpoint of the best evaluation is not kept there
 lost data.overlong: longer samples are cut at their end there, and learnt as far as that
 lost checkpoint.directory checkpoint.every_steps checkpoint.keep: where and when checkpoints are kept
 lost train.log: what is logged, and how often
@@ -155,7 +160,8 @@ def _ported(text: str, config: Config, asked: Asked) -> Ledger:
 def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None:
     """Says of every value of the recipe what became of it."""
     source, recipe = ledger.sources.main, config.recipe
-    came = dict(_leaves(_returned(recipe, config, returned)))
+    there = _returned(recipe, config, returned)
+    came = dict(_leaves(there))
     for path, value in _leaves(recipe):
         row = next((row for at in reversed([*prefixes(path)]) for row in LEFT if at in row.keys), None)
         said = [each for each in returned.findings if path in each.recipe and each.file]
@@ -165,6 +171,8 @@ def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None
         retold = _retold(path, recipe, returned)
         notes |= {retold: None} if retold else {}
         same = path in came and (retold is not None or _alike(path, value, came[path], config))
+        if same and path in ("data.train", "data.eval"):
+            same = _own(recipe.data, value) == _own(there.data, came[path])
         # A default of recipes that comes back is the tool's too where it bears on what is learnt.
         same = same and (row is None or not given or path in returned.lines)
         verdict, note = Verdict.EXACT, ""
@@ -288,6 +296,15 @@ def _alike(path: str, here: Any, there: Any, config: Config) -> bool:
     return bool(here == there)
 
 
+def _own(data: Data, sources: Sequence[DataSource]) -> list[Any]:
+    """What rows are, of each source; nothing where none has any of its own."""
+    names = ("format", "fields", "transform", "loss_on")
+    if all(getattr(one, name) is None for one in (*data.train, *data.eval) for name in names):
+        return []
+    held = [data.of(one) for one in sources]
+    return [(one.format, _renamed(one.fields), one.transform, one.loss_on) for one in held]
+
+
 def _place(one: Any) -> tuple[Any, ...]:
     split = one.split or "train"
     split = f"{split}[:{one.limit}]" if one.limit and "[" not in split else split
@@ -311,18 +328,21 @@ def _commented(lines: Mapping[str, Line], returned: Ledger) -> dict[str, Line]:
 
 RUN = {
     "trl": "trl {objective} --config {config}",
-    "orpo": "python examples/scripts/orpo.py --config {config}, with the script of TRL's repository",
+    **{
+        name: f"python examples/scripts/{name}.py --config {{config}}, with the script of TRL's repository"
+        for name in ("orpo", "cpo")
+    },
     "llama-factory": "llamafactory-cli train {config}",
     "axolotl": "axolotl train {config}",
 }
 LAUNCH = "accelerate launch --config_file accelerate.yaml"
 SPREAD = {
     **RUN,
-    "orpo": RUN["orpo"].replace("python", LAUNCH),
+    **{name: RUN[name].replace("python", LAUNCH) for name in ("orpo", "cpo")},
     "llama-factory": f"{LAUNCH} -m llamafactory.launcher {{config}}",
     "axolotl": "axolotl train {config} --launcher accelerate -- --config_file accelerate.yaml",
 }
-"""How a config is run, on one GPU and on several; ORPO is no command of TRL's."""
+"""How a config is run, on one GPU and on several; ORPO and CPO are no commands of TRL's."""
 
 
 def _header(made: Ported, config: Config, asked: Asked) -> list[str]:
@@ -332,7 +352,7 @@ def _header(made: Ported, config: Config, asked: Asked) -> list[str]:
         lines += ["PARTIAL: this config is not the run of its recipe. What is missing:"]
         lines += [*(f"- {sentence}" for sentence in made.missing), ""]
     objective = config.recipe.train.objective
-    kind = "orpo" if (asked.tool, objective) == ("trl", "orpo") else asked.tool
+    kind = objective if asked.tool == "trl" and objective in RUN else asked.tool
     way = (SPREAD if config.devices > 1 else RUN)[kind]
     name = Path(made.files[0]).name
     lines.append(f"Written by `recipe port --to {asked.tool}` from {name}: {summary(made.rows)}.")

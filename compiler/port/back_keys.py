@@ -13,9 +13,11 @@ from typing import Any
 
 from recipec.compiler.lowering.catalog import Model, find
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.port.dialects.llamafactory import LOSSES
 from recipec.compiler.port.meaning import experts, templates
 from recipec.compiler.port.meaning.adapters import modules, prefix_of
 from recipec.compiler.port.names import known
+from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.language import DataSource, Lora, Recipe
 
 DIALECTS = {"trl": "trl", "llama-factory": "llamafactory", "axolotl": "axolotl"}
@@ -48,14 +50,19 @@ train.schedule.warmup_ratio    warmup_ratio          =                    =
 train.seed                     seed                  =                    =
 train.log.every                logging_steps         =                    =
 train.log.wandb_project        -                     -                    wandb_project
+train.log.mlflow_experiment    -                     -                    mlflow_experiment_name
 checkpoint.every_steps         save_steps            =                    =
 checkpoint.keep                save_total_limit      =                    =
 """
 """Values of a recipe that are a key's own: the path, and the key of each of DIALECTS; = is the one before."""
 
+PATIENCE = {"llama-factory": "early_stopping_steps", "axolotl": "early_stopping_patience"}
+"""Evaluations without progress; TRL's command line has no key of its callback."""
 OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "lion": "lion_32bit", "sgd": "sgd"}
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 """What `datasets` reads a file with, by the end of its name."""
+USUAL = ("loss_type", "sigmoid")
+"""A key that needs no telling, and its value."""
 ALPACA = {
     "prompt": "instruction",
     "query": "input",
@@ -208,7 +215,7 @@ def _trl(config: Config) -> None:
         keys["router_aux_loss_coef"] = recipe.train.router_aux_loss_coef
     _trainer(config)
     keys["gradient_checkpointing"] = recipe.remat.policy != "none"
-    if config.devices > 1 and recipe.train.objective != "orpo":
+    if config.devices > 1 and recipe.train.objective in ("sft", "dpo"):
         keys["accelerate_config"] = ACCELERATE
 
 
@@ -238,8 +245,8 @@ def _trl_rows(config: Config) -> None:
         keys |= {"label_smoothing_factor": train.label_smoothing} if train.label_smoothing else {}
         keys |= {"packing": data.packing, **({"packing_strategy": "bfd"} if data.packing else {})}
     else:
-        keys |= {"beta": train.beta}
-        keys |= {"label_smoothing": train.label_smoothing} if train.objective == "dpo" else {}
+        read = OBJECTIVES[train.objective].reads(train.loss_type)
+        keys |= {name: getattr(train, name) for name in read if (name, train.loss_type) != USUAL}
         keys["disable_dropout"] = not (recipe.lora and recipe.lora.dropout)
     if data.format == "chat":
         keys["assistant_only_loss"] = data.loss_on == "assistant"
@@ -290,8 +297,10 @@ def _llamafactory(config: Config) -> None:
         learnt = ("last_assistant", "completion") if data.format == "instruction" else ("last_assistant",)
         keys |= {"train_on_prompt": data.loss_on == "all", "mask_history": data.loss_on in learnt}
     else:
-        loss = "orpo" if train.objective == "orpo" else "sigmoid"
-        keys |= {"pref_loss": loss, "pref_beta": train.beta, "dpo_label_smoothing": train.label_smoothing}
+        loss = "orpo" if train.objective == "orpo" else train.loss_type
+        keys |= {"pref_loss": loss if loss in LOSSES else "sigmoid", "pref_beta": train.beta}
+        keys["dpo_label_smoothing"] = train.label_smoothing
+        keys |= {"simpo_gamma": train.simpo_gamma} if loss == "simpo" else {}
     if train.router_aux_loss_coef:
         keys["moe_aux_loss_coef"] = train.router_aux_loss_coef
     _trainer(config)
@@ -361,11 +370,16 @@ def _axolotl(config: Config) -> None:
         if lora.quantize and experts.has_experts(config.model):
             keys["quantize_moe_experts"] = True
     if train.objective != "sft":
-        keys |= {"rl": train.objective, "orpo_alpha" if train.objective == "orpo" else "rl_beta": train.beta}
+        keys["rl"] = "simpo" if train.objective == "cpo" else train.objective
+        keys["orpo_alpha" if train.objective == "orpo" else "rl_beta"] = train.beta
         keys |= {"dpo_label_smoothing": train.label_smoothing} if train.label_smoothing else {}
+        if train.objective == "cpo":
+            keys |= {"simpo_gamma": train.simpo_gamma, "cpo_alpha": train.cpo_alpha}
+        elif train.loss_type != "sigmoid":
+            keys["dpo_loss_type"] = [train.loss_type]
     keys["datasets"] = [_rows(config, source) for source in data.train]
     keys |= {"test_datasets": [_rows(config, source) for source in data.eval]} if data.eval else {}
-    if data.format in ("chat", "preference"):
+    if not data.formats.isdisjoint(("chat", "preference")):
         keys["chat_template"] = "jinja" if data.chat_template else "tokenizer_default"
         keys |= {"chat_template_jinja": data.chat_template} if data.chat_template else {}
         marks = config.model.family.markers(config.model.architecture)
@@ -395,12 +409,13 @@ def _axolotl(config: Config) -> None:
         keys["overrides_of_model_config"] = balance
     keys["gradient_checkpointing"] = recipe.remat.policy != "none"
     config.direct("checkpoint")
+    _best(config)
     keys["output_dir"] = _folder(recipe)
 
 
 def _rows(config: Config, source: DataSource) -> dict[str, Any]:
     """A data set of Axolotl's."""
-    data = config.recipe.data
+    data = config.recipe.data.of(source)
     named = {name: there for name, there in data.fields.items() if name != there}
     made = {"path": source.path.removeprefix("hf://"), "name": source.config, "split": _split(source)}
     if not _is_hub(source) and reader(source.path):
@@ -413,16 +428,18 @@ def _rows(config: Config, source: DataSource) -> dict[str, Any]:
         own = {"field_instruction": columns[0], "field_output": columns[1], **plain}
         return {**_given(made), "type": own}
     if data.format == "preference":
-        if not named and config.recipe.train.objective == "dpo":
+        if not named and config.recipe.train.objective != "orpo":
             return {**_given(made), "type": "passthrough.default"}
         made |= {"field_chosen": named.get("chosen"), "field_rejected": named.get("rejected")}
     made |= {"field_messages": named.get("messages"), "field_tools": named.get("tools")}
     turned = {name: named[name] for name in ("role", "content") if name in named}
     mapped = {"message_property_mappings": turned} if turned else {}
-    argilla = {"dpo": ".argilla_chat", "orpo": ".argilla"}
+    argilla = {"dpo": ".argilla_chat", "cpo": ".argilla_chat", "orpo": ".argilla"}
     kind = f"chat_template{argilla.get(config.recipe.train.objective, '')}"
-    roles = {} if data.format == "preference" else {"roles_to_train": ["assistant"]}
-    return {**_given(made), "type": kind, **mapped, **roles}
+    learnt = data.loss_on if isinstance(data.loss_on, list) else ["assistant"]
+    roles = {} if data.format == "preference" else {"roles_to_train": learnt}
+    marked = {"message_field_training": named["weight"]} if "weight" in named else {}
+    return {**_given(made), "type": kind, **mapped, **roles, **marked}
 
 
 WRITERS: Mapping[str, Callable[[Config], None]] = {
@@ -454,9 +471,26 @@ def _trainer(config: Config) -> None:
     else:
         keys["disable_shuffling"] = True
     loggers = ["tensorboard"] * train.log.tensorboard + ["wandb"] * (train.log.wandb_project is not None)
+    loggers += ["mlflow"] * (train.log.mlflow_experiment is not None)
     keys["report_to"] = loggers or "none"
     config.direct("checkpoint")
+    _best(config)
     keys["output_dir"] = _folder(recipe)
+
+
+def _best(config: Config) -> None:
+    """The best model and early stopping, as far as the tool has keys of them.
+
+    transformers loads the best of the checkpoints that it has: one has to be saved wherever it evaluates.
+    """
+    train, checkpoint = config.recipe.train, config.recipe.checkpoint
+    if "eval_steps" not in config.keys:
+        return
+    if checkpoint.keep_best and checkpoint.every_steps % train.eval_every == 0:
+        config.keys["load_best_model_at_end"] = True
+    stopping, key = train.early_stopping, PATIENCE.get(config.tool)
+    if stopping is not None and key is not None and not stopping.min_delta:
+        config.keys |= {key: stopping.patience, "metric_for_best_model": "eval_loss"}
 
 
 def _held(config: Config) -> bool:

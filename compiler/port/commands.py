@@ -76,7 +76,7 @@ OVER = "override_config_file="
 REPLACED = ("optimizer_config", "training_config", "model_config.lora_config")
 """Sections of Tunix's base that go whole where the command names a key of them, or beside them."""
 SECTIONS = {
-    "trl": ("sft", "dpo", "orpo", "script", "model"),
+    "trl": ("sft", "dpo", "orpo", "cpo", "script", "model"),
     "llamafactory": ("train",),
     "trainer": ("training_arguments",),
     "axolotl": ("config",),
@@ -357,10 +357,10 @@ class _Script:
         if dialect not in dialects.KNOWN:
             raise self._unread(program)
         script = program.script if dialect == "trl" and program.dialect == "trl" else None
-        if script not in (None, "sft", "dpo", "orpo"):
+        if script not in (None, "sft", "dpo", "orpo", "cpo"):
             message = f"`{program.name}` is TRL's {script}, which has no counterpart"
             raise self.refused(
-                "E1172", message, "recipes train by sft, dpo and orpo", self.place(program.head)
+                "E1172", message, "recipes train by sft, dpo, cpo and orpo", self.place(program.head)
             )
         main, launched = self._main(program, dialect)
         sources, devices = [main], None

@@ -25,8 +25,6 @@ learnt label_smoothing_factor=0: the targets are smoothed with train.objective: 
 learnt rope_scaling: config.json is taken as it is, with its own rotary embedding
 lost fp8: bfloat16 in its place: products are more precise, and take longer
 lost streaming: the data set is read as a whole here, and shuffled as a whole
-lost load_best_model_at_end: the last step's weights are kept here, not those of the best evaluation
-lost early_stopping_patience early_stopping_steps: the run goes on to its last step here
 exact loraplus_lr_embedding: embeddings carry no adapter here
 files access_token adapter_folder cache_dir data_shared_file_system dataset_keep_in_memory dataset_num_proc
     dataset_prepared_path dataset_processes hf_hub_token hf_use_auth_token ignore_bias_buffers is_preprocess
@@ -134,9 +132,11 @@ SPARE = (
 def say_tokens(keys: Keys, key: str) -> None:
     """Says what becomes of a key that lists new tokens."""
     given = keys.texts(key) if keys.given(key) else None
-    if given:
-        names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
+    names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
+    if names:
         keys.say(key, {"model.add_tokens": dict.fromkeys(names)}, SPARE)
+    else:
+        keys.same(key, note="none")
 
 
 def say_common(keys: Keys, tool: str, off: tuple[Any, ...] = OFF) -> None:

@@ -24,9 +24,10 @@ MOST_STEPS, DEEPEST, LONGEST, LARGEST = 200_000, 24, 100_000, 1023
 
 TRAINERS = {
     **dict.fromkeys(("SFTTrainer", "UnslothTrainer"), "sft"),
-    **{"DPOTrainer": "dpo", "ORPOTrainer": "orpo", "Trainer": "sft"},
+    **{"DPOTrainer": "dpo", "ORPOTrainer": "orpo", "CPOTrainer": "cpo", "Trainer": "sft"},
 }
 """The trainers that recipes have a counterpart of, with their objectives."""
+STOPPING, STOPS = "EarlyStoppingCallback", ("early_stopping_patience", "early_stopping_threshold")
 UNSLOTHS = ("FastLanguageModel", "FastModel")
 CONFIG = re.compile(r"(SFT|DPO|ORPO|KTO|GRPO|CPO|Lora|BitsAndBytes)Config|\w*TrainingArguments")
 DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "half": "float16", "float32": "float32"}
@@ -488,12 +489,8 @@ class Follower:
         if last.endswith("Trainer") and not last.startswith("Patch"):
             for key, each in zip(("model", "args", "data_collator", "train_dataset"), at, strict=False):
                 named.setdefault(key, each)
-            made = Made(
-                last,
-                named,
-                node,
-                told={"unsure": at[0]} if self.unsure.startswith(("the for", "the while")) else {},
-            )
+            looped = self.unsure.startswith(("the for", "the while"))
+            made = Made(last, named, node, told={"unsure": at[0]} if looped else {})
             (self.trainers if last in TRAINERS else self.others).append(made)
             return made
         if CONFIG.fullmatch(last):
@@ -513,9 +510,8 @@ class Follower:
         if last == "load_dataset":
             return self.data(node, at, named)
         if last in ("ArgumentParser", "HfArgumentParser", "TrlParser"):
-            return Made(
-                "parser" if last == "ArgumentParser" else "cli", {"classes": Arg(args[:1], node, node)}, node
-            )
+            kind = "parser" if last == "ArgumentParser" else "cli"
+            return Made(kind, {"classes": Arg(args[:1], node, node)}, node)
         if last in ("Fire", "run") and args and isinstance(args[0], Function):
             return self.inline(node, args[0], [], {})
         if last in TRUE:
@@ -525,8 +521,8 @@ class Follower:
             return None
         if name == "getattr" and len(args) == 2 and isinstance(args[1], str):
             return self.attribute(node, args[0], args[1])
-        if last.startswith("DataCollator"):
-            return Made(last, named, node)
+        if last == STOPPING or last.startswith("DataCollator"):
+            return Made(last, {**dict(zip(STOPS, at, strict=False)), **named}, node)
         if last == "dict":
             return {key: each.value for key, each in named.items()}
         if last in ("field", "Field") and "default" in named:
@@ -606,6 +602,10 @@ class Follower:
             return owner  # the template's bos_token, which the tokenizer would write a second time
         if isinstance(owner, Made) and owner.kind == "ids" and name in ("copy", "append"):
             return owner  # labels, and the eos_token that a run writes by itself
+        if isinstance(owner, Made) and name == "add_callback" and args:
+            before = owner.args["callbacks"].value if "callbacks" in owner.args else []
+            owner.args["callbacks"] = Arg([*(before if isinstance(before, list) else []), *args], node, node)
+            return owner
         if isinstance(owner, Made) and name == "resize_token_embeddings":
             owner.args[name] = Arg(True, node, node.func)
             return owner

@@ -20,6 +20,8 @@ from typing import Any
 from recipec.compiler.port.follow import (
     CONFIG,
     NOTHING,
+    STOPPING,
+    STOPS,
     TRAINERS,
     Arg,
     Follower,
@@ -207,7 +209,7 @@ UNFOLLOWED = words(
 )
 """Arguments whose values are shown as they are written where they are no constants."""
 FOREIGN = re.compile(
-    r"(KTO|GRPO|RLOO|Reward|CPO|BCO|PPO\w*|OnlineDPO|GKD|XPO|NashMD|PRM|SDPO|SDFT|TPO|GOLD)Trainer"
+    r"(KTO|GRPO|RLOO|Reward|BCO|PPO\w*|OnlineDPO|GKD|XPO|NashMD|PRM|SDPO|SDFT|TPO|GOLD)Trainer"
 )
 """TRL's trainers without a counterpart."""
 
@@ -422,6 +424,11 @@ class _Assembly:
         self.spans[key] = self.code.span(arg.node)
         if key == "data_collator" and isinstance(value, Made | Known):
             value = value.kind if isinstance(value, Made) else value.name.rpartition(".")[2]
+        for made in value if key == "callbacks" and isinstance(value, list) else ():
+            if isinstance(made, Made) and made.kind == STOPPING:
+                node: Any = made.node
+                for name, each in {STOPS[0]: Arg(1, node, node), **made.args}.items():
+                    self.put(name, each)
         if key == "gradient_checkpointing" and isinstance(value, str):
             value = True
         found = _plain(value)

@@ -51,7 +51,7 @@ def typed(source: Source) -> Source:
 
 @functools.cache
 def _types() -> Mapping[str, str]:
-    sections = ("sft", "dpo", "orpo", "script", "model", "mixture")
+    sections = ("sft", "dpo", "orpo", "cpo", "script", "model", "mixture")
     keys = {**keys_of("trl", *sections), **keys_of("trainer", "training_arguments")}
     return {key: str(entry[0]) for key, entry in keys.items()}
 

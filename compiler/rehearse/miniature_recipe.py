@@ -94,6 +94,8 @@ def derive(
         "eval": [{"path": evaluate}] if recipe["data"]["eval"] else [],
         "max_length": min(recipe["data"]["max_length"], LENGTH),
         "transform": None,
+        "reasoning": None,
+        "temperature": None,
     }
     recipe["train"] |= {
         "steps": steps,
@@ -103,7 +105,9 @@ def derive(
         "eval_every": max(1, steps // 2),
     }
     recipe["train"]["optimizer"]["learning_rate"] = LEARNING_RATE
-    recipe["train"]["log"] |= {"every": 1, "wandb_project": None}  # what is rehearsed stays here
+    # What is rehearsed stays here, and goes through all its steps.
+    recipe["train"]["log"] |= {"every": 1, "wandb_project": None, "mlflow_experiment": None}
+    recipe["train"] |= {"early_stopping": None, "samples": None}
     if recipe["train"]["schedule"]["warmup_steps"]:
         recipe["train"]["schedule"]["warmup_steps"] = 1
     recipe["checkpoint"] = {"directory": "checkpoints", "every_steps": max(1, steps // 4), "keep": 3}

@@ -14,6 +14,7 @@ from recipec.compiler.pages.numbers import significant
 from recipec.compiler.report.metrics import MOST, Series, spread, thin, trailing_mean
 from recipec.compiler.report.run import Run
 from recipec.compiler.wording import plural
+from recipec.runtime.metrics.loggers import EVAL
 
 ROWS, MARKS, SMOOTHED = 40, 12, 50
 """Steps in the table behind a plot, besides those that were evaluated; marks of one kind and run in a plot;
@@ -64,8 +65,8 @@ KINDS = (
     Kind(
         "rewards",
         "Rewards",
-        "Implicit rewards of the preferred and of the other answers: beta times the log probability's "
-        "difference from the reference.",
+        "Implicit rewards of the preferred and of the other answers: beta times the log probability, or with "
+        "a reference its difference from that.",
         "reward",
         (("rewards_chosen", "chosen"), ("rewards_rejected", "rejected")),
     ),
@@ -146,6 +147,15 @@ KINDS = (
 )
 
 
+def kinds_of(runs: Sequence[Run]) -> list[Kind]:
+    """KINDS, with the evaluation by source of runs that have several."""
+    named = dict.fromkeys(name for run in runs for name in run.metrics.values if name.startswith(EVAL))
+    metrics = tuple((name, name.removeprefix(EVAL)) for name in named)
+    what = "Mean over the targets of each source of the evaluation data, in nats a token."
+    sources = Kind("eval-sources", "Evaluation by source", what, "loss", metrics, logarithmic=True)
+    return [KINDS[0], *([sources] if metrics else []), *KINDS[1:]]
+
+
 class Across:
     """Where steps of a run lie on each horizontal axis."""
 
@@ -178,7 +188,11 @@ class Curve:
 def curves(runs: Sequence[Run]) -> Plot | None:
     """The figure of what was logged; None where nothing was."""
     across = [Across(run) for run in runs]
-    kinds = [kind for kind in KINDS if any(len(run.metrics.get(m)) for run in runs for m, _ in kind.metrics)]
+    kinds = [
+        kind
+        for kind in kinds_of(runs)
+        if any(len(run.metrics.get(m)) for run in runs for m, _ in kind.metrics)
+    ]
     if not kinds:
         return None
     whole = len(kinds) * (HEIGHT + GAP) - GAP

@@ -7,7 +7,7 @@ from typing import Any
 
 from recipec.compiler.pages.html import Facts, Items, Page, Section, Table, Text, write
 from recipec.compiler.pages.numbers import NOT_KNOWN
-from recipec.compiler.report import headline, recipe, sweep
+from recipec.compiler.report import headline, recipe, samples, sweep
 from recipec.compiler.report.curves import curves
 from recipec.compiler.report.data import data
 from recipec.compiler.report.outcome import Outcome
@@ -42,6 +42,7 @@ def run_page(runs: Sequence[Run], reality: Reality | None, outcome: Outcome, why
             sections=[
                 *([_compared(runs)] if several else []),
                 _curves(runs),
+                *_samples(first),
                 _data(runs),
                 _reality(first, reality, why_no_plan),
                 _outcome(outcome),
@@ -81,8 +82,18 @@ def _curves(runs: Sequence[Run]) -> Section:
     resumed = any(run.resumed_after for run in runs)
     aside = ("Dotted lines are where a run was resumed.",) if resumed else ()
     none = Text("Nothing was logged: there is nothing to draw.", "")
-    blocks = [plot, Text("In numbers", "heading"), headline.numbers(runs)] if plot else [none]
+    early = [
+        Text(f"{run.label}: {run.early}." if len(runs) > 1 else f"{run.early}.") for run in runs if run.early
+    ]
+    numbers = [Text("In numbers", "heading"), headline.numbers(runs)]
+    blocks = [*early, plot, *numbers] if plot else [none]
     return Section("runs", "The run", aside, blocks)
+
+
+def _samples(first: Run) -> list[Section]:
+    found = samples.table(first.samples)
+    aside = ("Greedy answers to the prompts of train.samples, at evaluations from the first to the last.",)
+    return [Section("samples", "Samples", aside, (found,))] if found else []
 
 
 def _data(runs: Sequence[Run]) -> Section:

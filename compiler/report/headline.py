@@ -16,7 +16,7 @@ from recipec.compiler.pages.numbers import (
     seconds,
     significant,
 )
-from recipec.compiler.report.curves import KINDS
+from recipec.compiler.report.curves import kinds_of
 from recipec.compiler.report.run import Run
 from recipec.compiler.wording import mesh_axes, plural
 
@@ -115,7 +115,7 @@ def alarms(runs: Sequence[Run]) -> list[tuple[str, str]]:
                 )
         if not run.metrics.series:
             out.append(("Nothing was logged.", f"{whose}{run.place.name} has no step with numbers."))
-        if (run.steps_total or 0) > run.metrics.last_step > 0:
+        if (run.steps_total or 0) > run.metrics.last_step > 0 and not run.early:
             out.append(_unfinished(run, whose))
     return out
 
@@ -135,7 +135,7 @@ def _unfinished(run: Run, whose: str) -> tuple[str, str]:
 def numbers(runs: Sequence[Run]) -> Table:
     """Every metric of every run in a line: the page's numbers where no script draws."""
     rows = []
-    for kind in KINDS:
+    for kind in kinds_of(runs):
         for metric, called in kind.metrics:
             for run in runs:
                 finite = run.metrics.get(metric).finite

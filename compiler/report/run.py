@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.artifacts.artifact import LOCK
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.report import samples
 from recipec.compiler.report.metrics import Metrics, parse
 from recipec.compiler.report.place import Place, existing_place
 from recipec.compiler.wording import plural
@@ -40,6 +41,7 @@ class Run:
         program: of the recipe; None where this version cannot make one.
         loaded: the recipe with the places of its values; None where its file is not known.
         merges: of merges.json.
+        samples: lines of samples.jsonl.
         notes: sentences on what is missing or was left out.
     """
 
@@ -54,6 +56,7 @@ class Run:
     program: Program | None = None
     loaded: Loaded | None = None
     merges: Sequence[Mapping[str, Any]] = ()
+    samples: Sequence[Mapping[str, Any]] = ()
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -69,6 +72,11 @@ class Run:
             if isinstance(total, int):
                 return total
         return self.recipe.train.steps if self.recipe else None
+
+    @property
+    def early(self) -> str | None:
+        """Why it was done before its last step, None where it was not."""
+        return str(self.ended.get("reason") or "") or None if self.ended.get("state") == "done" else None
 
     @property
     def starts(self) -> list[Mapping[str, Any]]:
@@ -104,6 +112,8 @@ class Run:
             return f"{plural(last, 'step')} logged"
         if last >= total:
             return f"done: {plural(total, 'step')}"
+        if self.early:
+            return f"stopped early after {last:,} of {plural(total, 'step')}"
         words = {"stopped": "stopped after", "failed": "failed after"}
         how = words.get(str(self.ended.get("state")), "not at its end:")
         return f"{how} {last:,} of {plural(total, 'step')}"
@@ -187,6 +197,7 @@ def _read(place: Place, label: str) -> Run:
     run.lock = lock if isinstance(lock, dict) else {}
     merges = place.value(MERGES)
     run.merges = [one for one in merges if isinstance(one, dict)] if isinstance(merges, list) else []
+    run.samples = samples.parse(place.text(samples.SAMPLES) or "")
     if text is None:
         run.notes.append(f"There is no {METRICS}: nothing was logged yet, or it was taken away.")
     if not run.lock:

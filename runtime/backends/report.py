@@ -8,16 +8,16 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from ..metrics.loggers import Metrics, done_line, last
+from ..metrics.loggers import Metrics, done_line, eval_line, last
 from ..progress import duration
 
 if TYPE_CHECKING:
-    from ..metrics.wandb_log import WandB
+    from ..metrics.services import Service
 
 
 class BackendReport:
@@ -29,7 +29,7 @@ class BackendReport:
         every: steps between printed lines.
         tensorboard: whether to write TensorBoard files as well.
         peak: gives the most memory that was taken so far, in bytes.
-        wandb: the run in Weights & Biases, None without one.
+        services: the run in each of them.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class BackendReport:
         every: int,
         tensorboard: bool,
         peak: Callable[[], int],
-        wandb: WandB | None = None,
+        services: Sequence[Service] = (),
     ) -> None:
         self._start, self._until, self._every, self._peak = start, until, every, peak
         self._loss: float | None = None
         self._eval_loss: float | None = None
         self._tokens = self._seconds = 0.0
-        self._metrics = Metrics(folder, start or None, tensorboard, wandb)
+        self._metrics = Metrics(folder, start or None, tensorboard, services)
         self._path, self.ends = self._metrics.path, self._metrics.ends
         self._begun = self._since = time.perf_counter()
 
@@ -98,11 +98,15 @@ class BackendReport:
             rates = f"lr {rate:.2e}, {tokens / seconds:.0f} tokens/s"
             self.say(f"step {step}/{self._until}: loss {loss:.4f}, {rates}{left}")
 
-    def evaluation(self, step: int, loss: float) -> None:
-        """Takes the loss of the evaluation data after an optimizer step, 0 for the untrained model."""
-        self._metrics.log("eval", step, {"loss": loss})
-        self._eval_loss = loss
-        self.say(f"step {step}: eval_loss {loss:.4f}")
+    def evaluation(self, step: int, losses: Mapping[str, float]) -> None:
+        """Takes the losses of an evaluation after an optimizer step, 0 for the untrained model.
+
+        Args:
+            losses: `runtime.data.batches.eval_losses`.
+        """
+        self._metrics.log("eval", step, losses)
+        self._eval_loss = losses["loss"]
+        self.say(eval_line(step, losses))
         self.restart()
 
     def restart(self) -> None:
@@ -113,16 +117,17 @@ class BackendReport:
         """Prints a line."""
         print(line, file=sys.stderr, flush=True)
 
-    def summary(self, step: int) -> str:
+    def summary(self, step: int, early: str | None = None) -> str:
         """The last line of a run.
 
         Args:
             step: that it ended at.
+            early: why it was done before its last step.
         """
         loss = last(self._path, "loss") if self._loss is None else self._loss
         eval_loss = last(self._path, "eval_loss") if self._eval_loss is None else self._eval_loss
         speed = self._tokens / self._seconds if self._seconds else None
-        return done_line(step, speed, loss, eval_loss, self._peak())
+        return done_line(step, speed, loss, eval_loss, self._peak(), early)
 
     def close(self) -> None:
         """Closes the files.

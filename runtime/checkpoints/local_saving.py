@@ -13,7 +13,6 @@ first of which keeps none locally, and takes one tree without checksums. Its way
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import sys
 from collections.abc import Mapping
@@ -32,7 +31,7 @@ from ..errors import UserError
 from ..settings import LocalCheckpointSettings
 from ..training.elastic import Kept
 from .adapter_reader import ITEM, step_folders
-from .resuming import CHECK, DATA, OPTIMIZER, ResumePoint, digest, examine
+from .resuming import DATA, EVALUATIONS, OPTIMIZER, ResumePoint, examine
 from .saving import cause, first_line, summed
 
 KEEP = 2
@@ -111,19 +110,31 @@ class LocalCheckpoints:
             f"checkpoints is of step {shared}",
             file=sys.stderr,
         )
-        return replace(found, step=self.chosen, data=own[self.chosen], imported=None)
+        chosen = own[self.chosen]
+        return replace(
+            found,
+            step=self.chosen,
+            data=chosen[DATA],
+            imported=None,
+            evaluations=chosen.get(EVALUATIONS),
+        )
 
     def _whole(self, after: int) -> dict[int, Mapping[str, Any]]:
-        """The state of the data of each whole step of this mesh that is newer than another."""
+        """The metadata of each whole step of this mesh that is newer than another."""
         out = {}
         for step in step_folders(self.directory):
             reason, metadata = examine(epath.Path(self.directory) / str(step))
             if reason is None and step > after and metadata.get(OF) == self._of:
-                out[step] = metadata[DATA]
+                out[step] = metadata
         return out
 
     def write(
-        self, step: int, model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool, data: Mapping[str, Any]
+        self,
+        step: int,
+        model: nnx.Module,
+        optimizer: nnx.Optimizer,
+        lora_only: bool,
+        metadata: Mapping[str, Any],
     ) -> None:
         """Starts saving a step; the shards are copied to the host before this returns.
 
@@ -131,7 +142,6 @@ class LocalCheckpoints:
         """
         if self._failed:
             return
-        state = json.loads(json.dumps(dict(data)))
         items = {
             name: ocp.args.PyTreeSave(item=tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(), tree))
             for name, tree in _states(model, optimizer, lora_only).items()
@@ -140,7 +150,7 @@ class LocalCheckpoints:
             self._manager.save(
                 step,
                 args=ocp.args.Composite(**items),
-                custom_metadata={DATA: state, CHECK: digest(state), OF: self._of},
+                custom_metadata={**metadata, OF: self._of},
                 force=True,
             )
         except Exception as error:  # tensorstore, Orbax and the system each raise their own kinds

@@ -12,7 +12,7 @@ from typing import Any
 from ..addresses import path_of, reached, write_whole
 from ..errors import UserError
 from ..model.partition_rules import data_parallel
-from ..training.objectives import OBJECTIVES
+from ..training.objectives import OBJECTIVES, Objective
 
 LOCK = "recipe.lock.json"
 OTHER_RUN = "the checkpoint and recipe.lock.json beside it must be of one run"
@@ -31,11 +31,13 @@ PASSIVE = (
     "cache",
     "budget",
     "train.log",
+    "train.samples",
 )
 """What may change in a recipe between a run and its continuation: it does not touch the numbers."""
 
-ELASTIC = ("mesh", "sharding", "remat", "train.micro_batch_size")
-"""What may change too, since it touches only how the numbers are computed: where, and in what parts."""
+ELASTIC = ("mesh", "sharding", "remat", "train.micro_batch_size", "train.early_stopping")
+"""What may change too, with a note, since it touches only how the numbers are computed, where, in what parts,
+and until when."""
 
 MICRO_BATCHES = "micro_batches"
 
@@ -144,7 +146,7 @@ def _check_mesh(directory: str, began: Mapping[str, Any], now: Mapping[str, Any]
     objective, cause = OBJECTIVES.get(train.get("objective", "sft")), None
     if train.get("loss_normalization") == MICRO_BATCHES:
         cause = f"train.loss_normalization: {MICRO_BATCHES}"
-    elif objective is not None and objective.likelihood:
+    elif objective is not None and objective.likelihood and _weight(objective, train):
         cause = f"train.objective: {train['objective']}"
     elif train.get("router_aux_loss_coef"):
         cause = f"train.router_aux_loss_coef: {train['router_aux_loss_coef']:g}"
@@ -160,6 +162,11 @@ def _check_mesh(directory: str, began: Mapping[str, Any], now: Mapping[str, Any]
     if meshes[0] != meshes[1]:
         other.insert(0, f"the run began on {meshes[0]} and goes on on {meshes[1]}")
     print(f"note: {'; '.join(other or changed)}", file=sys.stderr)
+
+
+def _weight(objective: Objective, train: Mapping[str, Any]) -> float:
+    """Of the likelihood in an objective's loss."""
+    return float(train.get("cpo_alpha", 1.0)) if "cpo_alpha" in objective.settings else 1.0
 
 
 def _rows(recipe: Mapping[str, Any]) -> int:

@@ -25,6 +25,9 @@ METADATA = "_CHECKPOINT_METADATA"
 """Orbax's name of the file in which a step's own metadata lies, under `custom_metadata`."""
 DATA = "data"
 CHECK = "data_sha256"
+"""Of `data`, and where there are any of `evaluations` with it."""
+EVALUATIONS = "evaluations"
+"""The fields of runtime.training.stopping.Evaluations, where the run evaluates."""
 IMPORTED = "imported"
 """Stands in the place of `data` where runtime.peft.importing made the step; CHECK is then its digest."""
 CORRUPT = "corrupt-"
@@ -41,12 +44,33 @@ class ResumePoint:
         data: the state of the data that was saved with it.
         damaged: newer steps, the newest first, and what is wrong with each.
         imported: whence the adapters of step 0 came, None where this program trained them.
+        evaluations: what was counted of the run's evaluations, None where nothing was.
     """
 
     step: int | None = None
     data: Mapping[str, Any] | None = None
     damaged: tuple[tuple[int, str], ...] = ()
     imported: Mapping[str, Any] | None = None
+    evaluations: Mapping[str, Any] | None = None
+
+
+def describe(data: Mapping[str, Any], evaluations: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A step's own metadata.
+
+    Args:
+        data: the state of the data, of JSON values.
+        evaluations: what was counted of the run's evaluations.
+    """
+    state = {DATA: dict(data)} | ({EVALUATIONS: dict(evaluations)} if evaluations else {})
+    plain: dict[str, Any] = json.loads(json.dumps(state))
+    return {**plain, CHECK: _checked(plain)}
+
+
+def _checked(metadata: Mapping[str, Any]) -> str:
+    """The digest that a step's metadata ought to have."""
+    if EVALUATIONS in metadata:
+        return digest([metadata[DATA], metadata[EVALUATIONS]])
+    return digest(metadata[IMPORTED if IMPORTED in metadata else DATA])
 
 
 def find(directory: str) -> ResumePoint:
@@ -66,7 +90,13 @@ def find(directory: str) -> ResumePoint:
                 "give this process the right to read it",
             ) from error
         if reason is None:
-            return ResumePoint(step, metadata.get(DATA), tuple(damaged), metadata.get(IMPORTED))
+            return ResumePoint(
+                step,
+                metadata.get(DATA),
+                tuple(damaged),
+                metadata.get(IMPORTED),
+                metadata.get(EVALUATIONS),
+            )
         damaged.append((step, reason))
     if damaged:
         raise UserError(
@@ -91,7 +121,7 @@ def examine(folder: epath.Path) -> tuple[str | None, Mapping[str, Any]]:
             if reason is not None:
                 return reason, {}
         metadata = _metadata(folder)
-        if metadata[CHECK] != digest(metadata[IMPORTED if IMPORTED in metadata else DATA]):
+        if metadata[CHECK] != _checked(metadata):
             return f"{METADATA} is damaged", {}
         return None, metadata
     except FileNotFoundError:

@@ -30,7 +30,7 @@ from ..errors import PASSING, UserError
 from ..training.elastic import Kept
 from . import manifest
 from .adapter_reader import ITEM, saved_steps, unfinished
-from .resuming import CHECK, DATA, IMPORTED, OPTIMIZER, digest
+from .resuming import CHECK, IMPORTED, OPTIMIZER, digest
 
 
 class Checkpoints(CheckpointManager):
@@ -41,6 +41,7 @@ class Checkpoints(CheckpointManager):
         keep: newest steps that are kept.
 
     Attributes:
+        kept: which of its steps stay; its `best` may be set.
         on_failure: called, in another thread, when this process could not write its part of a step: where
             others wait for that, nothing else would end the waiting. None for a single process.
 
@@ -52,20 +53,25 @@ class Checkpoints(CheckpointManager):
         super().__init__(None)
         self.directory = directory
         self.on_failure: Callable[[UserError], None] | None = None
-        self._checkpoint_manager = manager(directory, keep, self._failed)
+        self.kept = Preserved(keep)
+        self._checkpoint_manager = manager(directory, self.kept, self._failed)
 
     def write(
-        self, step: int, model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool, data: Mapping[str, Any]
+        self,
+        step: int,
+        model: nnx.Module,
+        optimizer: nnx.Optimizer,
+        lora_only: bool,
+        metadata: Mapping[str, Any],
     ) -> None:
         """Starts saving a step: the arrays are copied before this returns, and written behind it.
 
         Args:
-            data: the state of the data, of JSON values.
+            metadata: of `resuming.describe`.
 
         Raises:
             UserError: when this step, or the one before it, could not be written.
         """
-        state = json.loads(json.dumps(dict(data)))
         begin_save(
             self.directory,
             lambda: self.save(
@@ -74,7 +80,7 @@ class Checkpoints(CheckpointManager):
                 optimizer and Kept(optimizer),
                 save_only_lora_params=lora_only,
                 force=True,
-                custom_metadata={DATA: state, CHECK: digest(state)},
+                custom_metadata=dict(metadata),
             ),
         )
 
@@ -138,13 +144,31 @@ class Checkpoints(CheckpointManager):
             ) from error
 
 
+@dataclass
+class Preserved:
+    """Which steps stay when another one is saved, as Orbax asks for it.
+
+    Attributes:
+        newest: how many of the newest.
+        best: a step that stays too, however old; None for none.
+    """
+
+    newest: int
+    best: int | None = None
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Of checkpoints, the oldest first, which stay."""
+        older = len(checkpoints) - self.newest
+        return [place >= older or one.step == self.best for place, one in enumerate(checkpoints)]
+
+
 def manager(
-    directory: str, keep: int, failed: Callable[[Exception], None] | None = None
+    directory: str, kept: Preserved, failed: Callable[[Exception], None] | None = None
 ) -> ocp.CheckpointManager:
     """Orbax's manager of a run's checkpoints: what is trained and the optimizer's state, each with checksums.
 
     Args:
-        keep: newest steps that are kept.
+        kept: which steps stay.
         failed: called, in another thread, with what keeps this process from writing its part of a step.
 
     Raises:
@@ -159,7 +183,9 @@ def manager(
             return ocp.CheckpointManager(
                 directory,
                 item_handlers={ITEM: summed(failed), OPTIMIZER: summed(failed)},
-                options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=not bucket),
+                options=ocp.CheckpointManagerOptions(
+                    preservation_policy=kept, cleanup_tmp_directories=not bucket
+                ),
             )
     except OSError as error:
         raise UserError(

@@ -6,6 +6,7 @@ sources    each source -> its rows, streamed; what is malformed is counted, with
 splits     which of those rows are trained on and which evaluated on
 tokenizer  the checkpoint's tokenizer and the chat template
 template   a conversation -> text, as transformers renders it
+reasoning  what becomes of the assistant's thoughts, before and after it is rendered
 masking    the characters of that text that carry loss
 encoding   text -> tokens and the tokens that are targets; what cannot be used is counted
 tokenising the same for all rows, in several processes (worker) where there are many

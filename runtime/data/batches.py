@@ -11,7 +11,7 @@ A micro-batch is a dict of arrays, B rows of T tokens, padded on the right:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from .samples import Samples
 
 if TYPE_CHECKING:
     from ..model.sharding import Rows
+    from .prompts import Prompts
 
 Batch = dict[str, np.ndarray]
 Row = tuple[int, ...]
@@ -49,6 +50,8 @@ class TrainingData:
         origins: the source rows of a micro-batch, by its number; None where nothing tells them.
         tokens: real ones of a micro-batch, by its number; None counts those of `batches`.
         rows: of each batch, those that this process's devices hold; None for all.
+        eval_parts: the evaluation batches of each source, where there are several.
+        prompts: what is answered at each evaluation, None for nothing.
     """
 
     batches: Callable[[int], Iterable[Batch]]
@@ -57,6 +60,34 @@ class TrainingData:
     origins: Callable[[int], Sequence[str]] | None = None
     tokens: Callable[[int], int] | None = None
     rows: Rows | None = None
+    eval_parts: Sequence[EvalPart] = ()
+    prompts: Prompts | None = None
+
+
+@dataclass(frozen=True)
+class EvalPart:
+    """The evaluation batches of one source.
+
+    Attributes:
+        name: of the source, unlike the others'.
+        batches: which of the evaluation batches.
+        factor: what the sum of their losses is multiplied by for the source's own mean.
+    """
+
+    name: str
+    batches: slice
+    factor: float
+
+
+def eval_losses(losses: Sequence[float], parts: Sequence[EvalPart]) -> dict[str, float]:
+    """The mean loss of all targets as `loss`, and of each part by its name.
+
+    Args:
+        losses: of each evaluation batch.
+    """
+    each = np.asarray(losses, np.float64)
+    own = {part.name: float(each[part.batches].sum()) * part.factor for part in parts}
+    return {"loss": float(each.mean()), **own}
 
 
 def fill(samples: Samples, rows: Sequence[Row], shape: BatchShape, norm: float, index: int) -> Batch:
@@ -99,6 +130,8 @@ class BatchSchedule:
         by_tokens: the mean is over the targets of the window (or its groups, where they are compared whole);
             otherwise over the means of its micro-batches.
         seed: of the order; epoch e is shuffled with seed + e; None keeps the order.
+        by_length: whether an epoch goes from its shortest rows to its longest; equally long ones keep that
+            order.
     """
 
     def __init__(
@@ -109,7 +142,9 @@ class BatchSchedule:
         accumulation: int,
         by_tokens: bool,
         seed: int | None,
+        by_length: bool = False,
     ) -> None:
+        self._by_length = by_length
         self._samples = samples
         self._weights = samples.weights
         self._epochs = epochs
@@ -173,6 +208,11 @@ class BatchSchedule:
         rows = grain.MapDataset.range(len(self._epochs.of(epoch)))
         if self._seed is not None:
             rows = rows.shuffle(seed=(self._seed + epoch) % 2**32)
+        if self._by_length:
+            lengths = self._samples.lengths.reshape(-1, self._samples.group).sum(1)
+            held = self._epochs.of(epoch)
+            rows = sorted(rows, key=lambda row: int(lengths[list(held[row])].sum()))
+            return [rows[i : i + self._window] for i in range(0, len(rows), self._window)]
         return rows.batch(self._window, batch_fn=list)
 
     def _norm(self, parts: Sequence[Sequence[Row]], part: int) -> float:
@@ -197,13 +237,32 @@ def iterate(micro_batch: Callable[[int], Batch], start: int, stop: int) -> Any:
     return indices.map(micro_batch).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
 
 
-def evaluation_batches(samples: Samples, rows: Sequence[Row], shape: BatchShape) -> list[Batch]:
-    """Every row once, in order.
+def evaluation_batches(
+    samples: Samples, rows: Mapping[str, Sequence[Row]], shape: BatchShape
+) -> tuple[list[Batch], list[EvalPart]]:
+    """Every row once, in order, the sources apart.
 
     The norm is such that the mean over the batches of summed loss / norm is the loss of a target, whatever
     the batch that it is in.
+
+    Args:
+        rows: of each source, by its name.
+
+    Returns:
+        The batches, and which of them are each source's.
     """
-    starts = range(0, len(rows), shape.rows)
-    parts = [[rows[i] for i in range(start, min(start + shape.rows, len(rows)))] for start in starts]
-    weight = int(samples.weights.sum())
-    return [fill(samples, part, shape, weight / len(parts), i) for i, part in enumerate(parts)]
+    chunks = {name: list(_chunked(own, shape.rows)) for name, own in rows.items()}
+    weights = samples.weights
+    norm = int(weights.sum()) / sum(map(len, chunks.values()))
+    batches: list[Batch] = []
+    parts = []
+    for name, own in chunks.items():
+        start, members = len(batches), [i for chunk in own for row in chunk for i in row]
+        batches += [fill(samples, chunk, shape, norm, start + i) for i, chunk in enumerate(own)]
+        parts.append(EvalPart(name, slice(start, len(batches)), norm / int(weights[members].sum())))
+    return batches, parts
+
+
+def _chunked(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
+    for start in range(0, len(rows), size):
+        yield [rows[i] for i in range(start, min(start + size, len(rows)))]

@@ -56,17 +56,15 @@ def key(
             what = _content(source, data_dir)
         except Exception as error:  # file systems and hubs raise what they like; reading will say it well
             return None, f"{source.path}: {_first_line(error)}"
-        contents.append([source.path, source.split, source.config, source.limit, what])
-    transform = None
-    if data.transform is not None:
-        file = data_dir / data.transform.rpartition(":")[0]
-        transform = [data.transform.rpartition(":")[2], _sha256([file]) if file.is_file() else None]
+        own, transform = data.of(source), None
+        if own.transform is not None:
+            name, _, function = own.transform.rpartition(":")
+            transform = [function, _sha256([data_dir / name]) if (data_dir / name).is_file() else None]
+        kind = [own.format, dict(own.fields), transform]
+        contents.append([source.path, source.split, source.config, source.limit, what, kind])
     made_of = {
         "sources": contents,
         "part": part,
-        "format": data.format,
-        "fields": dict(data.fields),
-        "transform": transform,
         "coding": asdict(coding),
         "code": _sha256(sorted(Path(__file__).parent.glob("*.py"))),
         "packages": [_version(name) for name in PACKAGES],

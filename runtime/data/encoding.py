@@ -6,17 +6,20 @@ import json
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import UserError
-from ..settings import DataSettings
+from ..settings import DataSettings, Source
 from .formats import AnyRow, ParsedSample
 from .masking import Blank, Inconsistent, Rendered, Renderer, special_tokens
 from .report import SplitReport
 from .samples import Samples
 from .template import ChatTemplate, Span, TemplateRefusal
+
+if TYPE_CHECKING:
+    from .reasoning import Reasoning
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,10 @@ class Coding:
         variables: what the template is given beside the messages: bos_token and so on.
         special: of `masking.special_tokens`.
         eos: the token that ends plain text, None where the tokenizer has none.
-        loss_on, max_length, overlong: of the recipe's `data` section.
+        loss_on: of each source.
+        max_length, overlong: of the recipe's `data` section.
         vocabulary: embeddings of the model; a sample with another token id is left out. None: not checked.
+        reasoning: of the recipe's `data` section.
     """
 
     tokenizer: str
@@ -38,24 +43,36 @@ class Coding:
     variables: dict[str, str]
     special: tuple[str, ...]
     eos: str | None
-    loss_on: str
+    loss_on: tuple[str | Sequence[str], ...]
     max_length: int
     overlong: str
     vocabulary: int | None
+    reasoning: str | None = None
 
 
-def coding(tokenizer: Any, template: str | None, data: DataSettings, vocabulary: int | None) -> Coding:
-    """Of transformers' fast tokenizer, and of the settings."""
+def coding(
+    tokenizer: Any,
+    template: str | None,
+    data: DataSettings,
+    vocabulary: int | None,
+    sources: Sequence[str | Source] = (),
+) -> Coding:
+    """Of transformers' fast tokenizer, and of the settings.
+
+    Args:
+        sources: whose rows are encoded; without any they are of one that has nothing of its own.
+    """
     return Coding(
         _with_exact_offsets(tokenizer.backend_tokenizer.to_str()),
         template,
         dict(tokenizer.special_tokens_map),
         special_tokens(tokenizer),
         tokenizer.eos_token,
-        data.loss_on,
+        tuple(data.of(source).loss_on for source in sources) or (data.loss_on,),
         data.max_length,
         data.overlong,
         vocabulary,
+        data.reasoning,
     )
 
 
@@ -73,10 +90,17 @@ class Encoder:
         self._tokenizer = Tokenizer.from_str(coding.tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._renderer = None
+        self._renderers: list[Renderer] = []
+        self._reasoning: Reasoning | None = None
         if coding.template is not None:
-            compiled = ChatTemplate(coding.template, coding.variables)
-            self._renderer = Renderer(compiled, coding.special, coding.loss_on)
+            if coding.reasoning is not None:
+                from .reasoning import Reasoning
+
+                self._reasoning = Reasoning(coding.reasoning, coding.template, coding.variables)
+                compiled = self._reasoning.template
+            else:
+                compiled = ChatTemplate(coding.template, coding.variables)
+            self._renderers = [Renderer(compiled, coding.special, loss_on) for loss_on in coding.loss_on]
 
     def encode(self, rows: Sequence[AnyRow], source: int) -> tuple[Samples, SplitReport]:
         """The samples of rows of one source, in order, and what was left out.
@@ -89,25 +113,25 @@ class Encoder:
         """
         builder = _Builder(self._coding, source)
         plain = [row for row in rows if isinstance(row, ParsedSample)]
-        for i, encoded in self._encoded(plain, builder.report):
+        for i, encoded in self._encoded(plain, source, builder.report):
             builder.add(plain[i].origin, encoded)
         pairs = [(row.origin, *row.answers()) for row in rows if not isinstance(row, ParsedSample)]
         # An answer that cannot be used is counted once for its pair.
-        left = list(self._encoded([chosen for _, chosen, _ in pairs], builder.report))
-        rejected = dict(self._encoded([pairs[i][2] for i, _ in left], builder.report))
+        left = list(self._encoded([chosen for _, chosen, _ in pairs], source, builder.report))
+        rejected = dict(self._encoded([pairs[i][2] for i, _ in left], source, builder.report))
         for n, (i, chosen) in enumerate(left):
             if n in rejected:
                 builder.add(pairs[i][0], chosen, rejected[n])
         return builder.finish()
 
-    def show(self, row: ParsedSample) -> Shown | None:
-        """A row as it is trained on, None when it is left out.
+    def show(self, row: ParsedSample, source: int = 0) -> Shown | None:
+        """A row of a source as it is trained on, None when it is left out.
 
         Raises:
             UserError: as `encode`.
         """
-        builder = _Builder(self._coding, 0)
-        for _, encoded in self._encoded([row], builder.report):
+        builder = _Builder(self._coding, source)
+        for _, encoded in self._encoded([row], source, builder.report):
             builder.add(row.origin, encoded)
             (samples, report) = builder.finish()
             if report.kept:
@@ -116,28 +140,33 @@ class Encoder:
                 return Shown(row.origin, pieces, report.tokens, report.targets, bool(report.truncated))
         return None
 
-    def _encoded(self, rows: Sequence[ParsedSample], report: SplitReport) -> Iterator[tuple[int, _Encoded]]:
+    def _encoded(
+        self, rows: Sequence[ParsedSample], source: int, report: SplitReport
+    ) -> Iterator[tuple[int, _Encoded]]:
         """The rows that can be used, by their number."""
         encoded: dict[int, _Encoded] = {}
         chats = [(i, row) for i, row in enumerate(rows) if row.messages is not None]
         texts = [(i, row) for i, row in enumerate(rows) if row.messages is None]
-        self._encode_chats(chats, report, encoded)
-        self._encode_texts(texts, report, encoded)
+        self._encode_chats(chats, source, report, encoded)
+        self._encode_texts(texts, source, report, encoded)
         return ((i, encoded[i]) for i in sorted(encoded))
 
     def _encode_chats(
-        self, rows: Sequence[tuple[int, ParsedSample]], report: SplitReport, encoded: dict[int, _Encoded]
+        self,
+        rows: Sequence[tuple[int, ParsedSample]],
+        source: int,
+        report: SplitReport,
+        encoded: dict[int, _Encoded],
     ) -> None:
         rendered: list[tuple[int, Rendered]] = []
         for i, row in rows:
-            if self._renderer is None:
+            if not self._renderers:
                 raise UserError(
                     f"{row.origin} is a conversation, and the tokenizer has no chat template",
                     "set data.chat_template to a template's path or text",
                 )
-            assert row.messages is not None
             try:
-                rendered.append((i, self._renderer.render(row.messages, row.tools, row.completion_start)))
+                rendered.append((i, self._render(row, self._renderers[source])))
             except (TemplateRefusal, Inconsistent, Blank) as error:
                 getattr(report, error.kind).add(row.origin, str(error))
         # The template has written the special tokens.
@@ -153,8 +182,18 @@ class Encoder:
                 continue
             encoded[i] = _Encoded(item, encoding, ranges, origins[i].unused + item.unused)
 
+    def _render(self, row: ParsedSample, renderer: Renderer) -> Rendered:
+        if self._reasoning is not None:
+            return self._reasoning.render(renderer, row)
+        assert row.messages is not None
+        return renderer.render(row.messages, row.tools, row.completion_start)
+
     def _encode_texts(
-        self, rows: Sequence[tuple[int, ParsedSample]], report: SplitReport, encoded: dict[int, _Encoded]
+        self,
+        rows: Sequence[tuple[int, ParsedSample]],
+        source: int,
+        report: SplitReport,
+        encoded: dict[int, _Encoded],
     ) -> None:
         """Plain text: with the tokenizer's own special tokens, and the end of sequence after it."""
         wholes: list[tuple[int, ParsedSample, str]] = []
@@ -171,7 +210,7 @@ class Encoder:
             end = "" if completion.endswith(self._coding.eos) else self._coding.eos
             wholes.append((i, row, (row.prompt or "") + completion + end))
         encodings = self._tokenizer.encode_batch([text for *_, text in wholes])
-        alone = self._coding.loss_on == "completion"
+        alone = self._coding.loss_on[source] == "completion"
         prompts = self._tokenizer.encode_batch([row.prompt or "" for _, row, _ in wholes] if alone else [])
         for n, ((i, row, text), encoding) in enumerate(zip(wholes, encodings, strict=True)):
             ids, start = encoding.ids, 0

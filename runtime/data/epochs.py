@@ -122,6 +122,23 @@ class Epochs:
         return random.permutation(np.concatenate(drawn)) if drawn else np.zeros(0, np.int64)
 
 
+def tempered(sizes: Sequence[int], temperature: float) -> list[float]:
+    """Weights by which an epoch draws of each source in proportion to size ** (1 / temperature).
+
+    As many samples are drawn as there are, but for rounding, and of each source with any at least one. With a
+    temperature of 1 these are weights of 1; the higher it is, the more alike the sources' parts are (as
+    multilingual BERT and T5 mix languages: https://arxiv.org/abs/2010.11934, section 3.2).
+
+    Args:
+        sizes: samples of each source.
+    """
+    largest = max(sizes)
+    shares = [(size / largest) ** (1 / temperature) if size else 0.0 for size in sizes]
+    scale = sum(sizes) / sum(shares)
+    draws = [max(1, round(scale * share)) if size else 0 for share, size in zip(shares, sizes, strict=True)]
+    return [drawn / size if size else 0.0 for drawn, size in zip(draws, sizes, strict=True)]
+
+
 def pack(lengths: Sequence[int] | np.ndarray, capacity: int, order: Sequence[int] | np.ndarray) -> PackedRows:
     """Best-fit decreasing: from the longest sample to the shortest, each into the fullest row with room.
 

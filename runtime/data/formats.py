@@ -9,23 +9,23 @@ preference         chosen and rejected, both text or both messages; optional pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import UserError
-from .messages import Messages, demand_assistant, parse_messages, parse_tools
+from .messages import ROLES, Messages, demand_assistant, parse_messages, parse_tools
 from .values import Malformed, kind, parsed, text_of
 
 if TYPE_CHECKING:
     from .preferences import PreferenceRow
 
 FIELDS = {
-    "chat": ("messages", "tools", "role", "content"),
+    "chat": ("messages", "tools", "role", "content", "weight"),
     "instruction": ("instruction", "input", "output", "system", "history"),
-    "prompt_completion": ("prompt", "completion", "tools", "role", "content"),
+    "prompt_completion": ("prompt", "completion", "tools", "role", "content", "weight"),
     "text": ("text",),
-    "preference": ("prompt", "chosen", "rejected", "tools", "role", "content"),
+    "preference": ("prompt", "chosen", "rejected", "tools", "role", "content", "weight"),
 }
 """What `data.fields` can rename in each format: columns, and the keys of a message."""
 
@@ -42,6 +42,13 @@ assistant: what every assistant turn writes; last_assistant: what the last one w
 everything after the prompt, where a prompt of messages ends in the template's generation prompt; all:
 every token that another stands before.
 """
+
+
+def may_carry(format: str, loss_on: str | Sequence[str]) -> bool:
+    """Whether a `data.loss_on` means something in a format: roles do in chats."""
+    if isinstance(loss_on, str):
+        return loss_on in LOSS_ON[format]
+    return format == "chat" and bool(loss_on) and set(loss_on) <= set(ROLES)
 
 
 KTO = "KTO, which this version does not train"

@@ -10,9 +10,11 @@ first of these ways that holds:
 3. substitution, for templates that write a turn differently from its generation prompt (that strip
    earlier reasoning, or prompt with an empty one): the whole conversation, rendered once more with
    another text in the turn's place, differs in one stretch, which is the turn's text, and a special
-   token follows it. A turn that calls tools is more than its text, and is not found this way.
+   token follows it. A turn that calls tools is more than its text: what it writes as the last turn is
+   looked for where the whole conversation, rendered with another tool's name, begins to differ.
 
-Otherwise the conversation is refused: a mask is never guessed. A turn of weight 0 is none of the targets.
+Otherwise the conversation is refused: a mask is never guessed. Of a message of another role what it says is
+found by substitution, with the special token that follows. A message of weight 0 is none of the targets.
 
 The same renderings tell what of a conversation the template does not write: a field whose removal changes
 nothing.
@@ -20,15 +22,17 @@ nothing.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from ..errors import UserError
 from ..settings import DataSettings
-from .formats import LOSS_ON
-from .messages import taught
+from .formats import LOSS_ON, may_carry
+from .messages import parted, taught
 from .template import ChatTemplate, Messages, Misplaced, Span, TemplateRefusal, Tools
 
 __all__ = [
@@ -78,15 +82,20 @@ class Rendered:
 
 
 def check_loss_on(data: DataSettings) -> None:
-    """Refuses a `data.loss_on` that means nothing in the format.
+    """Refuses a `data.loss_on` that means nothing in the format of a source.
 
     Raises:
         UserError
     """
+    for own in data.kinds:
+        _check_loss_on(own)
+
+
+def _check_loss_on(data: DataSettings) -> None:
     known = LOSS_ON.get(data.format)
     if known is None:
         raise UserError(f"data.format is {data.format!r}", f"it is one of {', '.join(LOSS_ON)}")
-    if data.loss_on not in known:
+    if not may_carry(data.format, data.loss_on):
         raise UserError(
             f"data.loss_on {data.loss_on} means nothing in data of the format {data.format}",
             f"loss_on: {' or '.join(known)}",
@@ -105,17 +114,19 @@ class Renderer:
     Args:
         template: compiled, with the tokenizer's special tokens as variables.
         special: of `special_tokens`.
-        loss_on: "assistant", "last_assistant", "completion" or "all".
+        loss_on: "assistant", "last_assistant", "completion" or "all"; or roles of messages.
     """
 
-    def __init__(self, template: ChatTemplate, special: tuple[str, ...], loss_on: str) -> None:
+    def __init__(
+        self, template: ChatTemplate, special: tuple[str, ...], loss_on: str | Sequence[str]
+    ) -> None:
         self._template = template
         self._special = special
         self._blank = re.compile(rf"(?:\s|{'|'.join(map(re.escape, special))})*")
         self._loss_on = loss_on
 
     @classmethod
-    def of(cls, tokenizer: Any, template: str, loss_on: str) -> Renderer:
+    def of(cls, tokenizer: Any, template: str, loss_on: str | Sequence[str]) -> Renderer:
         """A renderer for transformers' tokenizer and a template's text."""
         compiled = ChatTemplate(template, tokenizer.special_tokens_map)
         return cls(compiled, special_tokens(tokenizer), loss_on)
@@ -148,9 +159,25 @@ class Renderer:
             return False
         return True
 
+    def chosen(self, messages: Messages, completion_start: int | None = None) -> list[int]:
+        """The messages that loss_on means, by their numbers, whatever their weights."""
+        if self._loss_on in ("all", "completion"):
+            return list(range((completion_start or 0) if self._loss_on == "completion" else 0, len(messages)))
+        roles = ("assistant",) if isinstance(self._loss_on, str) else self._loss_on
+        turns = [i for i, message in enumerate(messages) if message["role"] in roles]
+        return turns[-1:] if self._loss_on == "last_assistant" else turns
+
+    def last(self, messages: Messages, tools: Tools) -> Span:
+        """Where the last message lies, which is the assistant's, as `render` finds it.
+
+        Raises:
+            TemplateRefusal, Inconsistent
+        """
+        return self._turns(messages, tools, [len(messages) - 1]).spans[-1]
+
     def _rendered(self, messages: Messages, tools: Tools, completion_start: int | None) -> Rendered:
-        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        muted = [turn for turn in turns if messages[turn].get("weight") == 0]
+        chosen = self.chosen(messages, completion_start)
+        muted = [turn for turn in chosen if messages[turn].get("weight") == 0]
         stretches = 1  # that hold what is learnt
         if self._loss_on == "all":
             text = self._template.render(messages, tools)
@@ -159,10 +186,8 @@ class Renderer:
             if completion_start is None:
                 raise Inconsistent("it does not say where its completion begins")
             made = self._completion(messages, tools, completion_start)
-            muted = [turn for turn in muted if turn >= completion_start]
         else:
-            wanted = turns[-1:] if self._loss_on == "last_assistant" else turns
-            wanted = [turn for turn in wanted if turn not in muted]
+            wanted = [turn for turn in chosen if turn not in muted]
             made, stretches = self._turns(messages, tools, wanted), len(wanted)
             muted = []
         unused = tuple(self._unused(messages, tools, made.text))
@@ -207,21 +232,32 @@ class Renderer:
                 yield f"{role} messages"
 
     def _turns(self, messages: Messages, tools: Tools, turns: list[int]) -> Rendered:
-        """Some of the assistant's turns, each up to and with its end."""
-        if self._template.marked:
-            return self._from_marks(messages, tools, turns)
+        """Some messages: turns of the assistant's, each up to and with its end, and what others say."""
+        own = [turn for turn in turns if messages[turn]["role"] == "assistant"]
+        others = [turn for turn in turns if turn not in own]
+        if self._template.marked and own:
+            made = self._from_marks(messages, tools, own)
+        else:
+            made = self._from_prompts(messages, tools, own)
+        if not others:
+            return made
+        said = [self._by_substitution(messages, tools, turn, made.text) for turn in others]
+        return replace(made, spans=_apart(sorted([*made.spans, *said])))
+
+    def _from_prompts(self, messages: Messages, tools: Tools, turns: list[int]) -> Rendered:
         text = self._template.render(messages, tools)
         spans: list[Span] = []
         substituted = False
         for turn in turns:
             span = self._by_prefix(messages, tools, turn, text)
             if span is None:
-                span = self._by_substitution(messages, tools, turn, text)
+                calls = messages[turn].get("tool_calls")
+                find = self._by_other_name if calls else self._by_substitution
+                span = find(messages, tools, turn, text)
                 substituted = True
-            if spans and span[0] < spans[-1][1]:
-                raise Inconsistent(f"the template writes messages {turn} and before into one another")
             spans.append(span)
-        return Rendered(text, tuple(spans), substituted, all(self._ends_turn(text[:end]) for _, end in spans))
+        ended = all(self._ends_turn(text[:end]) for _, end in spans)
+        return Rendered(text, _apart(spans), substituted, ended)
 
     def _completion(self, messages: Messages, tools: Tools, start: int) -> Rendered:
         """Everything after the prompt, as the generation prompt ends it."""
@@ -230,7 +266,9 @@ class Renderer:
         if text.startswith(prompt) and len(text) > len(prompt):
             return Rendered(text, ((len(prompt), len(text)),), ended=self._ends_turn(text.rstrip()))
         if start == len(messages) - 1 and messages[start]["role"] == "assistant":
-            span = self._by_substitution(messages, tools, start, text)
+            calls = messages[start].get("tool_calls")
+            find = self._by_other_name if calls else self._by_substitution
+            span = find(messages, tools, start, text)
             return Rendered(text, (span,), substituted=True)
         raise Inconsistent(
             "the prompt, rendered with the generation prompt, does not begin the whole rendering"
@@ -270,23 +308,19 @@ class Renderer:
 
     def _by_substitution(self, messages: Messages, tools: Tools, turn: int, text: str) -> Span:
         message = messages[turn]
-        if message.get("tool_calls"):
-            raise Inconsistent(
-                f"message {turn} calls tools, and the template's generation prompt is not how it begins"
-            )
-        content = message["content"]
-        marker = "substitute"
-        while marker in text or any(marker in other["content"] for other in messages):
-            marker += "x"
-        # Only the text: reasoning and the like beside it would be part of the turn, and then not be found.
-        changed = [*messages[:turn], {"role": message["role"], "content": marker}, *messages[turn + 1 :]]
+        own, content = message["role"] == "assistant", message["content"]
+        marker = _marker(text, messages)
+        # Of the assistant only the text: reasoning and the like beside it would be part of the turn, and then
+        # not be found.
+        other = {"role": message["role"], "content": marker} if own else {**message, "content": marker}
+        changed = [*messages[:turn], other, *messages[turn + 1 :]]
         try:
-            other = self._template.render(changed, tools)
+            rendered = self._template.render(changed, tools)
         except TemplateRefusal as error:
             raise Inconsistent(f"the template refuses another text in message {turn}'s place") from error
-        if other.count(marker) != 1:
-            raise Inconsistent(f"the template writes message {turn} {other.count(marker)} times, not once")
-        before, _, after = other.partition(marker)
+        if rendered.count(marker) != 1:
+            raise Inconsistent(f"the template writes message {turn} {rendered.count(marker)} times, not once")
+        before, _, after = rendered.partition(marker)
         start, stop = len(before), len(text) - len(after)
         if not (text.startswith(before) and text.endswith(after) and start < stop):
             raise Inconsistent(
@@ -294,16 +328,70 @@ class Renderer:
                 "generation prompt is not how it begins the turn"
             )
         written = text[start:stop].strip()
-        if not written or written not in content:
+        if not written or not any(written in form for form in (content, *_in_json(content))):
             raise Inconsistent(f"the template does not write message {turn} as it stands")
         rest = after.lstrip()
         token = next((token for token in self._special if rest.startswith(token)), None)
-        if token is None:
+        if token is None and own:
             raise Inconsistent(f"the template writes no end-of-turn token after message {turn}")
-        return start, stop + len(after) - len(rest) + len(token)
+        return start, stop + (0 if token is None else len(after) - len(rest) + len(token))
+
+    def _by_other_name(self, messages: Messages, tools: Tools, turn: int, text: str) -> Span:
+        """A turn that calls tools, which as the last one is written with something before it.
+
+        As the last turn it is header + call + end, and in the whole it is call + end at the same place: where
+        that is, the whole rendering with another name of the tool tells, up to which it is the same.
+        """
+        message = parted(messages[turn])[1]
+        marker = _marker(text, messages)
+        first, *calls = message["tool_calls"]
+        renamed = {
+            **message,
+            "tool_calls": [{**first, "function": {**first["function"], "name": marker}}, *calls],
+        }
+        plain = {"role": "assistant", "content": marker}
+        before = messages[:turn]
+        try:
+            last = self._template.render([*before, message], tools).rstrip()
+            until = self._template.render([*before, renamed], tools).partition(marker)[0]
+            place = self._template.render([*before, renamed, *messages[turn + 1 :]], tools).partition(marker)[
+                0
+            ]
+            prompt = self._template.render(before, tools, add_generation_prompt=True)
+            header = self._template.render([*before, plain], tools).partition(marker)[0]
+        except TemplateRefusal as error:
+            raise Inconsistent(f"the template refuses message {turn} by itself, which calls tools") from error
+        rest = last[len(until) :]
+        if last.startswith(until) and text.startswith(place + rest) and self._ends_turn(last):
+            for begin in (prompt, header):
+                written = until[len(begin) :]
+                if until.startswith(begin) and place.endswith(written):
+                    return len(place) - len(written), len(place) + len(rest)
+        raise Inconsistent(
+            f"message {turn} calls tools, and the template's generation prompt is not how it begins"
+        )
 
     def _ends_turn(self, text: str) -> bool:
         return text.endswith(self._special)
+
+
+def _marker(text: str, messages: Messages) -> str:
+    """A word that stands in no message."""
+    marker = "substitute"
+    while marker in text or any(marker in message["content"] for message in messages):
+        marker += "x"
+    return marker
+
+
+def _in_json(content: str) -> tuple[str, str]:
+    """A text as it stands within JSON, which some templates write tools' results as."""
+    return json.dumps(content)[1:-1], json.dumps(content, ensure_ascii=False)[1:-1]
+
+
+def _apart(spans: Sequence[Span]) -> tuple[Span, ...]:
+    if any(after[0] < before[1] for before, after in pairwise(spans)):
+        raise Inconsistent("the template writes messages into one another")
+    return tuple(spans)
 
 
 def _without(rendered: Rendered, cut: Iterable[Span]) -> list[Span]:

@@ -44,6 +44,24 @@ TAUGHT = re.compile(
 tool's name beside its call) are notes about it. So is a number: "reasoning_tokens" is not reasoning."""
 
 
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Keys of a message that hold what the assistant thinks before it answers."""
+
+THOUGHT = re.compile(r"\s*(?:<think>(.*?)</think>|<\|channel>thought\n(.*?)<channel\|>)\s*", re.DOTALL)
+"""The same at the beginning of a content, in Qwen's markup and in Gemma 4's."""
+
+
+def parted(message: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """What an assistant's message thinks, mostly one text or none, and the message without it."""
+    rest = {key: value for key, value in message.items() if key not in REASONING}
+    thoughts = [message[key] for key in REASONING if message.get(key)]
+    found = THOUGHT.match(message["content"])
+    if found:
+        rest["content"] = message["content"][found.end() :]
+        thoughts.append((found[1] or found[2] or "").strip())
+    return [thought for thought in thoughts if thought], rest
+
+
 def taught(message: Mapping[str, Any]) -> list[str]:
     """Keys of a parsed message, beside role and content, that a chat template should write."""
     return [
@@ -63,7 +81,7 @@ def parse_messages(value: Any, name: str, fields: Mapping[str, str], label: str 
     Args:
         value: a list of messages, or such a list as JSON text.
         name: the column that it stands in.
-        fields: `data.fields`; "role" and "content" may rename a message's keys.
+        fields: `data.fields`; "role", "content" and "weight" may rename a message's keys.
         label: what reasons call a message, before its number.
 
     Raises:
@@ -114,6 +132,7 @@ def _message(message: Any, what: str, fields: Mapping[str, str]) -> dict[str, An
     content_key = _key(message, fields, "content", "value")
     role, content = message.get(role_key), message.get(content_key)
     rest = {key: value for key, value in message.items() if key not in (role_key, content_key)}
+    weight = rest.pop(fields.get("weight", "weight"), None)
     calls: Any = rest.pop("tool_calls", None) or rest.pop(
         "function_call", None
     )  # OpenAI's, and its older one
@@ -130,9 +149,11 @@ def _message(message: Any, what: str, fields: Mapping[str, str]) -> dict[str, An
     content = _content(content, what, may_lack=bool(calls))
     if role == "assistant" and not content.strip() and not calls:
         raise Malformed(f"{what} is blank")
-    if rest.get("weight") not in (None, 0, 1):
-        raise Malformed(f"{what} has the weight {rest['weight']!r}: 0 carries no loss, and 1 does")
+    if weight not in (None, 0, 1):
+        raise Malformed(f"{what} has the weight {weight!r}: 0 carries no loss, and 1 does")
     made = {"role": role, "content": content, **without_nulls(rest, what)}
+    if weight is not None:
+        made["weight"] = int(weight)
     return {**made, "tool_calls": calls} if calls else made
 
 

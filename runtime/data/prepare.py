@@ -10,17 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import UserError
 from ..settings import DataSettings, Source, TrainSettings
 from . import cache as caching
 from .advice import LEFTOVER, WRITTEN, folding
-from .batches import Batch, BatchSchedule, BatchShape, evaluation_batches, iterate, only
+from .batches import Batch, BatchSchedule, BatchShape, EvalPart, evaluation_batches, iterate, only
 from .encoding import Coding, coding
-from .epochs import Epochs
+from .epochs import Epochs, PackedRows, tempered
 from .masking import NO_SYSTEM, check_loss_on
 from .report import DataReport, SplitReport
 from .samples import Samples
-from .sources import Split, open_split, splits
+from .sources import Split, open_split, source_names, splits
 from .tokenising import tokenise
 from .tokenizer import chat_template
 
@@ -35,6 +37,7 @@ class PreparedData:
         total_steps: optimizer steps of the run.
         accumulation: micro-batches of an optimizer step.
         eval_batches: the evaluation data, whole; empty without any.
+        eval_parts: which of them are each source's, where it has several.
         report: what was read, kept and left out.
         samples: of the training data, in the order of its sources.
         fingerprint: digest of the training samples and of what decides their order.
@@ -49,6 +52,7 @@ class PreparedData:
     fingerprint: str
     schedule: BatchSchedule
     shuffle_seed: int | None
+    eval_parts: Sequence[EvalPart] = ()
 
     @property
     def rows(self) -> int:
@@ -137,37 +141,42 @@ def prepare(
         )
     accumulation = train.global_batch_size // rows
     check_loss_on(data)
-    how = coding(tokenizer, chat_template(tokenizer, data, data_dir), data, vocabulary)
+    template = chat_template(tokenizer, data, data_dir)
     pad = tokenizer.pad_token_id
     shape = BatchShape(rows, data.max_length, 0 if pad is None else int(pad))
 
     trained_on, evaluated_on = splits(data, data_dir)
+    how = coding(tokenizer, template, data, vocabulary, trained_on.sources)
     samples, train_report = read_split(trained_on, data, how, data_dir, tokenising)
     check_split("data.train", train_report, data)
-    weights = [source.weight if isinstance(source, Source) else 1.0 for source in data.train]
+    weights = source_weights(samples, data)
     epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
     if not epochs.draws:
         raise UserError(
             f"an epoch draws none of the {len(samples)} samples of data.train",
             "weights are shares of a source's samples: raise data.train[].weight",
         )
-    count_rows(train_report, epochs, samples)
+    count_rows(train_report, [epochs.of(0)], samples)
     by_tokens = train.loss_normalization == "tokens"
-    schedule = BatchSchedule(samples, epochs, shape, accumulation, by_tokens, data.shuffle_seed)
+    by_length = data.curriculum == "length"
+    schedule = BatchSchedule(samples, epochs, shape, accumulation, by_tokens, data.shuffle_seed, by_length)
 
     eval_batches: list[Batch] = []
+    eval_parts: list[EvalPart] = []
     eval_report = None
     if evaluated_on is not None:
+        how = coding(tokenizer, template, data, vocabulary, evaluated_on.sources)
         held_out, eval_report = read_split(evaluated_on, data, how, data_dir, tokenising)
         check_split(evaluated_on.name, eval_report, data)
-        eval_epochs = Epochs(held_out, data.max_length, data.packing, data.shuffle_seed)
-        count_rows(eval_report, eval_epochs, held_out)
-        eval_batches = evaluation_batches(held_out, eval_epochs.of(0), shape)
+        rows_of = rows_by_source(held_out, evaluated_on, data)
+        count_rows(eval_report, list(rows_of.values()), held_out)
+        eval_batches, eval_parts = evaluation_batches(held_out, rows_of, shape)
 
     total = (
         train.steps if train.steps is not None else math.ceil((train.epochs or 1) * schedule.steps_per_epoch)
     )
     order = [samples.digest, data.max_length, data.packing, data.shuffle_seed, weights]
+    order += [data.curriculum] if data.curriculum else []
     return PreparedData(
         steps_per_epoch=schedule.steps_per_epoch,
         total_steps=total,
@@ -178,7 +187,31 @@ def prepare(
         fingerprint=hashlib.sha256(json.dumps(order).encode()).hexdigest(),
         schedule=schedule,
         shuffle_seed=data.shuffle_seed,
+        eval_parts=eval_parts if len(eval_parts) > 1 else (),
     )
+
+
+def source_weights(samples: Samples, data: DataSettings) -> list[float]:
+    """How often an epoch draws each sample of a source of data.train.
+
+    Args:
+        samples: of the training data.
+    """
+    if data.temperature is None:
+        return [source.weight if isinstance(source, Source) else 1.0 for source in data.train]
+    sizes = np.bincount(samples.sources[:: samples.group], minlength=len(data.train))
+    return tempered(sizes.tolist(), data.temperature)
+
+
+def rows_by_source(samples: Samples, split: Split, data: DataSettings) -> dict[str, PackedRows]:
+    """The rows of each source that has samples, by its name."""
+    out = {}
+    for number, name in enumerate(source_names(split.sources)):
+        weights = [float(source == number) for source in range(len(split.sources))]
+        own = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
+        if own.draws:
+            out[name] = own.of(0)
+    return out
 
 
 def read_split(
@@ -224,13 +257,11 @@ def _read(
     return samples, report
 
 
-def count_rows(report: SplitReport, epochs: Epochs, samples: Samples) -> None:
+def count_rows(report: SplitReport, rows: Sequence[PackedRows], samples: Samples) -> None:
     """Notes how full the rows of an epoch are."""
-    rows = epochs.of(0)
-    report.rows = len(rows)
     lengths = samples.lengths.reshape(-1, samples.group).sum(1)
-    report.rows *= samples.group
-    report.row_tokens = int(lengths[rows.samples].sum())
+    report.rows = sum(map(len, rows)) * samples.group
+    report.row_tokens = sum(int(lengths[one.samples].sum()) for one in rows)
 
 
 def check_split(name: str, report: SplitReport, data: DataSettings) -> None:

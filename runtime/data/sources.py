@@ -109,6 +109,17 @@ class Split:
         return [mask == self.held_out for mask in self.division.held_out]
 
 
+def source_names(sources: Sequence[str | Source]) -> list[str]:
+    """A name of each source, all different and none `loss`: its path's last part without its ending, its
+    whole path, or that with a number, whichever of these tells them apart."""
+    paths = [source.path if isinstance(source, Source) else source for source in sources]
+    short = [path.rstrip("/").rpartition("/")[2].partition(".")[0] or path for path in paths]
+    for names in (short, paths):
+        if len({*names, "loss"}) > len(names):
+            return names
+    return [f"{path} {number}" for number, path in enumerate(paths, 1)]
+
+
 def splits(data: DataSettings, data_dir: Path) -> tuple[Split, Split | None]:
     """What is trained on, and what is evaluated on, if anything. No source is read yet.
 
@@ -260,7 +271,7 @@ def open_rows(
         UserError: data.fields names a column that the format does not have, or the transform cannot be
             loaded.
     """
-    return _open(sources, data, data_dir, partial(parse_row, data.format), chosen)
+    return _open(sources, data, data_dir, lambda format: partial(parse_row, format), chosen)
 
 
 def _open_preferences(
@@ -269,23 +280,34 @@ def _open_preferences(
     """`open_rows` for the format preference."""
     from .preferences import parse_preference
 
-    return _open(sources, data, data_dir, parse_preference, chosen)
+    return _open(sources, data, data_dir, lambda format: parse_preference, chosen)
 
 
 def _open(
-    sources: Sequence[str | Source], data: DataSettings, data_dir: Path, parse: Parse[R], chosen: Chosen
+    sources: Sequence[str | Source],
+    data: DataSettings,
+    data_dir: Path,
+    parser: Callable[[str], Parse[R]],
+    chosen: Chosen,
 ) -> list[Reader[R]]:
-    check_fields(data.format, data.fields)
-    transform = None
-    if data.transform is not None:
-        from .transform import Transform
+    transforms: dict[str, Transform] = {}
+    readers = []
+    for number, given in enumerate(sources):
+        source, own = Source(given) if isinstance(given, str) else given, data.of(given)
+        check_fields(own.format, own.fields)
+        if (own.format == "preference") != (data.format == "preference"):
+            raise UserError(
+                f"{source.path} has data of the format {own.format}, and data.format is {data.format}",
+                "pairs of answers are compared, and no other data is: train on each in a run of its own",
+            )
+        if own.transform is not None and own.transform not in transforms:
+            from .transform import Transform
 
-        transform = Transform.load(data.transform, data_dir)
-    whole = [Source(source) if isinstance(source, str) else source for source in sources]
-    return [
-        Reader(source, data, data_dir, parse, transform, None if chosen is None else chosen[number])
-        for number, source in enumerate(whole)
-    ]
+            transforms[own.transform] = Transform.load(own.transform, data_dir)
+        transform = transforms[own.transform] if own.transform is not None else None
+        part = None if chosen is None else chosen[number]
+        readers.append(Reader(source, own, data_dir, parser(own.format), transform, part))
+    return readers
 
 
 def records(source: Source, data_dir: Path) -> Iterator[Record]:

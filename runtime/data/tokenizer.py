@@ -44,7 +44,7 @@ def load_tokenizer(
             from .new_tokens import tokenizer_folder
 
             rows = vocabulary_size(model_dir / "config.json") or 0
-            with tokenizer_folder(model_dir, model.add_tokens, rows) as folder:
+            with tokenizer_folder(model_dir, dict(model.add_tokens), rows) as folder:
                 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         else:
             tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
@@ -61,13 +61,14 @@ def load_tokenizer(
             f"the tokenizer of {source} has no fast version, whose character offsets the loss mask needs",
             "convert it (transformers writes tokenizer.json with save_pretrained), or set model.tokenizer",
         )
-    if data.format in CONVERSATIONS and data.chat_template is None and not tokenizer.chat_template:
+    chats = not data.formats.isdisjoint(CONVERSATIONS) and data.chat_template is None
+    if chats and not tokenizer.chat_template:
         raise UserError(
             f"the tokenizer of {source} has no chat template",
             "set data.chat_template to a template's path or text, or use an instruction-tuned checkpoint's",
         )
     _check_vocabulary(tokenizer, model_dir, str(source))
-    if data.format in CONVERSATIONS and data.chat_template is None and model.family in FAMILIES:
+    if chats and model.family in FAMILIES:
         known, own = tokenizer.get_vocab(), FAMILIES[model.family].turn_markers
         foreign = [
             marker
@@ -94,7 +95,7 @@ def chat_template(tokenizer: Any, data: DataSettings, data_dir: Path) -> str | N
     if given is None:
         if tokenizer.chat_template:
             return str(tokenizer.get_chat_template())
-        if data.format not in CONVERSATIONS:
+        if data.formats.isdisjoint(CONVERSATIONS):
             return None
         raise UserError(
             "the tokenizer has no chat template", "set data.chat_template to a template's path or text"

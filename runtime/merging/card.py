@@ -13,7 +13,7 @@ from typing import Any
 
 from ..data.places import HUB, address_of
 from ..model.reach import Reach
-from ..training.objectives import OBJECTIVES
+from ..training.objectives import OBJECTIVES, settings_of
 
 FIELDS = (
     *("base_model", "base_model_relation", "library_name", "pipeline_tag", "license", "license_name"),
@@ -228,8 +228,7 @@ def training_objective(train: Mapping[str, Any]) -> str:
     objective = OBJECTIVES.get(name := str(train.get("objective") or ""))
     if objective is None:
         return name
-    told = "beta" in objective.settings and train.get("beta") is not None
-    return objective.title + (f", beta {train['beta']:g}" if told else "")
+    return objective.title + settings_of(train)
 
 
 def _length(train: Mapping[str, Any]) -> str:

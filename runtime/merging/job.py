@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .quantized import Quantization
 
 CARD = "README.md"
-CHAT_TEMPLATE = "chat_template.jinja"
-"""Where transformers and vLLM look for a template first, before tokenizer_config.json."""
+CHAT_TEMPLATE, TOKENIZER = "chat_template.jinja", "tokenizer_config.json"
+"""Where a template stands: transformers and vLLM take that of the first file, llama.cpp of the second."""
 NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, SUMS)
 """Side files of a base that are not its output's."""
 SPARE_BYTES = 64 << 20
@@ -140,13 +140,15 @@ def _write_small_files(job: MergeJob, journal: Journal, known: Mapping[str, str]
     if job.plan.index is not None:
         last[INDEX] = job.plan.index
     small = {name: job.base.side_file(name) for name in job.base.side_files if name not in NOT_CARRIED}
-    if tokens := job.trained.record["recipe"]["model"].get("add_tokens"):
+    if tokens := job.trained.record["recipe"].get("model", {}).get("add_tokens"):
         from ..data.new_tokens import with_tokens
 
         small = with_tokens(small, tokens, job.base.architecture.vocab_size, job.base.name)
     small[LOCK] = job.trained.lock
     if job.settings.chat_template is not None:
         small[CHAT_TEMPLATE] = job.settings.chat_template.encode()
+        if TOKENIZER in small:
+            small[TOKENIZER] = _without_template(small[TOKENIZER])
     files: Files = {shard.file: journal.files[shard.file] for shard in job.plan.shards}
     files |= {name: _entry(data) for name, data in (small | last).items()}
     record = _record(job, files, known)
@@ -158,6 +160,16 @@ def _write_small_files(job: MergeJob, journal: Journal, known: Mapping[str, str]
         journal.folder.write(name, data)
     journal.end()
     return record
+
+
+def _without_template(content: bytes) -> bytes:
+    """tokenizer_config.json without the base's chat template, which another one takes the place of."""
+    try:
+        config = json.loads(content)
+        del config["chat_template"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return content
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _adapter_files() -> tuple[str, ...]:

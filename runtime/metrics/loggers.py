@@ -1,12 +1,12 @@
-"""Where a run's numbers go: metrics.jsonl, TensorBoard and Weights & Biases.
+"""Where a run's numbers go: metrics.jsonl, TensorBoard, and the services of `services`.
 
 metrics.jsonl has one object a line. Training: step, loss, learning_rate, grad_norm (of the step's
 accumulated gradient, before clipping), of preferences rewards_chosen, rewards_rejected, rewards_margin and
 rewards_accuracy, of experts expert_share_min and expert_share_max (of a layer's tokens, those that one expert
 gets) and with the load-balancing loss aux_loss, that loss before its weight, tokens (real ones of the step),
 tokens_per_second, step_seconds, peak_memory_bytes.
-Evaluation: step, eval_loss. A number that is not finite stands as "NaN", "Infinity" or "-Infinity", as JSON
-has no such numbers.
+Evaluation: step, eval_loss, and of several sources the loss of each as eval/NAME. A number that is not finite
+stands as "NaN", "Infinity" or "-Infinity", as JSON has no such numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,13 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 
 if TYPE_CHECKING:
-    from .wandb_log import WandB
+    from .services import Service
 
 
 FILE = "metrics.jsonl"
+SAMPLES = "samples.jsonl"
+"""The answers to train.samples, an object a line: step, prompt (as its file has it, a text or messages),
+answer, tokens (how many the answer has), ended (whether by a token that ends one)."""
 
 
 class JsonLines:
@@ -38,7 +41,7 @@ class JsonLines:
     def log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
         entry: dict[str, Any] = {"step": step}
         for name, value in values.items():
-            entry[name if mode == "train" else f"{mode}_{name}"] = (
+            entry[name if mode == "train" else eval_key(name)] = (
                 int(value) if name in ("tokens", "peak_memory_bytes") else _json_number(float(value))
             )
         self._file.write(json.dumps(entry) + "\n")
@@ -67,32 +70,35 @@ class Metrics:
         restored_step: what was logged after it is dropped, for it will be logged again; None drops
             everything that is there.
         tensorboard: whether to write TensorBoard files as well.
-        wandb: the run in Weights & Biases, None without one.
+        services: the run in each of them.
         publish: puts metrics.jsonl where the checkpoints are, when that is elsewhere.
 
     Attributes:
         path: of metrics.jsonl.
+        early: why the run was done before its last step, None while it was not.
     """
+
+    early: str | None = None
 
     def __init__(
         self,
         folder: Path,
         restored_step: int | None,
         tensorboard: bool,
-        wandb: WandB | None = None,
+        services: Sequence[Service] = (),
         publish: Callable[[Path], None] = nowhere,
     ) -> None:
         self.path = folder / FILE
-        self._wandb, self._publish = wandb, publish
+        self._services, self._publish = services, publish
         with writing(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             truncate(self.path, restored_step)
+            truncate(folder / SAMPLES, restored_step)
             self._backends: list[Any] = [JsonLines(self.path)]
             if tensorboard:
                 first = 0 if restored_step is None else restored_step + 1
                 self._backends.append(TensorBoard(folder / TENSORBOARD_FOLDER, first))
-        if wandb is not None:
-            self._backends.append(wandb)
+        self._backends += services
 
     def log(self, mode: str, step: int, values: Mapping[str, float | None]) -> None:
         """Writes the numbers of one step; None is left out.
@@ -107,6 +113,18 @@ class Metrics:
         with writing(self.path):
             for backend in self._backends if known else ():
                 backend.log(mode, step, known)
+
+    def samples(self, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Writes answers of a step to samples.jsonl.
+
+        Raises:
+            UserError: when they cannot be written.
+        """
+        path = self.path.with_name(SAMPLES)
+        with writing(path), path.open("a", encoding="utf-8") as file:
+            for answer in answers:
+                file.write(json.dumps({"step": step, **answer}, ensure_ascii=False) + "\n")
+        self._publish(path)
 
     def flush(self) -> None:
         """Makes sure that what was logged survives the process.
@@ -126,8 +144,8 @@ class Metrics:
             status: the script's exit status.
             stopped: whether it was a signal, after which the run may go on.
         """
-        if self._wandb is not None:
-            self._wandb.status, self._wandb.stopped = status, stopped
+        for service in self._services:
+            service.status, service.stopped = status, stopped
 
     def close(self) -> None:
         """Closes the files. What matters was flushed, and an error of that was raised."""
@@ -136,8 +154,8 @@ class Metrics:
                 for backend in self._backends:
                     backend.close()
         finally:
-            if self._wandb is not None:
-                self._wandb.close()
+            for service in self._services:
+                service.close()
 
 
 class Nowhere:
@@ -145,12 +163,18 @@ class Nowhere:
 
     Attributes:
         path: of metrics.jsonl, as process 0 has it.
+        early: as of `Metrics`.
     """
+
+    early: str | None = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def log(self, mode: str, step: int, values: Mapping[str, float | None]) -> None:
+        """Nothing."""
+
+    def samples(self, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
         """Nothing."""
 
     def flush(self) -> None:
@@ -169,13 +193,40 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def done_line(step: int, speed: float | None, loss: float | None, eval_loss: float | None, peak: int) -> str:
+EVAL = "eval/"
+"""What the name of a source begins with in metrics.jsonl, as it does for TensorBoard."""
+
+
+def eval_key(name: str) -> str:
+    """What metrics.jsonl calls a number of an evaluation: the loss, or that of a source."""
+    return "eval_loss" if name == "loss" else f"{EVAL}{name}"
+
+
+def eval_line(step: int, losses: Mapping[str, float]) -> str:
+    """What a run prints of an evaluation.
+
+    Args:
+        losses: the mean as `loss`, and those of its sources.
+    """
+    sources = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if name != "loss")
+    return f"step {step}: eval_loss {losses['loss']:.4f}" + (f" ({sources})" if sources else "")
+
+
+def done_line(
+    step: int,
+    speed: float | None,
+    loss: float | None,
+    eval_loss: float | None,
+    peak: int,
+    early: str | None = None,
+) -> str:
     """The last line of a run; what is None is left out.
 
     Args:
         step: that it ended at.
         speed: tokens/s.
         peak: bytes of memory.
+        early: why it was done before its last step.
     """
     parts = [f"steps={step}"]
     if speed is not None:
@@ -185,7 +236,7 @@ def done_line(step: int, speed: float | None, loss: float | None, eval_loss: flo
     if eval_loss is not None:
         parts.append(f"eval_loss={eval_loss:.4f}")
     parts.append(f"peak_memory={peak / 2**30:.1f}GiB")
-    return "done: " + " ".join(parts)
+    return "done: " + " ".join(parts) + (f" ({early})" if early else "")
 
 
 def _json_number(number: float) -> float | str:

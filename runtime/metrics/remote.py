@@ -46,7 +46,7 @@ def fetch(path: Path, directory: str) -> None:
     """Brings the metrics of a run that another machine began, where they are more than what is here.
 
     Args:
-        path: of metrics.jsonl on this machine.
+        path: of metrics.jsonl, or another file of steps, on this machine.
         directory: of the checkpoints, an address.
 
     Raises:

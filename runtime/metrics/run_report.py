@@ -6,7 +6,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import say
 from ..progress import duration
-from .loggers import Metrics, Nowhere
+from .loggers import Metrics, Nowhere, eval_line
 
 if TYPE_CHECKING:
     from .expert_shares import ExpertShares
@@ -190,6 +190,20 @@ class Report:
             if self._shares is not None and (step % self._every == 0 or step == self._until):
                 for line in self._shares.warnings(step):
                     self.say(line)
+
+    def evaluated(self, step: int, losses: Mapping[str, float]) -> float:
+        """Writes and prints an evaluation, and returns its loss.
+
+        Args:
+            losses: `runtime.data.batches.eval_losses`.
+        """
+        self._metrics.log("eval", step, losses)
+        self.say(eval_line(step, losses))
+        return losses["loss"]
+
+    def sampled(self, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Writes the answers to prompts."""
+        self._metrics.samples(step, answers)
 
     def say(self, line: str) -> None:
         """Prints a line, above the progress bar where there is one."""

@@ -1,7 +1,8 @@
 """state.json: how far a run is to go, and how it ended, beside its metrics; `recipe watch` reads it.
 
     state     "training", "done", "stopped" (a signal, or --steps) or "failed"
-    reason    of the last two: "SIGTERM", "--steps 100", or the error's sentence; null otherwise
+    reason    of the last two: "SIGTERM", "--steps 100", or the error's sentence; of a run that ended before
+              `total`, what stopped it early; null otherwise
     total     optimizer steps of the whole run
     until     the step after which this process stops
     at        when this was written, UTC
@@ -18,6 +19,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
@@ -26,10 +28,23 @@ from ..interrupts import Interrupted, name_of
 FILE = "state.json"
 
 
+@dataclass
+class Ending:
+    """What the work within `recorded` says of its end.
+
+    Attributes:
+        failed: writes that the run has failed, and why.
+        early: why it was done before the last step; None where it was not.
+    """
+
+    failed: Callable[[str], None]
+    early: str | None = None
+
+
 @contextmanager
 def recorded(
     folder: Path, total: int, until: int, publish: Callable[[Path], None] = lambda path: None
-) -> Iterator[Callable[[str], None]]:
+) -> Iterator[Ending]:
     """Writes state.json when the work within begins and when it ends, however that is.
 
     Nothing needs the file to go on: where it cannot be written, it is left out.
@@ -67,8 +82,9 @@ def recorded(
         write("failed", reason)
 
     write("training")
+    ending = Ending(tell)
     try:
-        yield tell
+        yield ending
     except Interrupted as interrupted:
         write("stopped", name_of(interrupted.signum))
         raise
@@ -79,4 +95,7 @@ def recorded(
         if not told:  # else it follows from what was told
             write("failed", type(error).__name__)
         raise
-    write("done") if until == total else write("stopped", f"--steps {until}")
+    if ending.early is not None or until == total:
+        write("done", ending.early)
+    else:
+        write("stopped", f"--steps {until}")

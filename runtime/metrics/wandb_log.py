@@ -18,7 +18,7 @@ import secrets
 import shutil
 import string
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from ..addresses import first_line
 from .loggers import FILE as METRICS
 from .loggers import read_entries
+from .replay import keep, kept, last_steps, replay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,9 +40,6 @@ FINISH_SECONDS = 60.0
 
 SPARE = 1 << 16
 """Bytes below which a disk counts as full."""
-
-Entry = Mapping[str, Any]
-"""A line of metrics.jsonl."""
 
 
 class WandB:
@@ -147,10 +145,10 @@ def _open(
     if settings.mode == "disabled":
         return None
     place = {"entity": settings.entity, "project": settings.project or project}
-    kept = _kept(directory) if resume else {}
-    goes_on = all(kept.get(name) == value for name, value in place.items()) and "id" in kept
-    id = settings.run_id or (kept["id"] if goes_on else _new_id())
-    goes_on = goes_on and kept["id"] == id
+    before = kept(directory, FILE) if resume else {}
+    goes_on = all(before.get(name) == value for name, value in place.items()) and "id" in before
+    id = settings.run_id or (before["id"] if goes_on else _new_id())
+    goes_on = goes_on and before["id"] == id
     folder.mkdir(parents=True, exist_ok=True)
     record = json.loads((artifact / "recipe.lock.json").read_text(encoding="utf-8"))
     given = {
@@ -170,14 +168,14 @@ def _open(
     run = _begin(wandb, settings.mode, given)
     if run.settings.mode not in ("offline", "dryrun") and run.url:
         print(f"Weights & Biases: {run.url}", file=sys.stderr, flush=True)
-    _keep(directory, {**place, "id": id})
+    keep(directory, FILE, {**place, "id": id})
     entries = [entry for _, entry in read_entries(folder / METRICS)]
     if goes_on:
-        return WandB(run, _last_steps(entries), wandb.teardown)
+        return WandB(run, last_steps(entries), wandb.teardown)
     logger = WandB(run, {}, wandb.teardown)
     for entry in entries:
         if entry["step"] <= restored:
-            _replay(logger, entry)
+            replay(logger, entry)
     return logger
 
 
@@ -195,46 +193,6 @@ def _begin(wandb: Any, mode: str, given: Mapping[str, Any]) -> Any:
         _say(f"{_reason(error)}; the run is recorded on this disk")
         wandb.teardown()  # the id would be taken
         return wandb.init(mode="offline", **given)
-
-
-def _mode(entry: Entry) -> str:
-    return "eval" if any(name.startswith("eval_") for name in entry) else "train"
-
-
-def _last_steps(entries: Sequence[Entry]) -> dict[str, int]:
-    """The last step of each mode."""
-    steps: dict[str, int] = {}
-    for entry in entries:
-        steps[_mode(entry)] = max(entry["step"], steps.get(_mode(entry), 0))
-    return steps
-
-
-def _replay(logger: WandB, entry: Entry) -> None:
-    """Logs a line that an earlier process wrote."""
-    values = {
-        name.removeprefix("eval_"): float(value) if isinstance(value, str) else value
-        for name, value in entry.items()
-        if name != "step"
-    }
-    logger.log(_mode(entry), entry["step"], values)
-
-
-def _kept(directory: str | Path) -> dict[str, Any]:
-    """What wandb.json says, nothing where there is none that can be read."""
-    from etils import epath
-
-    try:
-        found = json.loads((epath.Path(directory) / FILE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _keep(directory: str | Path, values: Mapping[str, Any]) -> None:
-    from etils import epath
-
-    epath.Path(directory).mkdir(parents=True, exist_ok=True)
-    (epath.Path(directory) / FILE).write_text(json.dumps(values, indent=2) + "\n")
 
 
 def _new_id() -> str:

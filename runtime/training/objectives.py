@@ -1,11 +1,14 @@
 """What a run can learn: a row for each `train.objective`. Nothing here imports jax: the compiler reads it.
 
-The losses are functions of those names: for JAX in preference.py, for PyTorch in backends/trl/objectives.py.
+The losses of pairs are in pair_losses.py; those of micro-batches in step.py and preference.py, and for
+PyTorch in backends/trl/objectives.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -14,18 +17,25 @@ class Objective:
 
     Attributes:
         title: for a model card.
-        pairs: whether a sample is a preference: two rows, the chosen answer's and the rejected one's.
-        reference: whether the model without its adapters is asked as well, by a forward pass of its own.
-        likelihood: whether the chosen texts are learnt too, by the mean over a micro-batch's tokens. The loss
-            of a step hangs on how many rows its micro-batches have then.
-        settings: keys of `train` that it alone reads.
+        losses: keys of `pair_losses.PAIR_LOSSES`, of which train.loss_type chooses one where `settings` has
+            that, each with the keys of `train` that it alone reads; none where samples are texts to write.
+        reference: whether the model that training starts from is asked as well, by a forward pass of its own.
+        likelihood: what of the chosen texts is learnt too, times train.cpo_alpha: "text" with the prompt,
+            "answer", or "" for nothing. It is the mean over a micro-batch's tokens, so that the loss of a
+            step hangs on how many rows its micro-batches have.
+        settings: keys of `train` that it reads, whatever its loss.
     """
 
     title: str
-    pairs: bool = False
+    losses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reference: bool = False
-    likelihood: bool = False
+    likelihood: str = ""
     settings: tuple[str, ...] = ()
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a sample is a preference: two rows, the chosen answer's and the rejected one's."""
+        return bool(self.losses)
 
     @property
     def rows(self) -> int:
@@ -37,14 +47,63 @@ class Objective:
         """Of a micro-batch through the model."""
         return 2 if self.reference else 1
 
+    def loss(self, loss_type: str) -> str | None:
+        """The key of PAIR_LOSSES that train.loss_type means; None where there is no such loss."""
+        name = loss_type if "loss_type" in self.settings else next(iter(self.losses), None)
+        return name if name in self.losses else None
+
+    def reads(self, loss_type: str) -> tuple[str, ...]:
+        """The keys of `train` that it reads with a loss."""
+        return *self.settings, *self.losses.get(str(self.loss(loss_type)), ())
+
 
 OBJECTIVES = {
     "sft": Objective("supervised fine-tuning", settings=("label_smoothing", "z_loss", "neftune_noise_alpha")),
     "dpo": Objective(
         "direct preference optimisation (DPO)",
-        pairs=True,
+        losses={
+            **{name: ("label_smoothing",) for name in ("sigmoid", "robust")},
+            **{name: () for name in ("sigmoid_norm", "hinge", "ipo", "apo_zero", "apo_down", "sppo_hard")},
+        },
         reference=True,
-        settings=("beta", "label_smoothing"),
+        settings=("beta", "loss_type"),
     ),
-    "orpo": Objective("odds ratio preferences (ORPO)", pairs=True, likelihood=True, settings=("beta",)),
+    "cpo": Objective(
+        "contrastive preference optimisation (CPO)",
+        losses={
+            "sigmoid": ("label_smoothing",),
+            **{"hinge": (), "ipo": ()},
+            "simpo": ("simpo_gamma", "label_smoothing"),
+        },
+        likelihood="answer",
+        settings=("beta", "loss_type", "cpo_alpha"),
+    ),
+    "orpo": Objective(
+        "odds ratio preferences (ORPO)", losses={"odds_ratio": ()}, likelihood="text", settings=("beta",)
+    ),
 }
+
+SETTINGS = tuple(
+    dict.fromkeys(
+        key for one in OBJECTIVES.values() for keys in (one.settings, *one.losses.values()) for key in keys
+    )
+)
+"""Every key of `train` that some objective alone reads."""
+
+QUIET = {"loss_type": "sigmoid", "label_smoothing": 0.0, "z_loss": 0.0}
+"""Of them, what goes without saying."""
+
+
+def keeps_copy(objective: str, lora: Any) -> bool:
+    """Whether a run keeps the weights that it starts from beside those that it trains: an objective's
+    reference, which of adapters is the base."""
+    return OBJECTIVES[objective].reference and lora is None
+
+
+def settings_of(train: Mapping[str, Any]) -> str:
+    """The keys of a recipe's `train` that its objective reads, in words: ", beta 0.1, loss_type ipo"."""
+    read = OBJECTIVES[train["objective"]].reads(train.get("loss_type", "sigmoid"))
+    values = {key: train[key] for key in read if train.get(key) not in (None, QUIET.get(key))}
+    return "".join(
+        f", {key} {value if isinstance(value, str) else format(value, 'g')}" for key, value in values.items()
+    )

@@ -18,6 +18,7 @@ from ..cache import cache_directory, keep_compiled
 from ..errors import UserError
 from ..hosts import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
+from ..model.partition_rules import TOKENS
 from ..settings import CheckpointSettings, RunSettings, TrainSettings
 from .ending import out_of_memory
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..checkpoints.local_saving import LocalCheckpoints
     from ..checkpoints.resuming import ResumePoint
     from ..data.prepare import PreparedData
+    from ..data.prompts import Prompts
     from ..hosts.group import ProcessGroup
     from ..metrics.loggers import Metrics, Nowhere
     from ..weights.checkpoint import HFCheckpoint
@@ -62,6 +64,7 @@ class Session:
         base: the checkpoint that is trained.
         found: what --resume goes on from; nothing without it.
         prepared: the data.
+        prompts: what is answered at each evaluation, None for nothing.
         interrupts: the signals that end the run after a step.
         hosts: the processes of the run; this one alone, mostly.
         local: checkpoints on this machine's own disk, None for none.
@@ -77,6 +80,7 @@ class Session:
     interrupts: Interrupts
     hosts: SingleProcess | ProcessGroup = SINGLE
     local: LocalCheckpoints | None = None
+    prompts: Prompts | None = None
 
     @property
     def total(self) -> int:
@@ -123,8 +127,9 @@ class Session:
         Raises:
             UserError: when the devices' memory does not suffice.
         """
-        from ..metrics.loggers import FILE, Metrics, Nowhere, nowhere
+        from ..metrics.loggers import FILE, SAMPLES, Metrics, Nowhere, nowhere
         from ..metrics.run_state import recorded
+        from ..metrics.services import open_services
 
         remote = "://" in self.directory
         folder = self.arguments.output.resolve() if remote else Path(self.directory)
@@ -138,25 +143,22 @@ class Session:
             from ..metrics import remote as remote_metrics
 
             if restored:
-                remote_metrics.fetch(folder / FILE, self.directory)
+                for name in (FILE, SAMPLES):
+                    remote_metrics.fetch(folder / name, self.directory)
             publish = remote_metrics.publisher(self.directory)
-        wandb = None
-        if train.wandb_project is not None:
-            from ..metrics.wandb_log import open_wandb
-
-            project, resume = train.wandb_project, self.arguments.resume
-            wandb = open_wandb(project, folder, self.directory, self.artifact, resume, restored)
-        with recorded(folder, self.total, self.until, publish) as failed:
+        place = (folder, self.directory, self.artifact, self.arguments.resume, restored)
+        services = open_services(train, *place)
+        with recorded(folder, self.total, self.until, publish) as ending:
             if not isinstance(self.hosts, SingleProcess):
-                self.hosts.at_loss.append(failed)
-            metrics = Metrics(folder, restored or None, train.tensorboard, wandb, publish)
+                self.hosts.at_loss.append(ending.failed)
+            metrics = Metrics(folder, restored or None, train.tensorboard, services, publish)
             # After an error here the others do not come to where they would wait for each other's saves.
             waits = self.hosts.count == 1
             try:
                 with out_of_memory():
                     yield metrics
                 metrics.ends(0)
-                waits = True
+                waits, ending.early = True, metrics.early
             except Interrupted as interrupted:
                 metrics.ends(128 + interrupted.signum, stopped=True)
                 raise
@@ -180,14 +182,21 @@ class Session:
 
         loss = last(metrics, "loss") if outcome.loss is None else outcome.loss
         eval_loss = last(metrics, "eval_loss") if outcome.eval_loss is None else outcome.eval_loss
-        if self.until < self.total:
+        if outcome.early is not None:
+            print(
+                f"{outcome.early}; --resume goes on from there where the recipe has more patience, or no "
+                "train.early_stopping",
+                file=sys.stderr,
+            )
+        elif self.until < self.total:
             print(
                 f"stopped after step {self.until} of {self.total}, as --steps says; "
                 "--resume goes on from there",
                 file=sys.stderr,
             )
         speed = outcome.tokens_per_second
-        print(done_line(outcome.step, speed, loss, eval_loss, peak_memory()), flush=True)
+        line = done_line(outcome.step, speed, loss, eval_loss, peak_memory(), outcome.early)
+        print(line, flush=True)
         return 0
 
 
@@ -259,11 +268,31 @@ def begin(
         begun_with = record or record_digest(artifact) or ""
         local = LocalCheckpoints(settings.checkpoint.local, directory, mesh, begun_with, record is None)
         found = local.newer(found)
+    tokenizer = load_tokenizer(base_folder, settings.model, settings.data, arguments.data_dir)
+    prompts = None
+    if settings.train.samples is not None:
+        from ..data.prompts import generation_config
+        from ..data.prompts import prompts as read_prompts
+
+        prompts = read_prompts(
+            settings.train.samples,
+            settings.data,
+            tokenizer,
+            arguments.data_dir,
+            generation_config(base.side_files, base.side_file),
+            settings.mesh.axes.get(TOKENS, 1),
+        )
+        hosts.same(
+            "prompts",
+            hashlib.sha256(prompts.tokens.tobytes()).hexdigest(),
+            "reads other prompts than process 0",
+            "put the same file on every host, or at an address that all of them read",
+        )
     prepared = prepare(
         settings.data,
         settings.train,
         settings.train.micro_batch_size * settings.mesh.data_parallel,
-        load_tokenizer(base_folder, settings.model, settings.data, arguments.data_dir),
+        tokenizer,
         arguments.data_dir,
         base.architecture.vocab_size,
         Tokenising(None if caches is None or "://" in caches else Path(caches)),
@@ -293,7 +322,9 @@ def begin(
         resuming.set_aside(directory, found)
     hosts.same("steps", arguments.steps, "was given other --steps", "start all processes alike")
     hosts.barrier("begin")
-    return Session(artifact, arguments, directory, mesh, base, found, prepared, interrupts, hosts, local)
+    return Session(
+        artifact, arguments, directory, mesh, base, found, prepared, interrupts, hosts, local, prompts
+    )
 
 
 def checkpoint_directory(checkpoint: CheckpointSettings, output: Path) -> str:

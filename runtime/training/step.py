@@ -31,19 +31,20 @@ TrainState = tuple[Any, Any]
 """What a step changes: the trained arrays and the optimizer's state."""
 
 
-Loss = Callable[[nnx.Module, Batch], tuple[jax.Array, Named]]
-"""(model, micro-batch) -> the loss, and what the objective has to say beside."""
+Loss = Callable[[nnx.Module, Batch, nnx.Module | None], tuple[jax.Array, Named]]
+"""(model, micro-batch, the model that training starts from) -> the loss, and what the objective has to say
+beside. That model is None where it is the same one without its adapters, or is not asked."""
 
 
 def micro_batch_loss(
-    built: Built, settings: TrainSettings, model: nnx.Module, inputs: Batch
+    built: Built, settings: TrainSettings, model: nnx.Module, inputs: Batch, before: nnx.Module | None = None
 ) -> tuple[jax.Array, Named]:
     """The loss that a run of train.py minimises."""
     switched_off = nullcontext if built.provider is None else built.provider.switched_off
 
     def reference(*rows: jax.Array) -> jax.Array:
         with switched_off(), _uncollected(built):
-            return token_logps(built.forward, model, *rows)
+            return token_logps(built.forward, model if before is None else before, *rows)
 
     return objective_loss(settings, built.forward, model, reference, inputs)
 
@@ -55,7 +56,7 @@ def objective_loss(
 
     Args:
         forward: how `model` is computed.
-        reference: the model without adapters.
+        reference: the model that training starts from.
 
     Returns:
         float32[], and what the objective has to say beside.
@@ -63,8 +64,7 @@ def objective_loss(
     if OBJECTIVES[settings.objective].pairs:
         from .preference import preference_loss
 
-        how = (settings.objective, settings.beta, settings.label_smoothing)
-        return preference_loss(functools.partial(token_logps, forward, model), reference, inputs, *how)
+        return preference_loss(functools.partial(token_logps, forward, model), reference, inputs, settings)
     penalties = Penalties(settings.label_smoothing, settings.z_loss)
     return batch_loss(forward, model, inputs, penalties), {}
 
@@ -147,15 +147,22 @@ class Step:
         settings: of the run.
         mesh: in scope while a step is traced.
         loss: of a micro-batch; `micro_batch_loss` but in tests.
+        reference: the trained arrays as training starts, where `keeps_copy` says so; else None.
 
     Attributes:
         live: the trained arrays and the optimizer's state.
-        base: the arrays that a step reads alone.
+        base: the arrays that a step reads alone, and the reference.
         shardings: of `live`.
     """
 
     def __init__(
-        self, built: Built, optimizer: nnx.Optimizer, settings: TrainSettings, mesh: Mesh, loss: Loss
+        self,
+        built: Built,
+        optimizer: nnx.Optimizer,
+        settings: TrainSettings,
+        mesh: Mesh,
+        loss: Loss,
+        reference: Any = None,
     ) -> None:
         self._provider = built.provider
         self._seed, self._balance = settings.seed, settings.router_aux_loss_coef
@@ -163,7 +170,8 @@ class Step:
         self._noise, self._forward = settings.neftune_noise_alpha, built.forward
         self._experts = bool(built.forward.architecture.expert_layers)
         self._trained = trained_type(built)
-        self._model_graph, trained, self.base = nnx.split(built.model, self._trained, ...)
+        self._model_graph, trained, rest = nnx.split(built.model, self._trained, ...)
+        self.base = (rest, reference)
         self._optimizer_graph, state = nnx.split(optimizer)
         self.live: TrainState = (trained, state)
         self.shardings = (shardings_of(trained, mesh), shardings_of(state, mesh))
@@ -183,33 +191,38 @@ class Step:
         the training step takes, which gives none of them away."""
         return jax.jit(self._gradients_of)
 
+    def merged(self, trained: Any, base: Any) -> nnx.Module:
+        """The model of its arrays."""
+        return self._models(trained, base)[0]
+
     def _train(
         self, live: TrainState, base: Any, batch: Batch
     ) -> tuple[TrainState, jax.Array, jax.Array, Named]:
-        model = nnx.merge(self._model_graph, live[0], base)
+        model, before = self._models(live[0], base)
         optimizer = nnx.merge(self._optimizer_graph, live[1])
-        loss, norm, more = self._update(model, optimizer, batch)
+        (loss, more), gradients = self._differentiate(model, before, batch)
+        optimizer.update(model, gradients)
+        norm = optax.tree_utils.tree_get(nnx.pure(optimizer.opt_state), "recorded_norm")
         # A rule that takes float32 gradients may not hand back the dtype of a bfloat16 state.
         new = (nnx.state(model, self._trained), nnx.state(optimizer))
         return jax.tree.map(lambda array, dtype: array.astype(dtype), new, self._dtypes), loss, norm, more
 
     def _evaluate(self, trained: Any, base: Any, batch: Batch) -> jax.Array:
-        return self._loss(nnx.merge(self._model_graph, trained, base), batch)[0]
+        model, before = self._models(trained, base)
+        return self._loss(model, batch, before)[0]
 
-    def _update(
-        self, model: nnx.Module, optimizer: nnx.Optimizer, inputs: Batch
-    ) -> tuple[jax.Array, jax.Array, Named]:
-        """Returns the micro-batch's loss, the norm of the last whole step's gradient, and what the objective
-        has to say beside."""
-        (loss, more), gradients = self._differentiate(model, inputs)
-        optimizer.update(model, gradients)
-        norm = optax.tree_utils.tree_get(nnx.pure(optimizer.opt_state), "recorded_norm")
-        return loss, norm, more
+    def _models(self, trained: Any, base: Any) -> tuple[nnx.Module, nnx.Module | None]:
+        """The model, and the one that training starts from where it is kept."""
+        rest, reference = base
+        before = None if reference is None else nnx.merge(self._model_graph, reference, rest)
+        return nnx.merge(self._model_graph, trained, rest), before
 
     def _gradients_of(self, trained: Any, base: Any, batch: Batch) -> Any:
-        return self._differentiate(nnx.merge(self._model_graph, trained, base), batch)[1]
+        return self._differentiate(*self._models(trained, base), batch)[1]
 
-    def _differentiate(self, model: nnx.Module, inputs: Batch) -> tuple[tuple[jax.Array, Named], Any]:
+    def _differentiate(
+        self, model: nnx.Module, before: nnx.Module | None, inputs: Batch
+    ) -> tuple[tuple[jax.Array, Named], Any]:
         """The micro-batch's loss with what the objective has to say beside, and its gradients in float32."""
         provider = self._provider
 
@@ -218,7 +231,7 @@ class Step:
             if provider is not None:
                 training = provider.training(self._seed, inputs["index"], len(inputs["tokens"]))
             with training, self._noisy(inputs), self._collected(inputs["segment_ids"]) as found:
-                loss, more = self._loss(model, inputs)
+                loss, more = self._loss(model, inputs, before)
             return (loss, more) if found is None else balanced(loss, more, found, self._balance)
 
         wanted = nnx.DiffState(0, self._trained)

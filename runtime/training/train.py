@@ -134,6 +134,7 @@ def _run(
     from ..model.loading import build
     from ..model.sharding import Rows
     from ..progress import Progress
+    from .stopping import Evaluations
     from .trainer import Checkpointing, Trainer
 
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
@@ -158,6 +159,8 @@ def _run(
         origins=prepared.origins,
         tokens=prepared.tokens_of,
         rows=rows,
+        eval_parts=prepared.eval_parts,
+        prompts=session.prompts,
     )
     with mesh:
         recorder = None
@@ -171,7 +174,13 @@ def _run(
             train,
             mesh,
             prepared.accumulation,
-            Checkpointing(session.directory, settings.checkpoint, session.found.step, session.local),
+            Checkpointing(
+                session.directory,
+                settings.checkpoint,
+                session.found.step,
+                session.local,
+                Evaluations(**(session.found.evaluations or {})),
+            ),
             recorder,
         )
         restored = trainer.train_steps

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -17,24 +19,30 @@ from jax.sharding import Mesh
 from tunix.sft.metrics_logger import MetricsLogger
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
+from ..checkpoints.resuming import describe
 from ..checkpoints.saving import Checkpoints, kept
-from ..data.batches import TrainingData
+from ..data.batches import TrainingData, eval_losses
 from ..errors import UserError
 from ..hosts import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
 from ..metrics.loggers import Metrics, Nowhere
 from ..metrics.run_report import Named, NotFinite, Numbers, Report
 from ..model.loading import Built
+from ..model.partition_rules import data_parallel
 from ..model.sharding import Rows
 from ..settings import CheckpointSettings, TrainSettings
 from .elastic import set_step
 from .loss import Batch
-from .step import Step, fit_shardings, micro_batch_loss, update_rule
+from .objectives import keeps_copy
+from .step import Step, fit_shardings, micro_batch_loss, trained_type, update_rule
+from .stopping import Evaluations
 
 if TYPE_CHECKING:
     from ..checkpoints.local_saving import LocalCheckpoints
+    from ..data.prompts import Prompts
     from ..hosts.group import ProcessGroup
     from ..metrics.expert_shares import ExpertShares
+    from .answers import Answer
     from .recorder import Recorder
 
 SHOWN = 8
@@ -49,6 +57,7 @@ class TrainingOutcome:
         step: the optimizer step that it ended at.
         loss: of the last step of this process, None when it did none.
         eval_loss: the last one, None without evaluation.
+        early: why it ended before the run's last step, None where it did not.
         tokens_per_second: real tokens, without the first step (which compiles) where there are more.
     """
 
@@ -56,6 +65,7 @@ class TrainingOutcome:
     loss: float | None = None
     eval_loss: float | None = None
     tokens_per_second: float | None = None
+    early: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,12 +76,14 @@ class Checkpointing:
         directory: local and absolute, or gs://.
         step: whose checkpoint is restored; the newest one when None, if there is any.
         local: checkpoints on this machine's own disk, None for none.
+        evaluations: what was counted of the run's evaluations until that step.
     """
 
     directory: str
     settings: CheckpointSettings
     step: int | None = None
     local: LocalCheckpoints | None = None
+    evaluations: Evaluations = field(default_factory=Evaluations)
 
 
 class Trainer(PeftTrainer):
@@ -112,7 +124,10 @@ class Trainer(PeftTrainer):
         self._accumulation = accumulation
         self._directory = directory
         self._every_steps = checkpointing.settings.every_steps
+        self._keep_best = checkpointing.settings.keep_best
+        self._evaluations = checkpointing.evaluations
         self._checked = False
+        self._answer: Answer | None = None
         super().__init__(
             built.model,
             update_rule(built, optimizer),
@@ -124,7 +139,13 @@ class Trainer(PeftTrainer):
             MetricsLogger(),
         )
         fit_shardings(self.optimizer, mesh)
+        self._reference: Any = None
+        if keeps_copy(settings.objective, built.provider):
+            # A step donates the arrays themselves, and a checkpoint's take their place.
+            self._reference = jax.tree.map(jnp.copy, nnx.state(built.model, trained_type(built)))
         self.checkpoint_manager = Checkpoints(directory, checkpointing.settings.keep)
+        if self._keep_best:
+            self.checkpoint_manager.kept.best = self._evaluations.step
         step = self.saved_step if checkpointing.step is None else checkpointing.step
         if step is not None:
             manager = local if local is not None and local.chosen == step else self.checkpoint_manager
@@ -167,15 +188,20 @@ class Trainer(PeftTrainer):
         shares = self._shares()
         report = Report(self._train_steps, until, self._settings.log_every, schedule, metrics, shares)
         if data.evaluation and self._train_steps == 0:
-            outcome.eval_loss = self._evaluate(eval_step, data.evaluation, metrics, report)
+            outcome.eval_loss = self._evaluate(eval_step, data, report)
             report.restart()
         # Only what the training step itself uses counts.
         if self._provider is not None:
             self._provider.used.clear()
         stream = iter(data.batches(self._train_steps))
         interrupts.deferred = True
+        early = self._evaluations.ends(self._settings.early_stopping)
         try:
-            while self._train_steps < until and hosts.may_begin(self._train_steps + 1, interrupts.requested):
+            while (
+                not early
+                and self._train_steps < until
+                and hosts.may_begin(self._train_steps + 1, interrupts.requested)
+            ):
                 numbers = self._step(train_step, stream)
                 step = self._train_steps
                 report.add(numbers)
@@ -185,19 +211,22 @@ class Trainer(PeftTrainer):
                 if save or keep or evaluate or report.due(step):
                     report.read()
                 if evaluate:
-                    outcome.eval_loss = self._evaluate(eval_step, data.evaluation, metrics, report)
+                    outcome.eval_loss = self._evaluate(eval_step, data, report)
+                    best = self._count(step, outcome.eval_loss)
+                    early = self._evaluations.ends(self._settings.early_stopping)
+                    save = save or early or (best and self._keep_best)
                 if save or keep:
                     metrics.flush()
                 if save:
-                    self._save(step, data.state(step))
+                    self._save(step, self._metadata(data))
                 elif keep:
-                    self._save_locally(step, data.state(step))
+                    self._save_locally(step, self._metadata(data))
                 if save or keep or evaluate:
                     report.restart()
-            if self._train_steps < until:  # asked to stop
+            if self._train_steps < until and not early:  # asked to stop
                 report.read()
                 metrics.flush()
-                self._save(self._train_steps, data.state(self._train_steps))
+                self._save(self._train_steps, self._metadata(data))
             self._finish()
         except NotFinite as error:
             raise self._not_finite(error, data.origins) from None
@@ -205,7 +234,9 @@ class Trainer(PeftTrainer):
             self._put_back()
             interrupts.deferred = False
             report.close()
-        if hosts.stopped_by is not None and self._train_steps < until:
+        if early:
+            outcome.early = metrics.early = self._evaluations.sentence(self._train_steps)
+        elif hosts.stopped_by is not None and self._train_steps < until:
             raise Interrupted(hosts.stopped_by)
         outcome.step, outcome.loss, outcome.tokens_per_second = self._train_steps, report.loss, report.speed
         return outcome
@@ -227,8 +258,8 @@ class Trainer(PeftTrainer):
 
         What is trained and the optimizer's state are donated to the training step, and come back.
         """
-        step = Step(self._built, self.optimizer, self._settings, self._mesh, self._loss)
-        self._live = jax.device_put(step.live, step.shardings)
+        step = Step(self._built, self.optimizer, self._settings, self._mesh, self._loss, self._reference)
+        self._live, self._step_functions = jax.device_put(step.live, step.shardings), step
         train, evaluate = step.jit(), step.jit_evaluation()
         gradients = None if self._recorder is None else step.jit_gradients()
 
@@ -288,36 +319,63 @@ class Trainer(PeftTrainer):
         help = advice(self._settings.router_aux_loss_coef, about.balanced)
         return ExpertShares(about.expert_layers, about.routing[1], help)
 
-    def _loss(self, model: nnx.Module, inputs: Batch) -> tuple[jax.Array, Named]:
+    def _loss(self, model: nnx.Module, inputs: Batch, before: nnx.Module | None) -> tuple[jax.Array, Named]:
         """Traced: of a micro-batch."""
-        return micro_batch_loss(self._built, self._settings, model, inputs)
+        return micro_batch_loss(self._built, self._settings, model, inputs, before)
 
-    def _evaluate(
-        self, eval_step: Any, batches: Sequence[Batch], metrics: Metrics | Nowhere, report: Report
-    ) -> float:
+    def _evaluate(self, eval_step: Any, data: TrainingData, report: Report) -> float:
         """The mean loss of the evaluation data's targets."""
         losses = []
-        for batch in batches:
+        for batch in data.evaluation:
             self._throttler.wait_for_next()
             losses.append(eval_step(self._placed(batch)))
             self._throttler.add_computation(losses[-1])
-        loss = float(np.mean([float(loss) for loss in losses]))
-        metrics.log("eval", self._train_steps, {"loss": loss})
-        report.say(f"step {self._train_steps}: eval_loss {loss:.4f}")
+        means = eval_losses([float(loss) for loss in losses], data.eval_parts)
+        loss = report.evaluated(self._train_steps, means)
+        if data.prompts is not None:
+            report.sampled(self._train_steps, self._answers(data.prompts))
         return loss
 
-    def _save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Starts saving a step, together with the state of the data."""
+    def _answers(self, prompts: Prompts) -> list[dict[str, Any]]:
+        """What the model answers now."""
+        from .answers import answered, jit_answers
+
+        step = self._step_functions
+        if self._answer is None:
+            self._answer = jit_answers(
+                self._built.forward, step.merged, self._mesh, prompts.most, prompts.ends
+            )
+        answer = functools.partial(self._answer, self._live[0], step.base)
+        return answered(answer, prompts, self._rows or Rows.of(self._mesh, data_parallel(self._mesh.shape)))
+
+    def _count(self, step: int, loss: float) -> bool:
+        """Counts an evaluation; whether its loss is the lowest so far."""
+        if step % self._settings.eval_every:
+            return False
+        stopping = self._settings.early_stopping
+        self._evaluations = self._evaluations.after(step, loss, stopping.min_delta if stopping else 0.0)
+        best = self._evaluations.step == step
+        if best and self._keep_best:
+            self.checkpoint_manager.kept.best = step
+        return best
+
+    def _metadata(self, data: TrainingData) -> dict[str, Any]:
+        """What the checkpoint of the step that is done says beside its arrays."""
+        counted = asdict(self._evaluations) if data.evaluation else None
+        return describe(data.state(self._train_steps), counted)
+
+    def _save(self, step: int, metadata: Mapping[str, Any]) -> None:
+        """Starts saving a step."""
         if self.saved_step == step:
             return
         self._put_back()
-        self.checkpoint_manager.write(step, self.model, self.optimizer, self._lora_enabled, state)
+        self.checkpoint_manager.write(step, self.model, self.optimizer, self._lora_enabled, metadata)
 
-    def _save_locally(self, step: int, state: Mapping[str, Any]) -> None:
+    def _save_locally(self, step: int, metadata: Mapping[str, Any]) -> None:
         """Starts saving a step on this machine's own disk."""
         assert self._local is not None
         self._put_back()
-        self._local.write(step, self.model, self.optimizer, self._lora_enabled, state)
+        self._local.write(step, self.model, self.optimizer, self._lora_enabled, metadata)
 
     def _put_back(self) -> None:
         """Gives the model and the optimizer their newest arrays; the older ones were donated."""

@@ -2,12 +2,72 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import GetJsonSchemaHandler, model_validator
-from pydantic_core import CoreSchema
+from pydantic import BeforeValidator, GetJsonSchemaHandler, WithJsonSchema, model_validator
+from pydantic_core import CoreSchema, PydanticKnownError
 
-from recipec.spec.language.base import Section, field
+from recipec.spec.core_schema import flow
+from recipec.spec.language.base import Section, distinct, fault, field
+
+Format = Literal["chat", "instruction", "prompt_completion", "text", "preference"]
+
+FORMATS = {
+    "chat": "messages of role and content, or conversations of from and value; tools may be there.",
+    "instruction": "instruction, input and output.",
+    "prompt_completion": "prompt and completion.",
+    "text": "text, all of which is learnt.",
+    "preference": "prompt, chosen and rejected, for dpo, cpo and orpo.",
+}
+
+Targets = Literal["assistant", "last_assistant", "completion", "all"]
+
+TARGETS = {
+    "assistant": "Every turn of the assistant's.",
+    "last_assistant": "The assistant's last turn alone.",
+    "completion": "The completion.",
+    "all": "Every token, the prompt too.",
+}
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def _loss_on(value: Any) -> Any:
+    if not isinstance(value, list):
+        if value not in get_args(Targets):
+            raise PydanticKnownError("literal_error", {"expected": ", ".join(get_args(Targets))})
+        return value
+    form = "loss_on: [assistant, tool], or loss_on: assistant"
+    if not value:
+        raise fault("E0109", "`loss_on` lists no role", form)
+    for index, role in enumerate(value):
+        if role not in ROLES:
+            message = f"a role must be {', '.join(ROLES[:-1])} or {ROLES[-1]}, not `{flow(role)}`"
+            raise fault("E0104", message, form, at=f"[{index}]")
+    return distinct(value)
+
+
+LossOn = Annotated[
+    Targets | list[str],
+    BeforeValidator(_loss_on),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "enum": list(get_args(Targets))},
+                {
+                    "type": "array",
+                    "items": {"type": "string", "enum": list(ROLES)},
+                    "minItems": 1,
+                    "uniqueItems": True,
+                },
+            ]
+        }
+    ),
+]
+
+TRANSFORM = r"^[^:\s][^:]*\.py:[A-Za-z_][A-Za-z0-9_]*$"
+
+OWN = "null takes data's own."
 
 
 class DataSource(Section):
@@ -41,6 +101,29 @@ class DataSource(Section):
     )
     limit: int | None = field(
         "Takes only the first so many samples; null takes all.", None, unit="samples", ge=1, example=1000
+    )
+    format: Format | None = field(
+        f"What a sample of this source holds; {OWN} Preferences are mixed with no other format.",
+        None,
+        example="text",
+        choices=FORMATS,
+    )
+    fields: dict[str, str] | None = field(
+        f"Renames this source's columns; {OWN}", None, example={"messages": "conversation"}
+    )
+    transform: str | None = field(
+        f"A Python function of its own for this source's samples, as file.py:function; {OWN}",
+        None,
+        pattern=TRANSFORM,
+        form="file.py:function",
+        example="prepare.py:clean",
+    )
+    loss_on: LossOn | None = field(
+        "Tokens of this source that carry loss; null takes data's own where it is given, and the format's "
+        "default where it is not.",
+        None,
+        example="assistant",
+        choices=TARGETS,
     )
 
     @classmethod
@@ -92,18 +175,13 @@ class Data(Section):
     eval_seed: int = field(
         "Seed of the choice that eval_fraction makes.", 42, unit="none (a seed)", ge=0, le=2**32 - 1
     )
-    format: Literal["chat", "instruction", "prompt_completion", "text", "preference"] = field(
+    format: Format = field(
         "What a sample holds: chat has messages of role and content (or ShareGPT's conversations of from and "
         "value), and may have tools; instruction has instruction, input and output; prompt_completion has "
-        "prompt and completion; text has text; preference has prompt, chosen and rejected, for dpo and orpo.",
+        "prompt and completion; text has text; preference has prompt, chosen and rejected, for dpo, cpo and "
+        "orpo.",
         "chat",
-        choices={
-            "chat": "messages of role and content, or conversations of from and value; tools may be there.",
-            "instruction": "instruction, input and output.",
-            "prompt_completion": "prompt and completion.",
-            "text": "text, all of which is learnt.",
-            "preference": "prompt, chosen and rejected, for dpo and orpo.",
-        },
+        choices=FORMATS,
     )
     fields: dict[str, str] = field(
         "Renames columns: the format's name for a column, to the name it has in the source.",
@@ -114,7 +192,7 @@ class Data(Section):
         "A Python function that turns a sample into a sample or None, as file.py:function, relative to the "
         "recipe's folder. It is copied into the artifact.",
         None,
-        pattern=r"^[^:\s][^:]*\.py:[A-Za-z_][A-Za-z0-9_]*$",
+        pattern=TRANSFORM,
         form="file.py:function",
         example="prepare.py:clean",
     )
@@ -125,16 +203,23 @@ class Data(Section):
         min_length=1,
         example="template.jinja",
     )
-    loss_on: Literal["assistant", "last_assistant", "completion", "all"] = field(
-        "Tokens that carry loss: every assistant turn, the last one only, the completion, or all.",
+    loss_on: LossOn = field(
+        "Tokens that carry loss: every assistant turn, the last one only, the completion, or all; or the "
+        "turns of some roles, as [assistant, tool].",
         default_is="assistant for chat, all for text, completion for the other formats",
         default_factory=_loss_of_format,
         example="assistant",
+        choices=TARGETS,
+    )
+    reasoning: Literal["keep", "drop", "empty"] | None = field(
+        "What becomes of the assistant's reasoning, in reasoning_content, reasoning, thinking or <think>; "
+        "null leaves it to the template, which may leave it out of earlier turns.",
+        None,
+        example="drop",
         choices={
-            "assistant": "Every turn of the assistant's.",
-            "last_assistant": "The assistant's last turn alone.",
-            "completion": "The completion.",
-            "all": "Every token, the prompt too.",
+            "keep": "Each learnt turn's is written; a sample is left out where the template does not.",
+            "drop": "It is removed before the template sees it.",
+            "empty": "The same, and the last turn follows the prompt of a model that is told not to think.",
         },
     )
     max_length: int = field(
@@ -166,6 +251,48 @@ class Data(Section):
         ge=0,
         le=2**32 - 1,
     )
+
+    temperature: float | None = field(
+        "An epoch draws of each source of train in proportion to its samples to the power of "
+        "1 / temperature, as many in all as there are: 1 draws each once, and a higher one more of the small "
+        "sources. null draws by the sources' weights.",
+        None,
+        unit="none",
+        gt=0,
+        allow_inf_nan=False,
+        example=3.0,
+    )
+    curriculum: Literal["length"] | None = field(
+        "The order of an epoch's rows; null is shuffle_seed's.",
+        None,
+        example="length",
+        choices={"length": "The shortest first; equally long ones in shuffle_seed's order."},
+    )
+
+    def of(self, source: DataSource) -> Data:
+        """The section as it holds for one of its sources."""
+        names = ("format", "fields", "transform", "loss_on")
+        own = {name: value for name in names if (value := getattr(source, name)) is not None}
+        if "loss_on" not in own and "loss_on" not in self.model_fields_set:
+            own["loss_on"] = _loss_of_format({"format": own.get("format", self.format)})
+        return self.model_copy(update=own)
+
+    @property
+    def formats(self) -> set[str]:
+        """Of all its sources."""
+        return {source.format or self.format for source in (*self.train, *self.eval)}
+
+    @property
+    def transforms(self) -> dict[str, str]:
+        """The functions that rows go through, by the place that first names each."""
+        named = {"data.transform": self.transform}
+        for part, sources in (("train", self.train), ("eval", self.eval)):
+            named |= {f"data.{part}[{i}].transform": one.transform for i, one in enumerate(sources)}
+        first: dict[str, str] = {}
+        for place, transform in named.items():
+            if transform is not None and transform not in first.values():
+                first[place] = transform
+        return first
 
     @property
     def evaluates(self) -> bool:

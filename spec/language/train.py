@@ -118,6 +118,44 @@ class Log(Section):
     wandb_project: str | None = field(
         "Weights & Biases project to report to; null does not.", None, min_length=1, example="my-project"
     )
+    mlflow_experiment: str | None = field(
+        "MLflow experiment to report to, at the MLFLOW_TRACKING_URI of the run's environment; null does not.",
+        None,
+        min_length=1,
+        example="my-experiment",
+    )
+
+
+class EarlyStopping(Section):
+    """When a run ends before its last step, counted as transformers' EarlyStoppingCallback does."""
+
+    patience: int = field(
+        "Evaluations in a row without progress after which the run ends.", unit="evaluations", ge=1, example=3
+    )
+    min_delta: float = field(
+        "Progress is an evaluation loss that is lower than the lowest before by more than this.",
+        0.0,
+        unit="nats a token",
+        ge=0,
+        allow_inf_nan=False,
+    )
+
+
+class Samples(Section):
+    """Answers to fixed prompts, while the model is trained."""
+
+    prompts: str = field(
+        'A file as data.train has them, of lines with "messages", or with "prompt", a text or messages.',
+        min_length=1,
+        example="data/prompts.jsonl",
+    )
+    max_tokens: int = field(
+        "Length of an answer at most. Each token is a forward pass of the prompts.",
+        64,
+        unit="tokens",
+        ge=1,
+        le=LARGEST,
+    )
 
 
 def _epochs(given: dict[str, Any]) -> int | None:
@@ -127,26 +165,48 @@ def _epochs(given: dict[str, Any]) -> int | None:
 class Train(Section):
     """The run: its length, batches, optimizer and schedule."""
 
-    objective: Literal["sft", "dpo", "orpo"] = field(
-        "What is learnt: sft, to write the samples; dpo and orpo, to prefer the chosen answer to the "
+    objective: Literal["sft", "dpo", "cpo", "orpo"] = field(
+        "What is learnt: sft, to write the samples; dpo, cpo and orpo, to prefer the chosen answer to the "
         "rejected one (data.format: preference).",
         "sft",
         choices={
             "sft": "Supervised: to write the samples.",
             "dpo": "Direct preference optimisation, against the model that training starts from.",
+            "cpo": "Contrastive preference optimisation, without a reference: with `loss_type: simpo` and "
+            "`cpo_alpha: 0` it is SimPO.",
             "orpo": "Odds ratio preference optimisation, without a reference.",
         },
     )
     beta: float = field(
-        "dpo: how closely to stay to the model that training starts from; orpo: weight of the odds ratio.",
+        "dpo: how closely to stay to the model that training starts from; cpo: what log-probabilities are "
+        "multiplied by; orpo: weight of the odds ratio.",
         0.1,
         unit="none (a factor)",
         gt=0,
         allow_inf_nan=False,
     )
+    loss_type: Literal[
+        "sigmoid", "sigmoid_norm", "robust", "hinge", "ipo", "apo_zero", "apo_down", "sppo_hard", "simpo"
+    ] = field(
+        "dpo and cpo: the loss of a pair, by TRL's names. cpo has sigmoid, hinge, ipo and simpo, and dpo all "
+        "but simpo.",
+        "sigmoid",
+        choices={
+            "sigmoid": "The logistic loss of how much more likely the chosen answer has become.",
+            "sigmoid_norm": "The same of log-probabilities that are means over an answer's tokens.",
+            "robust": "The logistic loss, corrected for label_smoothing's mistaken preferences.",
+            "hinge": "Nothing once the chosen answer is ahead by 1 / beta.",
+            "ipo": "The squared distance from being ahead by 1 / (2 beta), in means over an answer's tokens.",
+            "apo_zero": "Makes the chosen answer likelier and the rejected one less likely.",
+            "apo_down": "Makes both less likely, the rejected one more so.",
+            "sppo_hard": "Squared distances: the chosen answer's from 1 / (2 beta), the rejected one's from "
+            "its negative.",
+            "simpo": "The logistic loss beyond a margin of simpo_gamma, in means over an answer's tokens.",
+        },
+    )
     label_smoothing: float = field(
-        "dpo: share of the preferences that are taken to be mistaken; sft: share of a target that is spread "
-        "evenly over the vocabulary.",
+        "sigmoid, robust and simpo: share of the preferences that are taken to be mistaken; sft: share of a "
+        "target that is spread evenly over the vocabulary.",
         0.0,
         unit="probability",
         ge=0,
@@ -168,6 +228,22 @@ class Train(Section):
         gt=0,
         allow_inf_nan=False,
         example=5.0,
+    )
+    simpo_gamma: float = field(
+        "simpo: how far the chosen answer's reward, beta times the mean of its log-probabilities, is to be "
+        "ahead.",
+        0.5,
+        unit="none (a reward)",
+        ge=0,
+        allow_inf_nan=False,
+    )
+    cpo_alpha: float = field(
+        "cpo: weight of the chosen answers' negative log-likelihood, the mean over a micro-batch's tokens; "
+        "0 leaves it out.",
+        1.0,
+        unit="none (a factor)",
+        ge=0,
+        allow_inf_nan=False,
     )
     steps: int | None = field(
         "Length of the run; the data is gone through as often as that takes. Either this or epochs.",
@@ -227,6 +303,17 @@ class Train(Section):
     eval_every: int = field(
         "Evaluate every so many steps, and at the end.", 100, unit="optimizer steps", ge=1
     )
+    early_stopping: EarlyStopping | None = field(
+        "Stop before the last step, where the evaluation loss makes no more progress; null does not.",
+        None,
+        example={"patience": 3},
+    )
+    samples: Samples | None = field(
+        "Prompts that the model answers at each evaluation, greedily, into samples.jsonl beside the "
+        "metrics; null for none.",
+        None,
+        example={"prompts": "data/prompts.jsonl"},
+    )
     seed: int = field(
         "Seed of the adapters' initial values and of dropout.", 0, unit="none (a seed)", ge=0, le=2**32 - 1
     )
@@ -270,6 +357,11 @@ class Checkpoint(Section):
     )
     every_steps: int = field("Save every so many steps, and at the end.", 100, unit="optimizer steps", ge=1)
     keep: int = field("Only the newest are kept.", 3, unit="checkpoints", ge=1)
+    keep_best: bool = field(
+        "Save at each evaluation whose loss is the lowest so far too, and keep the last of these beside the "
+        "newest, for `merge.py --step best`.",
+        False,
+    )
     local: LocalCheckpoint | None = field(
         "Other checkpoints in between, on each host's own disk; null saves none.",
         None,

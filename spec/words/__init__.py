@@ -42,4 +42,5 @@ _BARE = {
 
 def value(path: str, word: object) -> str | None:
     """The help for a value of other tools', at a path without indices; None for no such word."""
-    return VALUES.get(path, {}).get(str(word).strip().lower().replace("-", "_"))
+    table = VALUES.get(path) or VALUES.get(re.sub(r"^data\.(train|eval)\.", "data.", path), {})
+    return table.get(str(word).strip().lower().replace("-", "_"))

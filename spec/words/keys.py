@@ -5,14 +5,20 @@ from __future__ import annotations
 from recipec.spec.words.apart import apart, named
 
 _TEMPLATE = "the tokenizer's own template is taken; `data: {chat_template: template.jinja}` names another"
-_NO_REINFORCEMENT = "learning from rewards is not in this version: `train: {objective: sft}`, or dpo or orpo"
+_NO_REINFORCEMENT = (
+    "learning from rewards is not in this version: `train: {objective: sft}`, or dpo, cpo or orpo"
+)
 _BATCHES = (
     "global_batch_size holds the micro-batches of a step: `train: {global_batch_size: 8, "
     "micro_batch_size: 1}`"
 )
 _BEST = (
-    "runs go to their end, and merge.py --step best takes the checkpoint of the lowest evaluation loss; "
-    "`checkpoint: {keep: 3}` says how many stay"
+    "`checkpoint: {keep_best: true}` keeps the checkpoint of the lowest evaluation loss, which merge.py "
+    "--step best takes; `train: {early_stopping: {patience: 3}}` ends a run without progress"
+)
+_FINDER = (
+    "no learning rate is looked for: give `train: {optimizer: {learning_rate: 1.0e-4}}`, and compare runs of "
+    "several with `recipe report`"
 )
 _LOADERS = "remove it: samples are read, tokenised and packed when train.py starts, and cached"
 _MEMORY = "remove it: the mesh splits the weights, `mesh: {accelerator: v6e-8, axes: {fsdp: 8}}`"
@@ -53,7 +59,8 @@ KEYS: dict[str, str] = {
             "data.packing": "sample_packing packed pack_sequences pack_dataset",
             "data.shuffle_seed": "data_seed data_shuffle_seed",
             "data.fields": "column_mapping rename_columns",
-            "train.objective": "stage rl pref_loss loss_type trainer_type",
+            "train.objective": "stage rl trainer_type",
+            "train.loss_type": "pref_loss dpo_loss_type",
             "train.beta": "rl_beta pref_beta dpo_beta orpo_alpha orpo_beta",
             "train.router_aux_loss_coef": "moe_aux_loss_coef moe_aux_loss_coeff aux_loss_coef aux_loss_alpha "
             "router_aux_loss_coefficient load_balancing_loss_coef load_balance_loss_weight",
@@ -84,6 +91,7 @@ KEYS: dict[str, str] = {
             "train.seed": "random_seed global_seed init_weights_seed",
             "train.log.every": "logging_steps log_every_n_steps log_interval log_period log_every log_steps",
             "train.log.wandb_project": "wandb_project_name",
+            "train.log.mlflow_experiment": "mlflow_experiment_name",
             "checkpoint.every_steps": "save_steps checkpoint_period save_interval checkpoint_every "
             "save_every "
             "save_every_n_steps checkpointing_steps",
@@ -253,8 +261,11 @@ KEYS: dict[str, str] = {
             "evaluation_strategy eval_strategy save_strategy logging_strategy evals_per_epoch "
             "saves_per_epoch do_eval do_train eval_on_start logging_first_step "
             "eval_at_start": _ONCE_A_STEP,
-            "save_best load_best_model_at_end metric_for_best_model greater_is_better keep_best "
-            "early_stopping early_stopping_patience early_stopping_threshold save_best_only": _BEST,
+            "save_best load_best_model_at_end metric_for_best_model greater_is_better "
+            "early_stopping_patience early_stopping_threshold save_best_only": _BEST,
+            "lr_find lr_finder auto_lr_find find_lr learning_rate_finder auto_lr find_learning_rate": _FINDER,
+            "use_mlflow mlflow_tracking_uri": "`train: {log: {mlflow_experiment: my-experiment}}`, at the "
+            "MLFLOW_TRACKING_URI of the run's environment",
             "output_dir base_output_directory out_dir output_path logging_dir overwrite_output_dir": (
                 "`checkpoint: {directory: checkpoints}`, below the folder that train.py is given by --output"
             ),
@@ -264,8 +275,7 @@ KEYS: dict[str, str] = {
             "train.py --resume goes on from the newest checkpoint, and merge.py --import-adapter takes a "
             "PEFT adapter in",
             "report_to use_wandb wandb logger metric_logger wandb_entity wandb_mode wandb_log_model "
-            "use_mlflow "
-            "mlflow_tracking_uri use_swanlab comet_project_name": "`train: {log: {wandb_project: "
+            "use_swanlab comet_project_name": "`train: {log: {wandb_project: "
             "my-project}}`; TensorBoard is written as it is",
             "use_tensorboard tensorboard_dir": "`train: {log: {tensorboard: true}}`, which is the default",
             "push_to_hub hub_model_id hub_token hub_strategy hub_private_repo export_hub_model_id "

@@ -6,9 +6,9 @@ from recipec.spec.words.apart import apart
 
 _OPTIMIZERS = "this optimizer is not in this version: `name: adamw`"
 _SCHEDULES = "this schedule is not in this version: `name: cosine`"
-_NO_REINFORCEMENT = "learning from rewards is not in this version: `objective: sft`, or dpo or orpo"
+_NO_REINFORCEMENT = "learning from rewards is not in this version: `objective: sft`, or dpo, cpo or orpo"
 _NO_OTHER_PREFERENCES = (
-    "it is not in this version; of preferences learn `objective: dpo` and `objective: orpo`"
+    "it is not in this version; of preferences learn `objective: dpo`, `objective: cpo` and `objective: orpo`"
 )
 
 _BF16 = {
@@ -30,7 +30,11 @@ VALUES: dict[str, dict[str, str]] = {
     for path, table in {
         "train.objective": {
             "grpo ppo rlhf rl rloo reinforce gspo dapo dr_grpo rft nash_md xpo online_dpo": _NO_REINFORCEMENT,
-            "kto ipo simpo cpo bco slic hinge sigmoid": _NO_OTHER_PREFERENCES,
+            "kto bco": _NO_OTHER_PREFERENCES,
+            "simpo": "`objective: cpo`, with `train: {loss_type: simpo, cpo_alpha: 0.0}`",
+            "ipo": "`objective: dpo`, with `train: {loss_type: ipo}`",
+            "hinge slic": "`objective: dpo`, with `train: {loss_type: hinge}`",
+            "sigmoid": "`objective: dpo`",
             "rm reward reward_model prm": "reward models are not in this version: `objective: dpo` "
             "learns "
             "from the same pairs",
@@ -38,6 +42,13 @@ VALUES: dict[str, dict[str, str]] = {
             "`data: {format: text}`",
             "distillation gkd kd distill": "distillation is not in this version: `objective: sft`",
             "lora qlora full": "`objective: sft`; adapters are the section `lora: {rank: 16}`",
+        },
+        "train.loss_type": {
+            "dpo": "`loss_type: sigmoid`",
+            "slic": "`loss_type: hinge`",
+            "orpo odds_ratio": "remove the line, with `objective: orpo`",
+            "exo_pair nca_pair bco_pair kto_pair kto aot aot_pair aot_unpaired apo_zero_unpaired discopop "
+            "sft alphapo": "this loss is not in this version: `loss_type: sigmoid`",
         },
         "train.optimizer.name": {
             "adam adamw_torch adamw_torch_fused adamw_hf adamw_8bit adamw_bnb_8bit paged_adamw "

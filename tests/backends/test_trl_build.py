@@ -294,6 +294,7 @@ beta: 0.2
 base_model: Qwen/Qwen3-0.6B
 rl: dpo
 rl_beta: 0.2
+dpo_loss_type: [robust]
 dpo_label_smoothing: 0.1
 datasets:
   - path: pairs.jsonl
@@ -326,5 +327,5 @@ def test_a_ported_run_of_preferences_is_a_run_of_trl_again(name: str, tmp_path: 
         assert done.exit_code == 0, done.output
     (path,) = (tmp_path / "out").glob("*/baseline/train_trl.py")
     train = functions(path.read_text(), tmp_path)["TRAIN"]
-    smoothing = 0.1 if name == "axolotl.yaml" else 0.0
-    assert (train.objective, train.beta, train.label_smoothing) == ("dpo", 0.2, smoothing)
+    loss = ("robust", 0.1) if name == "axolotl.yaml" else ("sigmoid", 0.0)
+    assert (train.objective, train.beta, train.loss_type, train.label_smoothing) == ("dpo", 0.2, *loss)

@@ -1,4 +1,4 @@
-"""DPO and ORPO by train_trl.py: losses against TRL's own trainers and against train.py's, and whole runs.
+"""DPO, CPO and ORPO by train_trl.py: losses against TRL's own trainers and train.py's, and whole runs.
 
 That such a run is the run of train.py, number by number, is held in tests/parity.
 """
@@ -26,7 +26,13 @@ from tests.parity.running import Case, Place
 from tests.runtime.preferred import BETA, PAIRS, SMOOTHING, collated, trainer_of
 
 STEPS = 4
-OBJECTIVES = ["dpo", "orpo"]
+OBJECTIVES = {
+    "dpo": {"objective": "dpo", "label_smoothing": SMOOTHING},
+    "dpo-ipo": {"objective": "dpo", "loss_type": "ipo"},
+    "cpo": {"objective": "cpo", "loss_type": "simpo", "simpo_gamma": 0.4, "cpo_alpha": 0.7},
+    "orpo": {"objective": "orpo"},
+}
+"""What a recipe says of its objective, by names for these tests."""
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +70,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 def settings(objective: str, **more: Any) -> TrainSettings:
-    smoothing = SMOOTHING if objective == "dpo" else 0.0
-    how = {"objective": objective, "beta": BETA, "label_smoothing": smoothing, **more}
+    how = {"beta": BETA, **OBJECTIVES[objective], **more}
     return TrainSettings(epochs=2, global_batch_size=8, micro_batch_size=2, **how)
 
 
@@ -123,9 +128,8 @@ def as_train_has_it(
 
         return of
 
-    how = (train.objective, train.beta, train.label_smoothing)
     inputs = {name: jnp.asarray(array) for name, array in batch.items()}
-    loss, metrics = preference_loss(logps(table.policy), logps(table.reference), inputs, *how)
+    loss, metrics = preference_loss(logps(table.policy), logps(table.reference), inputs, train)
     return float(loss), {name: float(number) for name, number in metrics.items()}
 
 
@@ -163,7 +167,7 @@ def test_any_number_of_processes_computes_trains_step(
 
     filled = []
     for processes, rows in ((1, 2), (2, 2), (8, 1)):
-        made = [Pieces(data, rows, 8, process, processes, objective) for process in range(processes)]
+        made = [Pieces(data, rows, 8, process, processes, train.objective) for process in range(processes)]
         for step in (0, data.steps_per_epoch - 1):
             batches = [data.micro_batch(step * 2 + part) for part in range(2)]
             filled.append(sum(not batch["segment_ids"][row].any() for batch in batches for row in range(8)))
@@ -218,8 +222,14 @@ def test_losses_and_gradients_are_trls(objective: str, place: Place, tmp_path: P
 
     model, move = adapted(place)
     tokenizer = AutoTokenizer.from_pretrained(place.folder / "model")
-    trainer = trainer_of(objective, model, tokenizer, tmp_path)
-    if objective == "orpo":
+    train = settings(objective, label_smoothing=0.0)
+    how = {
+        key: value
+        for key, value in OBJECTIVES[objective].items()
+        if key not in ("objective", "label_smoothing")
+    }
+    trainer = trainer_of(train.objective, model, tokenizer, tmp_path, **how)
+    if train.objective != "dpo":
         add_fused_lm_head(model.get_base_model())  # which RecipeTrainer and DPOTrainer do
     inputs, batch = collated(trainer)
     parameters = move()
@@ -229,9 +239,8 @@ def test_losses_and_gradients_are_trls(objective: str, place: Place, tmp_path: P
     data: Any = SimpleNamespace(
         samples=SimpleNamespace(group=2), accumulation=1, micro_batch=lambda number: batch
     )
-    piece = Pieces(data, len(PAIRS), len(PAIRS), 0, 1, objective).of(0)
+    piece = Pieces(data, len(PAIRS), len(PAIRS), 0, 1, train.objective).of(0)
     tensors = {name: torch.from_numpy(array) for name, array in piece.items()}
-    train = settings(objective, label_smoothing=0.0)
     loss, metrics = objective_of(train)(model, model, tensors)
     found = torch.autograd.grad(loss, list(parameters.values()))
     difference = max(float((a - b).abs().max()) for a, b in zip(found, gradients, strict=True))
@@ -242,7 +251,7 @@ def test_losses_and_gradients_are_trls(objective: str, place: Place, tmp_path: P
     )
     assert float(loss) == pytest.approx(float(expected), rel=1e-6)
     assert largest > 1e-2 and difference <= 1e-6 * max(1.0, largest)
-    logged = (trainer._metrics if objective == "dpo" else trainer._stored_metrics)["train"]
+    logged = (trainer._metrics if train.objective == "dpo" else trainer._stored_metrics)["train"]
     names = {"chosen": "chosen", "rejected": "rejected", "margin": "margins", "accuracy": "accuracies"}
     for name, theirs in names.items():
         assert float(metrics[f"rewards_{name}"]) == pytest.approx(logged[f"rewards/{theirs}"][0], abs=1e-5)

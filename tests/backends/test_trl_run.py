@@ -270,3 +270,31 @@ def test_any_number_of_processes_computes_the_same_step(
         for piece in pieces
     )
     assert weighed == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.e2e
+def test_a_run_stops_early_and_goes_on_no_further(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """By transformers' own callback; one that is resumed in between stops at the same step."""
+    import json
+
+    early = case(LORA, eval_every=1, early_stopping={"patience": 2, "min_delta": 100.0})
+    early.recipe["data"]["eval"] *= 2
+    place = Place(tmp_path, early, [Backend.TUNIX, Backend.TRL])
+    place.train(Backend.TRL, "whole")
+    why = "(early stopping after step 3: no progress in 2 evaluations; eval_loss was lowest, "
+    assert capfd.readouterr().out.startswith("done: steps=3 ")
+    place.train(Backend.TRL, "cut", "--steps", "2")
+    for _ in range(2):
+        place.train(Backend.TRL, "cut", "--resume")
+        said = capfd.readouterr()
+        assert why in said.out and why[1:] in said.err
+    for output in ("whole", "cut"):
+        folder = tmp_path / output / "checkpoints-trl"
+        state = json.loads((folder / "state.json").read_text())
+        assert (state["state"], state["total"]) == ("done", STEPS) and why[1:] in state["reason"]
+        entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        losses = [entry for entry in entries if "eval_loss" in entry]
+        assert [entry["step"] for entry in losses] == [0, 1, 2, 3]
+        for entry in losses:
+            both = [value for name, value in entry.items() if name.startswith("eval/")]
+            assert both == pytest.approx([entry["eval_loss"]] * 2, rel=1e-6)

@@ -1,4 +1,4 @@
-"""A hub on this machine: the part of the Hugging Face hub's protocol that a download speaks, and its CDN.
+"""A hub on this machine: what downloads and uploads speak of the Hugging Face hub's protocol, and its CDN.
 
 Large files are redirected to another host and port, as the hub redirects to its CDN. Faults say by a file's
 name what goes wrong with it.
@@ -6,6 +6,7 @@ name what goes wrong with it.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -46,12 +47,17 @@ class Repository:
     sizes: dict[str, int] = field(default_factory=dict)
 
 
+class Refused(Exception):
+    """The status and the code of a request that is not granted."""
+
+
 @dataclass
 class Hub:
     """The hub's state, and what was asked of it.
 
     Attributes:
         requests: (server, method, path, headers) of each request.
+        uploaded: contents by SHA-256.
     """
 
     address: str
@@ -60,6 +66,7 @@ class Hub:
     token: str = "hf_right"
     requests: list[tuple[str, str, str, dict[str, str]]] = field(default_factory=list)
     cut: set[str] = field(default_factory=set)
+    uploaded: dict[str, bytes] = field(default_factory=dict)
 
     def asked(self, server: str, method: str = "GET") -> list[str]:
         """Paths that a server was asked for."""
@@ -122,8 +129,70 @@ def _handler(hub: Hub, which: str) -> type[BaseHTTPRequestHandler]:
                 for name, content in repository.files.items()
             ]
             commit = repository.revisions.get(revision, revision)
-            text = json.dumps({"id": model, "sha": commit, "siblings": siblings})
-            self._send(200, {"Content-Type": "application/json"}, text.encode())
+            self._tell({"id": model, "sha": commit, "siblings": siblings, "private": repository.private})
+
+        def _tell(self, told: Mapping[str, Any]) -> None:
+            self._send(200, {"Content-Type": "application/json"}, json.dumps(told).encode())
+
+        def do_PUT(self) -> None:
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            hub.uploaded[hashlib.sha256(content).hexdigest()] = content
+            self._send(200, {}, b"")
+
+        def do_POST(self) -> None:
+            hub.requests.append((which, self.command, self.path, dict(self.headers)))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            try:
+                if self.headers.get("Authorization") != f"Bearer {hub.token}":
+                    raise Refused(403, "")
+                self._tell(self._written(body))
+            except Refused as refused:
+                self._refuse(*refused.args)
+
+        def _written(self, body: bytes) -> dict[str, Any]:
+            """The answer to what an upload asks; files of a branch are those of the repository."""
+            if self.path == "/api/validate-yaml":
+                return {"errors": [], "warnings": []}
+            if self.path == "/api/repos/create":
+                asked = json.loads(body)
+                name = f"{asked['organization']}/{asked['name']}"
+                hub.models[name] = Repository(
+                    {".gitattributes": b""}, private=asked["visibility"] == "private"
+                )
+                return {"url": f"{hub.address}/{name}", "name": name}
+            match = re.fullmatch(r"(?:/api/models)?/([^/]+/[^/.]+)(?:/|\.git/info/)([^/]+)/(.+)", self.path)
+            assert match, self.path
+            repository = hub.models[match[1]]
+            match match[2]:
+                case "branch":
+                    repository.revisions = {**repository.revisions, match[3]: COMMIT}
+                    return {}
+                case "preupload":
+                    files = json.loads(body)["files"]
+                    modes = {
+                        file["path"]: "lfs" if file["path"].endswith(LARGE) else "regular" for file in files
+                    }
+                    told = [{"path": p, "uploadMode": m, "shouldIgnore": False} for p, m in modes.items()]
+                    return {"files": told}
+                case "lfs":
+                    put = {"upload": {"href": f"{hub.address}/put"}}
+                    return {"objects": [{**one, "actions": put} for one in json.loads(body)["objects"]]}
+            assert match[2] == "commit"
+            return self._committed(match[1], match[3], [json.loads(line) for line in body.splitlines()])
+
+        def _committed(self, model: str, branch: str, lines: list[Any]) -> dict[str, Any]:
+            repository = hub.models[model]
+            parent = lines[0]["value"].get("parentCommit")
+            if parent not in (None, repository.revisions[branch]):
+                raise Refused(412, "")
+            for line in lines[1:]:
+                value = line["value"]
+                large = line["key"] == "lfsFile"
+                made = hub.uploaded[value["oid"]] if large else base64.b64decode(value["content"])
+                repository.files[value["path"]] = made
+            commit = hashlib.sha1(repr(lines).encode()).hexdigest()
+            repository.revisions = {**repository.revisions, branch: commit}
+            return {"commitUrl": f"{hub.address}/{model}/commit/{commit}", "commitOid": commit}
 
         def _file(self, model: str, revision: str, name: str) -> None:
             repository = self._open(model, revision, files=True)
@@ -213,3 +282,4 @@ def reached_by(hub: Hub, setting: Callable[[Any, str, Any], None], cache: str) -
     setting(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     setting(constants, "HF_HUB_OFFLINE", False)
     setting(constants, "HF_HUB_CACHE", cache)
+    setting(constants, "HF_HUB_DISABLE_XET", True)

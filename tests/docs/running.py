@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
 from recipec.compiler.rehearse import quickstart
+from scripts import coming_from
 from tests.docs import shell
 from tests.docs.blocks import Block
 from tests.report import writing
@@ -30,6 +31,9 @@ NOT_RUN = {
     "recipe parity": "it trains for minutes",
     "recipe rehearse": "it trains for minutes",
     "recipe preview": "it wants the model's tokenizer",
+    "recipe adapters": "it wants weights",
+    "recipe chat": "it wants weights",
+    "recipe push": "it wants weights",
     "recipe serve": "it wants Docker, or a server",
     "recipe port --plan": "it compiles for minutes",
     "recipe report --open": "it opens a browser",
@@ -152,6 +156,22 @@ def _configs(folder: Path) -> None:
     shutil.copy(folder / "config.yml", folder / "configs")
 
 
+def _tools(folder: Path) -> None:
+    """A config of each tool, and a script."""
+    examples = shell.ROOT / "tests" / "port" / "examples"
+    for example, names in {
+        "axolotl-gemma4-qlora": {"support-qlora.yml": "axolotl.yml"},
+        "llamafactory-qwen3-lora": {"notes-lora.yaml": "llamafactory.yaml", "dataset_info.json": ""},
+        "trl-llama32-fsdp": {"sft.yaml": "trl.yaml", "accelerate.yaml": ""},
+        "maxtext-qwen3-lora": {"sft.yml": "maxtext.yml"},
+    }.items():
+        for name, here in names.items():
+            shutil.copy(examples / example / name, folder / (here or name))
+    calls = dict.fromkeys(coming_from.CALLS, "")
+    calls |= {"from_pretrained": "'unsloth/Qwen3-8B'", "SFTConfig": "learning_rate=2e-4, max_steps=9"}
+    (folder / "train.py").write_text(coming_from.SCRIPT.format_map(calls), encoding="utf-8")
+
+
 def _model(folder: Path) -> None:
     """What `make quickstart` trains."""
     quickstart.write_model(folder / "build" / "quickstart" / "model", quickstart.compiled())
@@ -162,5 +182,6 @@ THERE: dict[str, Callable[[Path], None]] = {
     "monitoring.md": _runs,
     "reports.md": _runs,
     "porting.md": _configs,
+    "coming-from.md": _tools,
 }
 """What is in a page's folder beside what a clone has."""

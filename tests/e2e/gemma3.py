@@ -30,11 +30,16 @@ class Tuned:
     seconds: float
 
 
-def tune(root: Path, base: Path, folder: Path) -> Tuned:
-    """Builds the recipe into an empty folder, trains, and merges with --verify."""
+def tune(root: Path, base: Path, folder: Path, *sets: str) -> Tuned:
+    """Builds the recipe into an empty folder, trains, and merges with --verify.
+
+    Args:
+        sets: what is set in the recipe, as `--set` has it.
+    """
     started = time.monotonic()
     generated = folder / "generated"
-    run(root, "-m", "recipec.compiler.cli.main", "build", f"recipes/{RECIPE}.yaml", "-o", generated)
+    options = [word for one in sets for word in ("--set", one)]
+    run(root, "-m", "recipec.compiler.cli.main", "build", f"recipes/{RECIPE}.yaml", "-o", generated, *options)
     artifact = generated / RECIPE
     places = ("--model", base, "--output", folder / "run")
     trained = run(root, artifact / "train.py", *places, "--data-dir", root / "recipes")

@@ -31,7 +31,7 @@ from recipec.runtime.checkpoints.record import check_record, write_record
 from recipec.runtime.errors import UserError, guarded
 from recipec.runtime.model.families import FAMILIES
 
-MOST = 18_500
+MOST = 19_400
 """Lines that a plain recipe needs at most: LoRA on one host, with nothing optional, without a server."""
 
 
@@ -80,6 +80,9 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
         (["lora=null", "model.id=google/gemma-3-270m-it"], "checkpoints.full"),
         (["checkpoint.directory=gs://bucket/run"], "metrics.remote"),
         (["train.log.wandb_project=mine"], "metrics.wandb_log"),
+        (["train.log.mlflow_experiment=mine"], "metrics.mlflow_log"),
+        (["data.eval=[b.jsonl]", "train.samples={prompts: c.jsonl}"], "data.prompts"),
+        (["data.eval=[b.jsonl]", "train.samples={prompts: c.jsonl}"], "training.answers"),
         (["model.id=google/gemma-4-26B-A4B-it", "lora.targets=[q_proj]"], "model.experts"),
         (["model.attention=splash"], "model.attention"),
         (

@@ -18,7 +18,7 @@ from recipec.compiler.lowering import pins
 DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "tunix": "google-tunix", "google": "protobuf"}
 """Packages whose import has another name than their distribution."""
 
-OPTIONAL = {"wandb", "jaxlib"}
+OPTIONAL = {"wandb", "mlflow", "jaxlib"}
 """Weights & Biases is among the packages of recipes that ask for it. jaxlib comes with jax, in the
 version that jax needs."""
 

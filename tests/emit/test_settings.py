@@ -28,6 +28,11 @@ SETS: list[tuple[str, ...]] = [
     ("lora.layers=0-9", "lora.rank_pattern={down_proj: 4}", "lora.rslora=true", "model.revision=abc"),
     ("lora=null", "merge.adapter=false", "serve=null", "data.packing=false", "data.shuffle_seed=null"),
     ("data.eval_fraction=0.1", "data.eval=[]", "checkpoint.local={directory: /mnt/x, every_steps: 3}"),
+    (
+        "data.train=[a.jsonl, {path: b.jsonl, format: text, fields: {text: body}, loss_on: all}]",
+        "data.loss_on=[assistant, tool]",
+        "data.format=chat",
+    ),
     ("sharding.rules=[{match: '.*norm.*', spec: [null]}]", "train.steps=3", "train.epochs=null"),
 ]
 
@@ -66,6 +71,20 @@ def test_scripts_state_the_settings_that_plans_take(
             assert found.get("SHARDING_RULES", ()) == settings.rules
 
 
+def test_a_source_s_function_is_the_artifact_s_copy(root: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text((root / "recipes" / "llama31-8b-v6e8.yaml").read_text())
+    (tmp_path / "own.py").write_text("def one(row):\n    return row\n")
+    sets = ("data.train=[a.jsonl, {path: b.jsonl, transform: 'own.py:one'}]", "data.eval=[]")
+    program = lower(load(recipe, sets), planning=True).program
+    assert program is not None
+    files = emit(program, (Backend.TORCHAX, Backend.TRL))
+    assert files["own.py"] == (tmp_path / "own.py").read_bytes()
+    for script in ("train.py", "train_torchax.py", "baseline/train_trl.py"):
+        data = stated(files[script].decode(), Path("/artifact"))["DATA"]
+        assert data.train == ("a.jsonl", runtime.Source("b.jsonl", transform="/artifact/own.py:one"))
+
+
 @pytest.mark.parametrize(
     ("settings", "section"),
     [
@@ -87,5 +106,6 @@ def test_a_default_is_the_language_s_or_there_is_none(settings: Any, section: ty
         held[field.name] = language
         # A length is given by one of two keys; all layers are None to the runtime.
         if field.name not in ("epochs", "layers") or own is not None:
-            assert own == (tuple(language) if isinstance(language, list) else language), field.name
+            alike = type(own)(language) if isinstance(language, list | dict) else language
+            assert own == alike, field.name
     assert held

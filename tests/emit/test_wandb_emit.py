@@ -49,11 +49,28 @@ def test_the_other_backends_have_it_too(tmp_path: Path) -> None:
         assert "wandb" in names and len(names) == len(set(names))
 
 
-def test_the_set_is_what_any_script_lacks() -> None:
-    more = pins.sets()["wandb"]
-    for name in ("train-cpu", "train-tpu", "trl"):
-        whole = {**pins.sets()[name]["direct"], **pins.sets()[name]["transitive"]}
-        assert not {*more["direct"], *more["transitive"]} & {*whole}
+def test_mlflow_is_pinned_beside_it(tmp_path: Path) -> None:
+    made = files_of(tmp_path, [*ASKED, "train.log.mlflow_experiment=support"])
+    assert (
+        b'    mlflow_experiment="support",' in made["train.py"]
+        and b"MLFLOW_TRACKING_URI" in made["README.md"]
+    )
+    pinned = [line for line in made["requirements-train.txt"].decode().splitlines() if "==" in line]
+    wanted = {**pins.sets()["mlflow"]["direct"], **pins.sets()["mlflow"]["transitive"]}
+    assert {f"{name}=={version}" for name, version in wanted.items()} <= set(pinned)
+    assert len({line.partition("==")[0] for line in pinned}) == len(pinned)
+
+
+@pytest.mark.parametrize("service", ["wandb", "mlflow"])
+def test_the_set_is_what_a_script_lacks_in_the_versions_that_it_has(service: str) -> None:
+    more = {**pins.sets()[service]["direct"], **pins.sets()[service]["transitive"]}
+    every = [
+        {**pins.sets()[name]["direct"], **pins.sets()[name]["transitive"]} for name in ("train-cpu", "trl")
+    ]
+    every.append({**pins.sets()["train-tpu"]["direct"], **pins.sets()["train-tpu"]["transitive"]})
+    assert not any(all(name in whole for whole in every) for name in more)
+    for whole in every:
+        assert {name: whole[name] for name in more if name in whole}.items() <= more.items()
 
 
 def test_it_may_change_within_a_run(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.hosts.processes import DUMPED, PATIENT, begun, dumped_rows, light, losses, start
 from tests.runtime.artifacts import assert_equal, steps, train, write_artifact
 from tests.runtime.lives import Lives
+from tests.runtime.stopped import STOPPING
 from tests.runtime.surviving import SLOW
 
 STEPS = 4
@@ -40,3 +41,32 @@ def test_two_processes_train_as_one_and_a_signal_to_one_stops_both_after_the_sam
     assert "step 4/4" in again[0].stderr
     assert again[1].stderr == "", "what process 0 says is said once"
     assert "step 4: " in logs[1].read_text()
+
+
+def test_two_processes_stop_early_after_the_same_step(place: Path, lives: Lives) -> None:
+    """Each by its own count of the evaluation loss, which is the same number on both."""
+    noted = """
+import os
+
+given = run_report.Report.evaluated
+
+
+def noting(self, step, losses):
+    number = os.environ["JAX_PROCESS_ID"]
+    path = Path(sys.argv[sys.argv.index("--output") + 1]) / f"losses-{number}.txt"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as file:
+        print(step, losses["loss"], file=file)
+    return given(self, step, losses)
+
+
+run_report.Report.evaluated = noting
+"""
+    prelude = light({"fsdp": 2, "tp": 1}, more=STOPPING + noted)
+    write_artifact(place / "patient", prelude=prelude, every=100, keep=1)
+    group = start(lives, place, "early-two", 2, artifact="patient", peer=PATIENT)
+    assert group.wait() == [0, 0], group.said()
+    assert steps(place / "early-two" / "checkpoints") == [4, 8]
+    assert "(early stopping after step 8: " in group[0].stdout
+    mine, other = ((place / "early-two" / f"losses-{n}.txt").read_text() for n in range(2))
+    assert mine == other and len(set(mine.split())) == 10

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.parity.preferences import assert_one_run, case
-from tests.parity.running import Place
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.parity.compare import ComparedRun, compare
+from tests.parity.preferences import LIMITS, assert_one_run, case
+from tests.parity.running import BACKENDS, STEPS, Place
 
 pytestmark = pytest.mark.e2e
 
@@ -17,3 +21,21 @@ TARGETS = ["q_proj", "v_proj", "down_proj"]
 def test_dpo_is_one_run(tmp_path: Path) -> None:
     dpo = case("Qwen/Qwen3-0.6B", ["full_attention"], {"fsdp": 2, "tp": 1}, TARGETS, "dpo")
     assert_one_run(Place(tmp_path, dpo))
+
+
+def test_dpo_of_all_weights_is_one_run_and_goes_on(tmp_path: Path) -> None:
+    """Its reference is the model that the run began with, over a resumption too, bit for bit."""
+    dpo = case("Qwen/Qwen3-0.6B", ["full_attention"], {"fsdp": 2, "tp": 1}, TARGETS, "dpo")
+    sets = {"lora": None, "checkpoint": {"directory": "checkpoints", "every_steps": STEPS // 2}}
+    here = Place(tmp_path, replace(dpo, recipe={**dpo.recipe, **sets}))
+    runs = [ComparedRun(backend.value, here.train(backend, backend.value)) for backend in BACKENDS]
+    rows = compare(runs, LIMITS)
+    for row in rows:
+        print(f"\n{row.left} - {row.right}: {row.quantity} differ by {row.difference} of {row.largest:.3g}")
+    assert [row for row in rows if not row.ok] == []
+    for run in runs:
+        assert run.trace.losses[0] == pytest.approx(np.log(2), abs=1e-6)
+        assert min(run.trace.losses) < 0.5, "the reference is not the model that is trained"
+        here.train(Backend(run.name), "cut", "--steps", str(STEPS // 2))
+        rest = here.train(Backend(run.name), "cut", "--resume")
+        assert rest.losses == run.trace.losses[STEPS // 2 :]

@@ -43,7 +43,11 @@ BASES: dict[str, dict[str, Any]] = {
     },
 }
 KEYS: dict[str, list[str]] = {
-    "trl": [*keys_of("trl", "sft", "dpo", "orpo", "script", "model", "mixture"), "env", "num_processes"],
+    "trl": [
+        *keys_of("trl", "sft", "dpo", "orpo", "cpo", "script", "model", "mixture"),
+        "env",
+        "num_processes",
+    ],
     "trainer": [*keys_of("trainer", "training_arguments"), "max_train_samples", "max_seq_length"],
     "torchtune": sorted({*keys_of("torchtune", "lora_finetune_distributed", "full_finetune_distributed")}),
     "litgpt": [*keys_of("litgpt", "lora")],
@@ -129,7 +133,7 @@ INNER: dict[str, dict[str, list[str]]] = {
 }
 
 
-SCRIPTS = ("sft", "dpo", "orpo")
+SCRIPTS = ("sft", "dpo", "orpo", "cpo")
 SHARED = keys_of("trl", "script", "model", "mixture")
 
 

@@ -111,7 +111,7 @@ def test_dpo_is_taken_over_with_its_pairs(tmp_path: Path) -> None:
     sets = [{"path": "our/pairs", "type": "chat_template.default", "field_messages": "conversation"}]
     made = port(tmp_path, rl="dpo", rl_beta=0.2, dpo_label_smoothing=0.1, datasets=sets)
     spoken(made)
-    assert values(made, "train.objective", "train.beta", "train.label_smoothing") == ["dpo", 0.2, 0.1]
+    assert values(made, "train.objective", "train.beta", "train.label_smoothing") == ["dpo", 0.2, None]
     assert values(made, "data.format", "data.packing") == ["preference", False]
     assert 'row["conversation"]' in made.files["convert.py"]
     assert port(tmp_path, rl="orpo", orpo_alpha=0.3, datasets=sets).value("train.beta") == 0.3

@@ -101,10 +101,12 @@ def test_completions_become_text_that_is_learnt_whole(tmp_path: Path) -> None:
         ({"roles_to_train": ["assistant"]}, "assistant", "exact"),
         ({"roles_to_train": ["gpt"]}, "assistant", "exact"),
         ({"roles_to_train": []}, "assistant", "approximated"),
-        ({"roles_to_train": ["assistant", "user"]}, "assistant", "approximated"),
+        ({"roles_to_train": ["assistant", "user"]}, ["assistant", "user"], "exact"),
+        ({"roles_to_train": ["gpt", "tool"]}, ["assistant", "tool"], "approximated"),
+        ({"roles_to_train": ["narrator"]}, "assistant", "approximated"),
     ],
 )
-def test_which_turns_are_learnt(tmp_path: Path, keys: dict[str, Any], loss: str, how: str) -> None:
+def test_which_turns_are_learnt(tmp_path: Path, keys: dict[str, Any], loss: Any, how: str) -> None:
     made = one(tmp_path, type="chat_template", **keys)
     assert made.value("data.loss_on") == loss
     assert verdict(made, "datasets[0].roles_to_train").value == how
@@ -152,11 +154,43 @@ def test_evaluation_sets_are_taken_over(tmp_path: Path) -> None:
     assert made.value("data.eval") == [{"path": "hf://our/test", "split": "test"}]
 
 
-def test_data_sets_of_two_forms_are_refused(tmp_path: Path) -> None:
-    made = port(
-        tmp_path, datasets=[{"path": "a/b", "type": "chat_template"}, {"path": "c/d", "type": "alpaca"}]
-    )
-    assert codes(made) == [("E1142", "datasets[1].type")]
+def test_messages_are_marked_one_by_one(tmp_path: Path) -> None:
+    made = one(tmp_path, type="chat_template", message_field_training="train", field_messages="talk")
+    assert made.value("data.fields") == {"messages": "talk", "weight": "train"}
+    assert verdict(made, "datasets[0].message_field_training") is Verdict.APPROXIMATED
+
+
+def test_data_sets_of_several_forms_have_each_its_own(tmp_path: Path) -> None:
+    sets = [
+        {"path": "a/b", "type": "chat_template", "field_messages": "talk"},
+        {"path": "c/d", "type": "alpaca", "split": "x"},
+        {"path": "e.jsonl", "type": "completion", "field": "body"},
+        {"path": "f/g", "type": "chat_template", "roles_to_train": ["assistant", "user"]},
+        {"path": "h/i", "type": "gpteacher"},
+    ]
+    held = [{"path": "j/k", "type": "alpaca"}, {"path": "l/m", "type": "chat_template"}]
+    made = port(tmp_path, datasets=sets, test_datasets=held)
+    assert codes(made) == []
+    spoken(made)
+    plain = {"format": "prompt_completion", "transform": "convert.py:convert"}
+    assert made.value("data.train") == [
+        {"path": "hf://a/b", "fields": {"messages": "talk"}},
+        {"path": "hf://c/d", "split": "x", **plain},
+        {"path": "e.jsonl", "format": "text", "fields": {"text": "body"}},
+        {"path": "hf://f/g", "loss_on": ["assistant", "user"]},
+        {"path": "hf://h/i", **plain, "transform": "convert_2.py:convert"},
+    ]
+    assert made.value("data.eval") == [{"path": "hf://j/k", **plain}, "hf://l/m"]
+    keys = ("data.format", "data.fields", "data.transform", "data.loss_on")
+    assert values(made, *keys) == ["chat", None, None, None]
+    assert sorted(made.files) == ["convert.py", "convert_2.py"]
+    whole = port(tmp_path, datasets=sets, train_on_inputs=True)
+    assert whole.value("data.loss_on") == "all" and "loss_on" not in str(whole.value("data.train"))
+    texts = port(tmp_path, datasets=[sets[2], sets[1]])
+    assert values(texts, "data.format", "data.loss_on") == ["text", None]
+
+
+def test_data_sets_of_one_form_share_it(tmp_path: Path) -> None:
     alike = port(
         tmp_path, datasets=[{"path": "a/b", "type": "alpaca"}, {"path": "./c.jsonl", "type": "alpaca"}]
     )

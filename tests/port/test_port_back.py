@@ -204,6 +204,33 @@ def test_a_variant_comes_back(variant: str, tool: str) -> None:
     assert not [key for key in lost if key.startswith(("model", "lora", "train.optimizer", "train.schedule"))]
 
 
+@pytest.mark.parametrize(
+    ("train", "tool", "lost"),
+    [
+        ({"objective": "dpo", "loss_type": "ipo"}, "trl", ""),
+        ({"objective": "dpo", "loss_type": "ipo"}, "axolotl", ""),
+        ({"objective": "dpo", "loss_type": "robust", "label_smoothing": 0.1}, "trl", ""),
+        ({"objective": "dpo", "label_smoothing": 0.1}, "trl", "train.label_smoothing"),
+        ({"objective": "cpo", "loss_type": "simpo", "simpo_gamma": 1.0, "cpo_alpha": 0.0}, "trl", ""),
+        ({"objective": "cpo", "loss_type": "simpo", "simpo_gamma": 1.0, "cpo_alpha": 0.0}, "axolotl", ""),
+        ({"objective": "cpo", "loss_type": "hinge"}, "trl", ""),
+        ({"objective": "cpo", "loss_type": "hinge"}, "axolotl", "train.loss_type"),
+    ],
+)
+def test_a_loss_of_preferences_comes_back(train: dict[str, Any], tool: str, lost: str) -> None:
+    data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    data["data"]["format"] = "preference"
+    data["train"] |= train
+    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    if lost:
+        status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
+        assert status == 1 and f"error[E1198]: `{lost}`" in errors
+        return
+    held("recipe.yaml", tool)
+    again = yaml.safe_load(Path("again.yaml").read_text())["train"]
+    assert {key: again[key] for key in train} == train
+
+
 @pytest.mark.parametrize("tool", TOOLS)
 def test_experts_keep_their_adapters(tool: str) -> None:
     Path("recipe.yaml").write_text(
@@ -290,6 +317,45 @@ def test_instructions_are_read_by_llama_factory_as_the_report_says(
             assert there.replace("Add.\n1", "Add.\n\n1") == chats.tokenizer().decode(tokens) != there
         else:
             assert theirs == tokens
+
+
+MIXED = [
+    {
+        "path": "hf://some/chats",
+        "split": "train",
+        "fields": {"messages": "talk", "weight": "train"},
+        "loss_on": ["assistant", "tool"],
+    },
+    {"path": "hf://some/texts", "split": "train", "format": "text", "fields": {"text": "body"}},
+    {"path": "hf://some/pairs", "split": "train", "format": "prompt_completion"},
+]
+
+
+def test_sources_of_several_formats_go_to_axolotl_and_back() -> None:
+    data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    data["data"]["train"] = MIXED
+    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    told = ported("recipe.yaml", "axolotl")
+    assert returned(told, "axolotl", "sft")["data"]["train"] == MIXED
+    for tool in ("trl", "llama-factory"):
+        status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
+        assert status == 1 and "`data.train` cannot be said" in errors, errors
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("data.reasoning", "keep"), ("data.temperature", 2.0), ("data.loss_on", ["assistant", "user"])],
+)
+def test_what_no_tool_but_axolotl_says_of_turns_and_sources_is_told(key: str, value: Any) -> None:
+    data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    data["data"] |= {key.removeprefix("data."): value, "train": ["hf://some/rows", "hf://other/rows"]}
+    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    for tool in TOOLS:
+        status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml", "--force")
+        if (tool, key) == ("axolotl", "data.loss_on"):
+            assert status == 0, errors
+        else:
+            assert status == 1 and f"`{key}` cannot be said" in errors, (tool, errors)
 
 
 @pytest.mark.parametrize("tool", ["llama-factory"])

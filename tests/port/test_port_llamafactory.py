@@ -195,11 +195,6 @@ def test_full_fine_tuning_keeps_float32_weights(tmp_path: Path) -> None:
     assert pure.value("train.optimizer.master_weights") is False
 
 
-def test_data_sets_of_two_forms_are_told_with_what_keeps_one(tmp_path: Path) -> None:
-    found = port(tmp_path, dataset="letters,others").diagnostics[0]
-    assert found.code == "E1142" and found.help.startswith("--set dataset=letters ")
-
-
 @pytest.mark.parametrize("names", ["letters,talks", "talks,letters"])
 def test_instructions_and_conversations_are_read_together_as_each_is_alone(
     tmp_path: Path, names: str

@@ -318,6 +318,17 @@ DPOTrainer(model=model, train_dataset=rows.map(pair), args=DPOConfig(beta=0.2, m
     assert row == {"prompt": "Q: why?", "chosen": "so", "rejected": "no"}
 
 
+def test_a_script_of_simpo_is_one_of_cpo() -> None:
+    text = """\
+from trl.experimental.cpo import CPOConfig, CPOTrainer
+args = CPOConfig(loss_type="simpo", cpo_alpha=0.0, simpo_gamma=0.7, beta=2.0, max_length=256)
+CPOTrainer(model=model, train_dataset=load_dataset("our/pairs", split="train"), args=args)
+"""
+    made = ported(HEAD + UNSLOTH + text)
+    paths = ("objective", "loss_type", "cpo_alpha", "simpo_gamma", "beta")
+    assert [value(made, f"train.{path}") for path in paths] == ["cpo", "simpo", 0.0, 0.7, 2.0]
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -391,3 +402,30 @@ def test_a_script_of_any_size_or_form_ends_in_a_diagnostic() -> None:
     assert [each.code for each in port([Path("huge.ipynb")], Asked(from_name("v5p-8"))).diagnostics] == [
         "E0003"
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "after"),
+    [
+        (", callbacks=[EarlyStoppingCallback(patience, early_stopping_threshold=0.01)]", ""),
+        ("", "trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=3))\n"),
+        ("", "trainer.add_callback(EarlyStoppingCallback())\n"),
+        (", callbacks=[Printed()]", ""),
+    ],
+)
+def test_early_stopping_is_a_callback_of_a_script(given: str, after: str) -> None:
+    """With the values that the script gives it, and transformers' patience of 1 where it gives none."""
+    made = ported(
+        f"{HEAD}from transformers import EarlyStoppingCallback\n"
+        "parts = rows.train_test_split(test_size=0.1, seed=3)\npatience = 4\n"
+        "args = SFTConfig(eval_strategy='steps', eval_steps=50, load_best_model_at_end=True)\n"
+        "trainer = SFTTrainer('Qwen/Qwen3-8B', args, train_dataset=parts['train'], eval_dataset=parts['test']"
+        f"{given})\n{after}trainer.train()\n"
+    )
+    expected = {"patience": 4, "min_delta": 0.01} if "patience," in given else {}
+    expected |= {"patience": 3} if "=3" in after else {"patience": 1} if after else {}
+    assert made.ledger is not None, made.diagnostics
+    names = ("patience", "min_delta")
+    found = {name: made.ledger.value(f"train.early_stopping.{name}", None) for name in names}
+    assert {name: one for name, one in found.items() if one is not None} == expected
+    assert value(made, "checkpoint.keep_best") is True

@@ -18,7 +18,7 @@ from tests.port.dialects import codes, samples, spoken, unspoken, values, verdic
 SFT: dict[str, Any] = {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "some/rows"}
 LORA: dict[str, Any] = {**SFT, "use_peft": True}
 
-SCRIPTS = ("sft", "dpo", "orpo")
+SCRIPTS = ("sft", "dpo", "orpo", "cpo")
 
 ported = functools.partial(dialects.ported, script="sft")
 
@@ -29,7 +29,7 @@ def rows(folder: Path, row: dict[str, Any]) -> str:
     return "./rows.jsonl"
 
 
-@pytest.mark.parametrize("objective", ["sft", "dpo", "orpo"])
+@pytest.mark.parametrize("objective", ["sft", "dpo", "orpo", "cpo"])
 @pytest.mark.parametrize("adapters", [True, False])
 def test_no_key_of_a_script_is_passed_over(tmp_path: Path, objective: str, adapters: bool) -> None:
     keys = keys_of("trl", objective, "script", "model", "mixture")
@@ -50,7 +50,7 @@ def test_no_flag_of_the_launcher_is_passed_over(tmp_path: Path) -> None:
     assert unspoken(ledger, flags) == []
 
 
-@pytest.mark.parametrize("objective, rate", [("sft", 2e-5), ("dpo", 1e-6), ("orpo", 1e-6)])
+@pytest.mark.parametrize("objective, rate", [("sft", 2e-5), ("dpo", 1e-6), ("orpo", 1e-6), ("cpo", 1e-6)])
 def test_the_defaults_are_the_scripts_own(tmp_path: Path, objective: str, rate: float) -> None:
     ledger = ported("trl", tmp_path, LORA, script=objective)
     assert values(ledger, "train.optimizer.learning_rate", "train.epochs", "data.max_length") == [
@@ -92,17 +92,19 @@ PAIR, TALK = {"chosen": "a", "rejected": "b"}, {"messages": []}
         ({"loss_type": ["sigmoid"]}, None, "dpo"),
         ({"loss_type": "ipo"}, None, "dpo"),
         ({"label_smoothing": 0.1}, None, "dpo"),
+        ({"label_smoothing": 0.1, "cpo_alpha": 1.0, "loss_type": "hinge"}, None, "cpo"),
+        ({"loss_type": "simpo"}, None, "cpo"),
         ({"precompute_ref_log_probs": True, "label_smoothing": 0.1}, None, "dpo"),
-        ({"beta": 0.2, "max_completion_length": 64, "padding_value": 0}, None, "dpo orpo"),
-        ({"beta": 0.2}, None, "dpo orpo"),
-        ({"beta": 0.2, "max_prompt_length": 64}, PAIR, "dpo orpo"),
-        ({}, None, "sft dpo orpo"),
-        ({}, PAIR, "dpo orpo"),
+        ({"beta": 0.2, "max_completion_length": 64, "padding_value": 0}, None, "dpo orpo cpo"),
+        ({"beta": 0.2}, None, "dpo orpo cpo"),
+        ({"beta": 0.2, "max_prompt_length": 64}, PAIR, "dpo orpo cpo"),
+        ({}, None, "sft dpo orpo cpo"),
+        ({}, PAIR, "dpo orpo cpo"),
         ({}, TALK, "sft"),
         ({}, {"text": "a"}, "sft"),
         ({}, {"prompt": "a", "completion": "b"}, "sft"),
         ({"sync_ref_model": True, "label_smoothing": None}, PAIR, "dpo"),
-        ({"packing": True, "beta": 0.1}, None, "sft dpo orpo"),
+        ({"packing": True, "beta": 0.1}, None, "sft dpo orpo cpo"),
     ],
 )  # fmt: skip
 def test_the_script_is_told_by_keys_and_rows(
@@ -133,7 +135,6 @@ def test_the_script_is_told_by_keys_and_rows(
         ({"beta": 0.1}, {"prompt": "a", "completion": "b", "label": True}, "kto", "dataset_name"),
         ({"center_rewards_coefficient": 0.1}, None, "reward", "center_rewards_coefficient"),
         ({"teacher_model_name_or_path": "a/b"}, None, "distillation", "teacher_model_name_or_path"),
-        ({"cpo_alpha": 1.0}, None, "cpo", "cpo_alpha"),
         ({}, {"prompt": "a"}, "grpo or rloo", "dataset_name"),
     ],
 )  # fmt: skip

@@ -362,3 +362,26 @@ def test_a_run_at_an_address_has_a_page(place: Path) -> None:
     assert "done: 200 steps" in report("memory://bucket/run").words
     assert "there is no folder memory://bucket/other" in refused("memory://bucket/other")
     assert "nonsense://x" in refused("nonsense://x")
+
+
+def test_a_run_that_stopped_early_is_done_and_shows_its_samples_and_sources(place: Path) -> None:
+    entries = list(writing.lines(60))
+    for entry in entries:
+        if "eval_loss" in entry:
+            entry |= {"eval/chat": entry["eval_loss"] - 0.5, "eval/code": entry["eval_loss"] + 0.5}
+    folder = writing.write(place / "run", entries, writing.facts(200), None)
+    why = "early stopping after step 60: no progress in 2 evaluations; eval_loss was lowest, 2.3000, at 20"
+    (folder / "state.json").write_text(json.dumps({"state": "done", "reason": why, "total": 200}))
+    samples = [
+        {"step": step, "prompt": prompt, "answer": f"{name} at {step}", "tokens": 3, "ended": True}
+        for step in (0, 25, 50)
+        for name, prompt in (("one", "Say one."), ("two", [{"role": "user", "content": f"Say {EVIL}"}]))
+    ]
+    (folder / "samples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in samples) + '{"step": 5')
+    page = report("run")
+    assert "stopped early after 60 of 200 steps" in page.words and why in page.words
+    assert "Not at its end" not in page.words
+    assert {trace["name"] for trace in page.charts["eval-sources"]} == {"chat", "code"}
+    for text in ("Say one.", "one at 0", "two at 50"):
+        assert text in page.words
+    assert EVIL not in Path("page.html").read_text()

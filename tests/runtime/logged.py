@@ -24,7 +24,8 @@ def of_lines(folder: Path) -> Numbers:
         entry = json.loads(line)
         for name, value in entry.items():
             if name != "step":
-                mode, kind = ("eval", name[5:]) if name.startswith("eval_") else ("train", name)
+                evaluated = name.startswith(("eval_", "eval/"))
+                mode, kind = ("eval", name[5:]) if evaluated else ("train", name)
                 assert (f"{mode}/{kind}", entry["step"]) not in out, "a step twice"
                 out[f"{mode}/{kind}", entry["step"]] = float(value)
     return out

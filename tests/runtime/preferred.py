@@ -17,10 +17,13 @@ PAIRS = [
 ]
 
 
-def trainer_of(objective: str, model: Any, tokenizer: Any, folder: Path) -> Any:
+def trainer_of(objective: str, model: Any, tokenizer: Any, folder: Path, **settings: Any) -> Any:
     """TRL's trainer of a model with PEFT's adapters on PAIRS, all in one batch.
 
     Nothing but the first step's loss is asked of it.
+
+    Args:
+        settings: of the objective, by TRL's names.
     """
     from datasets import Dataset
 
@@ -34,12 +37,17 @@ def trainer_of(objective: str, model: Any, tokenizer: Any, folder: Path) -> Any:
         "bf16": False,
         "gradient_checkpointing": False,
         "disable_dropout": True,
+        **settings,
     }
     given = {"train_dataset": Dataset.from_list(PAIRS), "processing_class": tokenizer}
     if objective == "dpo":
         from trl import DPOConfig, DPOTrainer
 
-        return DPOTrainer(model, args=DPOConfig(**arguments, loss_type="sigmoid"), **given)
+        return DPOTrainer(model, args=DPOConfig(**arguments), **given)
+    if objective == "cpo":
+        from trl.experimental.cpo import CPOConfig, CPOTrainer
+
+        return CPOTrainer(model, args=CPOConfig(**arguments), **given)
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
     return ORPOTrainer(model, args=ORPOConfig(**arguments), **given)

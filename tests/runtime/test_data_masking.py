@@ -245,16 +245,6 @@ def test_qwens_tool_calls_are_learnt() -> None:
     assert learnt(published("qwen2_5"), CALL, TOOLS, "last_assistant") == ["It is sunny in Rome.<|im_end|>"]
 
 
-def test_a_tool_call_that_cannot_be_proven_is_reported_not_guessed() -> None:
-    # Qwen 3 adds an empty thought to the last turn only, so no prefix proves the call.
-    prompting = published("qwen2_5").replace(
-        "{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>' }}"
-    )
-    assert prompting != published("qwen2_5")
-    with pytest.raises(Inconsistent, match="message 1 calls tools"):
-        learnt(prompting, CALL, TOOLS)
-
-
 def test_reasoning_beside_the_text_is_learnt_or_reported() -> None:
     thought = [*chat("Hello"), {"role": "assistant", "content": "Hi", "reasoning_content": "They greet."}]
     template = published("qwen3")

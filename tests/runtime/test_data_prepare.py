@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipec.runtime.data.batches import eval_losses
 from recipec.runtime.data.prepare import PreparedData, prepare
+from recipec.runtime.data.sources import source_names
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source, TrainSettings
 from tests.runtime.chats import GEMMA4, chat, tokenizer, write
@@ -157,6 +159,36 @@ def test_evaluation_is_the_mean_over_all_targets(folder: Path) -> None:
         assert sum(len(pieces(b)) for b in run.eval_batches) == 11
         assert all(b["tokens"].shape == (4, 96) for b in run.eval_batches)
     assert prepared(folder).eval_batches == []
+
+
+def test_evaluation_of_several_sources_tells_each_ones_mean(folder: Path) -> None:
+    """Of packed rows too: the loss of a token is its own here, wherever it lies."""
+    table = np.random.default_rng(0).random(2000)
+    (folder / "more").mkdir()
+    write(folder / "more" / "eval.jsonl", conversations(23, seed=2))
+
+    def summed(run: PreparedData) -> list[float]:
+        return [float((table[b["tokens"]] * b["loss_mask"]).sum() / b["norm"]) for b in run.eval_batches]
+
+    for packing in (False, True):
+        sources = ["eval.jsonl", "more/eval.jsonl"]
+        run = prepared(folder, eval=tuple(sources), packing=packing)
+        found = eval_losses(summed(run), run.eval_parts)
+        alone = [prepared(folder, eval=(source,), packing=packing) for source in sources]
+        assert [one.eval_parts for one in alone] == [(), ()]
+        weights = [one.report.eval.targets for one in alone if one.report.eval]
+        own = [float(np.mean(summed(one))) for one in alone]
+        assert own[0] != pytest.approx(own[1], rel=1e-3)
+        assert [found[source] for source in sources] == pytest.approx(own, rel=1e-6)
+        assert found["loss"] == pytest.approx(np.average(own, weights=weights), rel=1e-6)
+        assert list(found) == ["loss", *sources]
+
+
+def test_sources_are_named_by_what_tells_them_apart() -> None:
+    assert source_names(["a/chat.jsonl.gz", Source("hf://owner/code")]) == ["chat", "code"]
+    assert source_names(["a/chat.jsonl", "b/chat.jsonl"]) == ["a/chat.jsonl", "b/chat.jsonl"]
+    assert source_names(["a/loss.jsonl", "chat.jsonl"]) == ["a/loss.jsonl", "chat.jsonl"]
+    assert source_names([Source("hf://a/b"), Source("hf://a/b")]) == ["hf://a/b 1", "hf://a/b 2"]
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def computed(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[
             optimizer,
             settings,
             mesh,
-            lambda model, inputs: micro_batch_loss(built, settings, model, inputs),
+            lambda *of: micro_batch_loss(built, settings, *of),
         )
         batch = shard_rows(training.packed_batch(), mesh)
         trained, _ = step.live

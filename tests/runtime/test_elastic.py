@@ -139,6 +139,7 @@ def test_what_changed_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     [
         ({"loss_normalization": "micro_batches"}, "train.loss_normalization: micro_batches"),
         ({"objective": "orpo"}, "train.objective: orpo"),
+        ({"objective": "cpo", "cpo_alpha": 0.5}, "train.objective: cpo"),
         ({"router_aux_loss_coef": 0.001}, "train.router_aux_loss_coef: 0.001"),
     ],
 )

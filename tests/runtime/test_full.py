@@ -201,6 +201,7 @@ def trained_elsewhere(base: HFCheckpoint, folder: Path) -> dict[str, np.ndarray]
 )
 def test_every_family_goes_back_to_hugging_face(name: str, tmp_path: Path) -> None:
     """Loaded into Tunix, saved by Tunix, and merged: every number under its old name, the rest untouched."""
+    from recipec.runtime.checkpoints.resuming import describe
     from recipec.runtime.checkpoints.saving import Checkpoints
 
     make, sizes = FAMILIES[name]
@@ -210,7 +211,7 @@ def test_every_family_goes_back_to_hugging_face(name: str, tmp_path: Path) -> No
     mesh, built = training.build(tmp_path / "trained", MESH, full=True)
     checkpoints = Checkpoints(str(tmp_path / "run"), keep=1)
     with mesh:
-        checkpoints.write(STEPS, built.model, None, lora_only=False, data={})
+        checkpoints.write(STEPS, built.model, None, lora_only=False, metadata=describe({}))
         checkpoints.finish()
     write_lock(tmp_path / "run", base, None)
     model = ModelSettings(id=str(base.directory), family=base.family.name)

@@ -43,7 +43,7 @@ def numbers(step: int) -> dict[str, float]:
 
 def by_metrics(folder: Path, start: int, until: int, wandb: Any = None) -> None:
     """As train.py and train_torchax.py log."""
-    metrics = Metrics(folder, start or None, True, wandb)
+    metrics = Metrics(folder, start or None, True, [wandb] if wandb else [])
     _log(metrics.log, start, until)
     metrics.ends(0)
     metrics.close()
@@ -55,19 +55,19 @@ def _log(log: Callable[[str, int, dict[str, float]], None], start: int, until: i
     for step in range(start + 1, until + 1):
         log("train", step, numbers(step))
         if step % 2 == 0:
-            log("eval", step, {"loss": 2.5 / step})
+            log("eval", step, {"loss": 2.5 / step, "chat": 3.5 / step})
 
 
 def by_other(folder: Path, start: int, until: int) -> None:
     """As train_trl.py logs."""
     report = BackendReport(folder, start, until, 10, True, lambda: 1 << 20)
     if not start:
-        report.evaluation(0, 3.0)
+        report.evaluation(0, {"loss": 3.0})
     for step in range(start + 1, until + 1):
         if step != 5:
             report.step(step, 2.0 / step, 1e-4, 0.1 * step, 100 + step, {"rewards_margin": 0.5})
         if step % 2 == 0:
-            report.evaluation(step, 2.5 / step)
+            report.evaluation(step, {"loss": 2.5 / step, "chat": 3.5 / step})
     report.close()
 
 
@@ -122,8 +122,8 @@ def test_state_json_says_how_the_run_stands_and_why_it_ended(tmp_path: Path) -> 
             raise error
         assert (state()["state"], state()["reason"]) == (how, reason)
     (tmp_path / "file").touch()
-    with pytest.raises(RuntimeError), recorded(folder, 10, 10) as tell:
-        tell("process 2 of 4 is gone")
+    with pytest.raises(RuntimeError), recorded(folder, 10, 10) as ending:
+        ending.failed("process 2 of 4 is gone")
         raise RuntimeError("a collective failed")
     assert state()["reason"] == "process 2 of 4 is gone"
     with recorded(tmp_path / "file" / "run", 10, 10):
@@ -268,7 +268,7 @@ def log_with(
         monkeypatch.setitem(sys.modules, "wandb", fake)
         folder = tmp_path / "run"
         logger = wandb_log.open_wandb(project, folder, folder, artifact, resume, restored)
-        metrics = Metrics(folder, restored or None, False, logger)
+        metrics = Metrics(folder, restored or None, False, [logger] if logger else [])
         for step in (restored + 1, restored + 2):
             metrics.log("train", step, {"loss": 1.0 / step})
         metrics.ends(**{"status": 0} | ends)

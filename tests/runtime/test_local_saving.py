@@ -97,7 +97,7 @@ def test_a_local_disk_that_is_full_stops_nothing(
 
     from recipec.runtime.checkpoints import manifest
     from recipec.runtime.checkpoints.local_saving import LocalCheckpoints
-    from recipec.runtime.checkpoints.resuming import ResumePoint
+    from recipec.runtime.checkpoints.resuming import ResumePoint, describe
     from recipec.runtime.settings import LocalCheckpointSettings
 
     mesh = Mesh(np.array(jax.devices()[:2]), ("fsdp",))
@@ -107,7 +107,7 @@ def test_a_local_disk_that_is_full_stops_nothing(
     model.kernel = nnx.LoRAParam(placed)
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.LoRAParam)
     local = LocalCheckpoints(settings, "gs://bucket/run", mesh, "a", begins=True)
-    local.write(2, model, optimizer, True, {"rows": 2})
+    local.write(2, model, optimizer, True, describe({"rows": 2}))
     local.finish()
 
     def full(folder: object) -> None:
@@ -116,7 +116,7 @@ def test_a_local_disk_that_is_full_stops_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "write", full)
         for step in (4, 6, 8):
-            local.write(step, model, optimizer, True, {"rows": step})
+            local.write(step, model, optimizer, True, describe({"rows": step}))
         local.finish()
     assert capsys.readouterr().err == (
         f"note: {local.directory} cannot be written (No space left on device): no more are saved locally\n"
@@ -132,7 +132,7 @@ def test_a_local_disk_that_is_full_stops_nothing(
         is None
     )
     local = LocalCheckpoints(settings, "gs://bucket/run", mesh, "a", begins=False)
-    local.write(2, model, optimizer, True, {"rows": 2})
+    local.write(2, model, optimizer, True, describe({"rows": 2}))
     local.finish()
     assert (found("a", 1).step, found("a", 1).data) == (2, {"rows": 2})
     assert found("a", 2).step == 2 and found("a", 2).data == {"rows": 2}

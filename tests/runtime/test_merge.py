@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -37,6 +38,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> HFCheckpoint:
     tiny.make_gemma4(folder, shards=3)
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "the base\'s", "eos_token": "\u00e9"}')
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tools.jinja").write_text("tools")
     (folder / ".cache").mkdir()
@@ -178,6 +180,9 @@ def test_the_template_that_was_trained_with_takes_the_place_of_the_base_s(
     assert run_merge(base, trained, tmp_path, chat_template="{{ 'trained' }}") == 0
     assert (base.directory / "chat_template.jinja").read_text() == "{{ messages }}"
     assert (tmp_path / "merged" / "chat_template.jinja").read_text() == "{{ 'trained' }}"
+    assert json.loads((tmp_path / "merged" / "tokenizer_config.json").read_text()) == {"eos_token": "\u00e9"}
+    # As llama.cpp's converter reads it, which prefers tokenizer_config.json's.
+    assert gguf.SpecialVocab(tmp_path / "merged").chat_template[0]["template"] == "{{ 'trained' }}"
 
 
 def test_another_dtype_changes_the_adapted_tensors_alone(

@@ -238,7 +238,7 @@ def assert_merged_as_by_peft(case: Case, merged: dict[str, Any], by_peft: dict[s
     differences = {name: float((merged[name] - by_peft[name]).abs().max()) for name in merged}
     assert max(differences.values()) <= 1e-6, max(differences, key=lambda name: differences[name])
     changed = {name for name in merged if not merged[name].equal(before[name])}
-    assert len(changed) == len(case.trained.changes(case.base))
+    assert len(changed) == len(case.trained.deltas()) + len(case.trained.parameters)
     assert all(merged[name].equal(by_peft[name]) for name in merged.keys() - changed)
 
 

@@ -28,7 +28,7 @@ def saved(folder: Path, rows: int, *reserved: str) -> Any:
 
 
 def loaded(folder: Path, **tokens: str | None) -> Any:
-    settings = ModelSettings(id=str(folder), family="llama", add_tokens=tokens)
+    settings = ModelSettings(id=str(folder), family="llama", add_tokens=tuple(tokens.items()))
     return load_tokenizer(folder, settings, DATA)
 
 

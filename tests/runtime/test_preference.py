@@ -1,4 +1,4 @@
-"""DPO and ORPO against TRL's trainers with PEFT, and against Tunix's, in float32."""
+"""The losses of preferences against those of TRL's trainers with PEFT, in float32."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def built(checkpoint: tuple[Path, Any, Any]) -> tuple[Any, Any]:
     return mesh, built
 
 
-def trl_trainer(objective: str, checkpoint: tuple[Path, Any, Any], built: Any, folder: Path) -> Any:
+def trl_trainer(
+    objective: str, checkpoint: tuple[Path, Any, Any], built: Any, folder: Path, **settings: Any
+) -> Any:
     """TRL's trainer of the same model with the same adapters."""
     import peft
     import torch
@@ -51,7 +53,7 @@ def trl_trainer(objective: str, checkpoint: tuple[Path, Any, Any], built: Any, f
         r=4, lora_alpha=8, lora_dropout=0.0, target_modules=list(training.TARGETS), task_type="CAUSAL_LM"
     )
     base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint[0], dtype=torch.float32)
-    trainer = trainer_of(objective, peft.get_peft_model(base, config), checkpoint[2], folder)
+    trainer = trainer_of(objective, peft.get_peft_model(base, config), checkpoint[2], folder, **settings)
     weights = {
         name[name.index("layers.") :].removesuffix(".default.weight"): parameter
         for name, parameter in trainer.model.named_parameters()
@@ -64,22 +66,27 @@ def trl_trainer(objective: str, checkpoint: tuple[Path, Any, Any], built: Any, f
     return trainer
 
 
-COMPILED: dict[tuple[str, float], tuple[Any, Any]] = {}
+def settings_of(objective: str, **settings: Any) -> Any:
+    from recipec.runtime.settings import TrainSettings
+
+    how = {"beta": BETA, **settings}
+    return TrainSettings(steps=1, global_batch_size=1, micro_batch_size=1, objective=objective, **how)
 
 
-def compiled(built: Any, objective: str, smoothing: float) -> tuple[Any, Any]:
+COMPILED: dict[Any, tuple[Any, Any]] = {}
+
+
+def compiled(built: Any, settings: Any) -> tuple[Any, Any]:
     """The loss, metrics and gradient of a batch as a function, and the state that it takes."""
-    key = (objective, smoothing)
-    if key not in COMPILED:
-        COMPILED[key] = differentiated(built, objective, smoothing)
-    return COMPILED[key]
+    if settings not in COMPILED:
+        COMPILED[settings] = differentiated(built, settings)
+    return COMPILED[settings]
 
 
-def differentiated(built: Any, objective: str, smoothing: float) -> tuple[Any, Any]:
+def differentiated(built: Any, settings: Any) -> tuple[Any, Any]:
     import jax
     from flax import nnx
 
-    from recipec.runtime.settings import TrainSettings
     from recipec.runtime.training.step import micro_batch_loss
 
     graph, state = nnx.split(built.model)
@@ -87,14 +94,6 @@ def differentiated(built: Any, objective: str, smoothing: float) -> tuple[Any, A
     @jax.jit
     def step(state: Any, inputs: Any) -> Any:
         def loss(model: Any) -> Any:
-            settings = TrainSettings(
-                steps=1,
-                global_batch_size=1,
-                micro_batch_size=1,
-                objective=objective,
-                beta=BETA,
-                label_smoothing=smoothing,
-            )
             return micro_batch_loss(built, settings, model, inputs)
 
         wanted = nnx.DiffState(0, nnx.LoRAParam)
@@ -103,13 +102,13 @@ def differentiated(built: Any, objective: str, smoothing: float) -> tuple[Any, A
     return step, state
 
 
-def ours(mesh: Any, built: Any, batch: dict[str, Any], objective: str, smoothing: float = 0.0) -> Any:
+def ours(mesh: Any, built: Any, batch: dict[str, Any], objective: str, **settings: Any) -> Any:
     """The loss, its metrics, and the gradient of each projection's A and B."""
     import jax
 
     from recipec.runtime.model.sharding import shard_rows
 
-    step, state = compiled(built, objective, smoothing)
+    step, state = compiled(built, settings_of(objective, **settings))
     with mesh, jax.default_matmul_precision("highest"):
         (value, metrics), gradient = step(state, shard_rows(batch, mesh))
     found = {name: float(number) for name, number in metrics.items()}
@@ -123,12 +122,25 @@ def ours(mesh: Any, built: Any, batch: dict[str, Any], objective: str, smoothing
     return float(value), found, by_name
 
 
-@pytest.mark.parametrize("objective", ["dpo", "orpo"])
+@pytest.mark.parametrize(
+    ("objective", "settings"),
+    [
+        ("dpo", {}),
+        ("dpo", {"loss_type": "ipo"}),
+        ("cpo", {"loss_type": "simpo", "simpo_gamma": 0.4, "label_smoothing": SMOOTHING, "cpo_alpha": 0.7}),
+        ("orpo", {}),
+    ],
+    ids=["dpo", "dpo-ipo", "cpo-simpo", "orpo"],
+)
 def test_loss_and_gradient_are_trls(
-    objective: str, checkpoint: tuple[Path, Any, Any], built: tuple[Any, Any], tmp_path: Path
+    objective: str,
+    settings: dict[str, Any],
+    checkpoint: tuple[Path, Any, Any],
+    built: tuple[Any, Any],
+    tmp_path: Path,
 ) -> None:
     mesh, ours_built = built
-    trainer = trl_trainer(objective, checkpoint, ours_built, tmp_path)
+    trainer = trl_trainer(objective, checkpoint, ours_built, tmp_path, **settings)
     inputs, batch = collated(trainer)
     assert batch["loss_mask"][: 2 * len(PAIRS)].any(1).all()
     trainer.model.train()
@@ -139,7 +151,7 @@ def test_loss_and_gradient_are_trls(
         for name, parameter in trainer.model.named_parameters()
         if parameter.grad is not None
     }
-    value, metrics, found = ours(mesh, ours_built, batch, objective)
+    value, metrics, found = ours(mesh, ours_built, batch, objective, **settings)
     difference = max(
         np.abs(found[name.rpartition(".lora_")[0]]["AB".index(name[-1])] - gradient).max()
         for name, gradient in gradients.items()
@@ -152,10 +164,9 @@ def test_loss_and_gradient_are_trls(
     assert len(gradients) == 2 * len(found)
     assert abs(value - float(expected)) <= 1e-4
     assert difference <= 1e-4 * max(1.0, largest)
-    if objective == "dpo":
-        logged = {name: np.mean(values) for name, values in trainer._metrics["train"].items() if values}
-        assert metrics["rewards_accuracy"] == pytest.approx(logged["rewards/accuracies"])
-        assert metrics["rewards_margin"] == pytest.approx(logged["rewards/margins"], abs=1e-3)
+    logged = (trainer._metrics if objective == "dpo" else trainer._stored_metrics)["train"]
+    assert metrics["rewards_accuracy"] == pytest.approx(np.mean(logged["rewards/accuracies"]))
+    assert metrics["rewards_margin"] == pytest.approx(np.mean(logged["rewards/margins"]), abs=1e-3)
 
 
 def test_label_smoothing_takes_some_preferences_for_mistaken(built: tuple[Any, Any]) -> None:
@@ -167,7 +178,7 @@ def test_label_smoothing_takes_some_preferences_for_mistaken(built: tuple[Any, A
         reverse[name] = (
             reverse[name].reshape(-1, 2, reverse[name].shape[-1])[:, ::-1].reshape(batch[name].shape)
         )
-    smooth, _, _ = ours(mesh, ours_built, batch, "dpo", SMOOTHING)
+    smooth, _, _ = ours(mesh, ours_built, batch, "dpo", label_smoothing=SMOOTHING)
     plain, mistaken = (ours(mesh, ours_built, one, "dpo")[0] for one in (batch, reverse))
     assert abs(plain - mistaken) > 0.1
     assert smooth == pytest.approx((1 - SMOOTHING) * plain + SMOOTHING * mistaken, abs=1e-5)

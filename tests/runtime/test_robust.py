@@ -211,18 +211,18 @@ def test_a_save_that_fails_in_the_background_is_told(tmp_path: Path, monkeypatch
         "kept: the checkpoint of step 1"
     )
     manager = saving.Checkpoints(str(tmp_path), keep=3)
-    manager.write(1, model, optimizer, True, {"next": 1})
+    manager.write(1, model, optimizer, True, resuming.describe({"next": 1}))
     manager._checkpoint_manager.wait_until_finished()
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "write", full)
-        manager.write(2, model, optimizer, True, {"next": 2})
+        manager.write(2, model, optimizer, True, resuming.describe({"next": 2}))
         with pytest.raises(UserError) as caught:
-            manager.write(3, model, optimizer, True, {"next": 3})
+            manager.write(3, model, optimizer, True, resuming.describe({"next": 3}))
         assert str(caught.value) == message
     again = saving.Checkpoints(str(tmp_path), keep=3)
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "write", full)
-        again.write(2, model, optimizer, True, {"next": 2})
+        again.write(2, model, optimizer, True, resuming.describe({"next": 2}))
         with pytest.raises(UserError) as caught:
             again.finish()
         assert str(caught.value) == message

@@ -14,6 +14,8 @@ from typing import Any, cast
 
 import pytest
 
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.trained.chat import Options, Talk
 from recipec.runtime.backends.model import load_model
 from recipec.runtime.checkpoints import adapter_reader
 from recipec.runtime.checkpoints.adapter_reader import recorded_lora
@@ -173,6 +175,9 @@ def test_no_code_of_a_checkpoint_is_run(tmp_path: Path, monkeypatch: pytest.Monk
         load_model(checkpoint, settings, meta=True, attention="eager")
     with pytest.raises(UserError):
         load_model(checkpoint, settings, attention="eager")
+    (model / "model.safetensors").write_bytes(bytes(8))
+    with pytest.raises(ArtifactError):
+        Talk(model, Options(), print)
     assert not canary.exists()
 
 

@@ -139,6 +139,8 @@ def test_any_value_in_place_of_a_section_is_judged(path: str, value: Any) -> Non
 
 
 BESIDE: dict[str, Any] = {
+    "train.early_stopping": {"patience": 3},
+    "train.samples": {"prompts": "prompts.jsonl"},
     "sharding.rules": [{"match": "a", "spec": ["tp"]}],
     "data.train": [{"path": "a.jsonl"}],
     "data.eval": [{"path": "b.jsonl"}],

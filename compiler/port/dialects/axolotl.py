@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +11,11 @@ from recipec.compiler.port.common import say_common, say_tokens
 from recipec.compiler.port.dialects.axolotl_data import say_data
 from recipec.compiler.port.keys import OFF, Keys, defaults_of, table, words
 from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.meaning import adapters, experts, models, sharding, trainer, training
+from recipec.compiler.port.meaning import adapters, experts, losses, models, sharding, trainer, training
 from recipec.compiler.port.meaning.adapters import Chosen
 from recipec.compiler.port.meaning.sharding import Launch
-from recipec.compiler.wording import flow, listing
+from recipec.compiler.wording import listing
+from recipec.runtime.training.objectives import OBJECTIVES
 
 NAME = "axolotl"
 TITLE = "Axolotl"
@@ -35,6 +37,13 @@ OF_ADAPTERS = words(
     lora_alpha_pattern peft_use_rslora peft_init_lora_weights peft_layers_to_transform peft_layers_pattern
     peft bnb_config_kwargs lora_target_parameters quantize_moe_experts"""
 )
+KINDS: Mapping[str, Mapping[str, str]] = {
+    "dpo": {"train.objective": "dpo"},
+    "ipo": {"train.objective": "dpo", "train.loss_type": "ipo"},
+    "simpo": {"train.objective": "cpo", "train.loss_type": "simpo"},
+    "orpo": {"train.objective": "orpo"},
+}
+"""Kinds of `rl`."""
 KNOWN_PLUGINS = words(
     """CutCrossEntropyPlugin LigerPlugin KernelsPlugin ExpertParallelPlugin LMEvalPlugin SwanLabPlugin"""
 )
@@ -61,8 +70,31 @@ def port(ledger: Ledger) -> None:
     project = keys.text("wandb_project")
     on = project and keys.value("wandb_mode") != "disabled"
     keys.same("wandb_project", {training.PROJECT: project} if on else None, "" if on else "off")
+    _mlflow(keys)
+    _best(keys)
     keys.follow(KEYS, OFF)
     say_common(keys, NAME)
+
+
+def _mlflow(keys: Keys) -> None:
+    """Axolotl hands its keys on as variables, and an experiment switches MLflow on."""
+    name = keys.text("mlflow_experiment_name")
+    if not name and not (keys.given("use_mlflow") and keys.flag("use_mlflow")):
+        for off in ("use_mlflow", "mlflow_experiment_name"):
+            keys.same(off, note="off")
+        return
+    key = "mlflow_experiment_name" if name else "use_mlflow"
+    keys.say(key, {training.EXPERIMENT: name or "Default"}, "" if name else training.BY_MLFLOW)
+    keys.same("use_mlflow", note="mlflow_experiment_name says whether the run is logged there")
+    keys.unless("mlflow_tracking_uri", OFF, "MLFLOW_TRACKING_URI in the environment of the run says it")
+    keys.unless("mlflow_run_name", OFF, "the run has the artifact's name")
+
+
+def _best(keys: Keys) -> None:
+    """With early stopping Axolotl loads the best model too, where each save comes with an evaluation."""
+    saves, evaluates = (keys.number(name) or 0 for name in ("save_steps", "eval_steps"))
+    loads = saves and evaluates and saves % evaluates == 0
+    training.best(keys, also={training.BEST: True} if loads else None)
 
 
 def _model(keys: Keys) -> Model | None:
@@ -80,11 +112,11 @@ def _model(keys: Keys) -> Model | None:
 def _objective(keys: Keys) -> str:
     """What is learnt, with the keys that only preferences read."""
     kind = keys.text("rl")
-    if kind not in (None, "dpo", "orpo"):
-        message = f"`rl: {kind}` is another kind of training: recipes have sft, dpo and orpo"
+    if kind is not None and kind not in KINDS:
+        message = f"`rl: {kind}` is another kind of training: recipes have {listing(OBJECTIVES)}"
         keys.refuse("rl", "E1149", message, "rl: dpo, or no rl for supervised fine-tuning")
         kind = None
-    keys.say("rl", {"train.objective": kind} if kind else {})
+    keys.say("rl", KINDS[kind] if kind else {})
     if kind is None:
         keys.passive(OF_PREFERENCES, "without rl it says nothing")
         return "sft"
@@ -95,13 +127,16 @@ def _objective(keys: Keys) -> str:
     keys.passive(betas, f"{beta} holds" if beta else "")
     if beta is None:
         keys.default("rl_beta", 0.1, {"train.beta": 0.1}, "TRL's default")
-    smoothing = keys.number("dpo_label_smoothing") if kind == "dpo" else None
-    keys.same("dpo_label_smoothing", {"train.label_smoothing": smoothing} if smoothing else None)
-    loss = keys.value("dpo_loss_type")
-    if loss not in (None, "sigmoid", ["sigmoid"]):
-        message = f"the preference loss {flow(loss)} has no counterpart: dpo here is the sigmoid loss"
-        keys.refuse("dpo_loss_type", "E1163", message, "dpo_loss_type: [sigmoid]")
-    keys.same("dpo_loss_type", note="dpo's own loss")
+    if kind == "dpo":
+        losses.of_pairs(keys, "dpo", ("dpo_loss_type", "dpo_label_smoothing"))
+        keys.learnt("dpo_loss_weights", ([1], [1.0]), "the one loss has the weight 1 here")
+    elif kind == "simpo":
+        if not keys.given("simpo_gamma"):
+            keys.refuse("simpo_gamma", "E1145", "Axolotl's simpo stops without a margin", "simpo_gamma: 0.5")
+        keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
+        alpha = keys.number("cpo_alpha")
+        keys.default("cpo_alpha", 1.0, {"train.cpo_alpha": 1.0 if alpha is None else alpha}, "TRL's default")
+    keys.passive(("dpo_loss_type", "dpo_label_smoothing"), "the loss does not read it")
     keys.learnt("dpo_use_weighting", (False,), "preferences count alike here")
     keys.passive(("precompute_ref_log_probs",), "when the reference is computed, not what it is")
     keys.below("trl").passive(keys.mapping("trl"), "a setting of reinforcement learning, which this is not")
@@ -621,7 +656,6 @@ lost model_quantization_config: the base is read as it is published, and quantis
 lost expert_parallel_token_capacity=null: no token is dropped here: an expert takes all that choose it
 mesh expert_parallel_backend expert_parallel_num_nvl_bytes expert_parallel_num_rdma_bytes
     expert_parallel_fallback_on_unsupported
-lost metric_for_best_model greater_is_better: the last step's weights are kept here, whichever were best
 lost cls_model_config: the model is a language model here
 lost quantization: quantised after the training by merge.quantization, not trained with
 lost max_packed_sequence_len dpo_use_logits_to_keep dpo_generate_during_eval dpo_norm_loss rpo_alpha
@@ -666,13 +700,13 @@ setting simpo_gamma cpo_alpha kto_desirable_weight kto_undesirable_weight center
 lost wandb_name wandb_run_id wandb_mode wandb_entity: the environment of the run says it: WANDB_ENTITY,
     WANDB_NAME, WANDB_MODE, WANDB_RUN_ID
 lost wandb_watch wandb_log_model: metrics alone go to Weights & Biases
-lost use_mlflow mlflow_tracking_uri mlflow_experiment_name mlflow_run_name hf_mlflow_log_artifacts use_comet
-    comet_api_key comet_workspace comet_project_name comet_experiment_key comet_mode comet_online
-    comet_experiment_config use_trackio trackio_project_name trackio_run_name trackio_space_id
-    use_otel_metrics otel_metrics_host otel_metrics_port use_swanlab swanlab_project swanlab_experiment_name
-    swanlab_description swanlab_mode swanlab_workspace swanlab_api_key swanlab_log_model swanlab_web_host
-    swanlab_api_host swanlab_lark_webhook_url swanlab_lark_secret swanlab_log_completions
-    swanlab_completion_log_interval swanlab_completion_max_buffer: nothing is logged there: {training.LOGS}
+lost mlflow_tracking_uri mlflow_run_name hf_mlflow_log_artifacts use_comet comet_api_key comet_workspace
+    comet_project_name comet_experiment_key comet_mode comet_online comet_experiment_config use_trackio
+    trackio_project_name trackio_run_name trackio_space_id use_otel_metrics otel_metrics_host
+    otel_metrics_port use_swanlab swanlab_project swanlab_experiment_name swanlab_description
+    swanlab_mode swanlab_workspace swanlab_api_key swanlab_log_model swanlab_web_host swanlab_api_host
+    swanlab_lark_webhook_url swanlab_lark_secret swanlab_log_completions swanlab_completion_log_interval
+    swanlab_completion_max_buffer: nothing is logged there: {training.LOGS}
 lost profiler_steps profiler_steps_start: steps are not profiled here
 lost hub_model_id hub_strategy hub_revision push_dataset_to_hub: {training.UPLOAD}
 """)

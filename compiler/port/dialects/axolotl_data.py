@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
-from recipec.compiler.port.keys import Keys, keeps, table, words
-from recipec.compiler.port.meaning import conversion, datasets, templates
+from recipec.compiler.port.keys import Keys, table, words
+from recipec.compiler.port.meaning import conversion, datasets, rows, templates
 from recipec.compiler.port.names import known, tokenizer_of
 from recipec.runtime.data.messages import ALIASES, ROLES
 
@@ -22,6 +22,8 @@ PACKED = (
     " left out where they fill no micro-batch"
 )
 MARKS = "the marks between the messages are learnt too"
+TOOL_ENDS = "of a tool's result what it says is learnt; there the end of its turn too, where it is near"
+MARKED = "a message that it marks is learnt there whatever its role is, and here where roles_to_train has it"
 STRIPPED = "a line break that the template ends with is learnt here; there it is taken off both answers"
 OF_SOURCES = table("""
 exact ds_type: the file's name tells what it is
@@ -36,8 +38,7 @@ lost temperature logprobs_field: it is for distillation, which there is not here
 OF_MESSAGES = table("""
 lost field_thinking=reasoning_content template_thinking_key=reasoning_content: messages keep their other keys'
     own names
-lost message_field_training message_field_training_detail: messages cannot be chosen one by one: all turns of
-    the assistant are learnt
+lost message_field_training_detail: parts of a message cannot be chosen: all of it is learnt
 lost split_thinking=false: reasoning stays in the content of its message
 lost drop_system_message=false: system messages stay
 lost input_format: the template is Jinja here
@@ -51,18 +52,19 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> None:
     Args:
         objective: "sft", "dpo" or "orpo".
     """
-    kind = _sources(keys, "datasets", "data.train", objective, model)
+    train = _sources(keys, "datasets", objective)
+    held = _sources(keys, "test_datasets", objective)
+    kinds = [each.kind for each in train if each.kind is not None]
+    _forms(keys, train, held)
     _lengths(keys)
     _packing(keys, objective)
-    if kind is not None:
-        _loss(keys, kind)
-        _template(keys, kind, model)
-    _evaluation(keys, objective, model)
+    if kinds:
+        _loss(keys, train, kinds)
+        _template(keys, kinds, model)
+    _evaluation(keys)
     _order(keys)
-    for key in ("datasets", "test_datasets"):
-        given = keys.value(key)
-        for index in range(len(given) if isinstance(given, list) else 0):
-            keys.below(f"{key}[{index}]").unused(sorted(_OF_TYPES), "its data set type does not read it")
+    for each in (*train, *held):
+        each.keys.unused(sorted(_OF_TYPES), "its data set type does not read it")
 
 
 def _order(keys: Keys) -> None:
@@ -77,63 +79,82 @@ def _order(keys: Keys) -> None:
     keys.say("seed", sets, SEEDS)
 
 
-def _sources(keys: Keys, key: str, path: str, objective: str, model: Model | None) -> Kind | None:
-    """The sources of one list, and the kind that their rows have in common."""
+@dataclass(frozen=True)
+class Entry:
+    """A data set.
+
+    Attributes:
+        keys: its own.
+        path: of the recipe that it goes to.
+        source: the entry there, None after an error.
+        kind: of its rows, None after an error.
+    """
+
+    keys: Keys
+    path: str
+    source: Any
+    kind: Kind | None
+
+
+def _sources(keys: Keys, key: str, objective: str) -> list[Entry]:
+    """The data sets of one list."""
     given = keys.value(key)
     if not isinstance(given, list) or not given or not all(isinstance(entry, dict) for entry in given):
         if key == "datasets" and not keys.given("pretraining_dataset"):
             message = "`datasets` is no list of data sets with a path and a type each"
             keys.refuse(key, "E1143", message, "datasets: [{path: OWNER/NAME, type: chat_template}]")
         keys.unless(key, ([],), "it is no list of data sets")
-        return None
-    made: list[Any] = []
-    kinds: list[Kind | None] = []
+        return []
+    path = "data.train" if key == "datasets" else "data.eval"
+    found = []
     for index in range(len(given)):
         below = keys.below(f"{key}[{index}]")
-        _place(below, made)
-        kinds.append(_kind(below, objective))
-    sets = {path: made} if made else {}
-    for index in range(len(given)):
-        below = keys.below(f"{key}[{index}]")
-        for name in ("path", "data_files", "name", "split"):
-            below.same(name, sets if below.given(name) else None)
-        below.follow(OF_SOURCES)
-    first = kinds[0]
-    for index, kind in enumerate(kinds):
-        if kind is not None and first is not None and kind != first:
-            form = "of another form than the first's, and a recipe has one form"
-            alike = [each for each, its in zip(given, kinds, strict=True) if its == first]
-            where = f"{key}[{index}].type"
-            keys.said.discard(where)
-            keys.refuse(where, "E1142", f"the rows of this data set are {form}", keeps(key, alike))
-    if first is not None and key == "datasets":
-        _form(keys, first)
-    for index in range(len(given)):
-        keys.below(f"{key}[{index}]").same("type", note="as the first data set")
-    return first
+        found.append(Entry(below, path, _place(below), _kind(below, objective)))
+    return found
 
 
-def _form(keys: Keys, kind: Kind) -> None:
+def _forms(keys: Keys, train: Sequence[Entry], held: Sequence[Entry]) -> None:
+    """The sources, and what their rows are: once for all, or of each where they differ."""
+    told = [(each, each.kind) for each in (*train, *held) if each.kind is not None]
+    sources = {id(each): each.source for each in (*train, *held)}
+    if rows.alike([kind for _, kind in told]):
+        if train and train[0].kind is not None:
+            _form(train[0].keys, train[0].kind)
+    else:
+        made = rows.apart(keys.ledger, [(each.source, kind) for each, kind in told])
+        sources |= {id(each): source for (each, _), source in zip(told, made, strict=True) if each.source}
+    for entries in (train, held):
+        made = [sources[id(each)] for each in entries if each.source is not None]
+        for each in entries:
+            sets = {each.path: made} if made else {}
+            for name in ("path", "data_files", "name", "split"):
+                each.keys.same(name, sets if each.keys.given(name) else None)
+            each.keys.follow(OF_SOURCES)
+            note = each.kind.note if each.kind is not None else ""
+            each.keys.say("type", sets, note)
+
+
+def _form(first: Keys, kind: Kind) -> None:
     sets: dict[str, Any] = {"data.format": kind.format}
     if kind.fields:
         sets["data.fields"] = dict(kind.fields)
     if kind.transform:
         sets["data.transform"] = conversion.TRANSFORM
-        keys.ledger.files[conversion.FILE] = kind.transform
-    keys.below("datasets[0]").say("type", sets, kind.note)
+        first.ledger.files[conversion.FILE] = kind.transform
+    first.say("type", sets, kind.note)
 
 
-def _place(keys: Keys, made: list[Any]) -> None:
+def _place(keys: Keys) -> Any:
     path, files = keys.text("path"), keys.texts("data_files")
     if path is None and not files:
         keys.refuse("path", "E1143", "a data set has no `path`", "path: OWNER/NAME")
-        return
+        return None
     found = datasets.place(path or "json", files)
     if found.path is None:
         key = "path" if path else "data_files"
         keys.refuse(key, "E1143", f"`{path}` cannot be a source: {found.note}", "path: ./data.jsonl")
-        return
-    made.append(datasets.source(found.path, keys.text("split"), keys.text("name")))
+        return None
+    return datasets.source(found.path, keys.text("split"), keys.text("name"))
 
 
 _OF_TYPES = words(
@@ -167,30 +188,50 @@ def _packing(keys: Keys, objective: str) -> None:
     keys.same("eval_sample_packing", note="as the training does")
 
 
-def _loss(keys: Keys, kind: Kind) -> None:
-    first = keys.below("datasets[0]")
-    whole = keys.flag("train_on_inputs")
-    loss = "all" if whole or kind.format == "text" else "completion"
-    if kind.format != "chat":
-        keys.say("train_on_inputs", {} if kind.format == "preference" else {"data.loss_on": loss})
+def _loss(keys: Keys, train: Sequence[Entry], kinds: Sequence[Kind]) -> None:
+    """Which tokens carry loss; of rows of several formats each format's own, unless all do."""
+    formats, whole = {kind.format for kind in kinds}, keys.flag("train_on_inputs")
+    if "chat" not in formats:
+        loss = "all" if whole or formats == {"text"} else "completion"
+        plain = formats == {"preference"} or (len(formats) > 1 and not whole)
+        keys.say("train_on_inputs", {} if plain else {"data.loss_on": loss})
         return
-    note = MARKS if whole else ""
-    keys.say("train_on_inputs", {"data.loss_on": "all"} if whole else {}, note)
-    given = keys.value("datasets")
-    for index in range(len(given) if isinstance(given, list) else 0):
-        _turns(keys.below(f"datasets[{index}]"), whole)
-    if not keys.ledger.value("data.loss_on"):
-        first.default("roles_to_train", ["assistant"], {"data.loss_on": "assistant"})
+    keys.say("train_on_inputs", {"data.loss_on": "all"} if whole else {}, MARKS if whole else "")
+    chats = [each for each in train if each.kind is not None and each.kind.format == "chat"]
+    losses = [_learnt(each.keys) for each in chats]
+    one = len(formats) == 1 and all(loss == losses[0] for loss in losses)
+    placed = [each for each in train if each.source is not None]
+    own = {
+        id(each): {"loss_on": loss} for each, loss in zip(chats, losses, strict=True) if loss != "assistant"
+    }
+    sources = zip(placed, keys.ledger.value("data.train", []), strict=True)
+    made = [rows.with_own(source, {} if one or whole else own.get(id(each), {})) for each, source in sources]
+    sets = {"data.loss_on": losses[0]} if one else {"data.train": made}
+    for each, loss in zip(chats, losses, strict=True):
+        _turns(each.keys, loss, {} if whole else sets)
+    if one and not whole:
+        chats[0].keys.default("roles_to_train", ["assistant"], sets)
 
 
-def _turns(keys: Keys, whole: bool) -> None:
+def _roles(keys: Keys) -> list[str]:
+    given = keys.value("roles_to_train")
+    return [ALIASES.get(str(role), str(role)) for role in given] if isinstance(given, list) else ["assistant"]
+
+
+def _learnt(keys: Keys) -> Any:
+    """The turns that are learnt, as `data.loss_on`; the assistant's for roles that there are not here."""
+    roles = _roles(keys)
+    if not roles or not set(roles) <= set(ROLES) or set(roles) == {"assistant"}:
+        return "assistant"
+    return list(dict.fromkeys(roles))
+
+
+def _turns(keys: Keys, loss: Any, sets: Mapping[str, Any]) -> None:
     """Which turns are learnt, and whether their ends are."""
-    roles = keys.value("roles_to_train")
-    sets = {} if whole else {"data.loss_on": "assistant"}
-    if isinstance(roles, list) and {ALIASES.get(str(role), str(role)) for role in roles} == {"assistant"}:
-        keys.say("roles_to_train", sets)
-    elif roles is not None:
-        keys.say("roles_to_train", sets, "all turns of the assistant are learnt here, and no others")
+    if keys.value("roles_to_train") is not None:
+        known = _roles(keys) and set(_roles(keys)) <= set(ROLES)
+        unknown = "" if known else "all turns of the assistant are learnt here, and no others"
+        keys.say("roles_to_train", sets, TOOL_ENDS if "tool" in loss else unknown)
     for name in ("train_on_eos", "train_on_eot"):
         ends = keys.choice(name, ("all", "turn", "last", "none"))
         if ends not in (None, "turn"):
@@ -198,11 +239,12 @@ def _turns(keys: Keys, whole: bool) -> None:
         keys.same(name)
 
 
-def _template(keys: Keys, kind: Kind, model: Model | None) -> None:
+def _template(keys: Keys, kinds: Sequence[Kind], model: Model | None) -> None:
     first = keys.below("datasets[0]")
+    formats = {kind.format for kind in kinds}
     at = first if first.given("chat_template") else keys
     name, jinja = at.text("chat_template"), at.text("chat_template_jinja")
-    if kind.format in ("prompt_completion", "text"):
+    if formats <= {"prompt_completion", "text"}:
         for below in (keys, first):
             names = ("chat_template", "chat_template_jinja")
             below.passive(names, "plain text has no template; it is for chatting")
@@ -218,7 +260,7 @@ def _template(keys: Keys, kind: Kind, model: Model | None) -> None:
     elif not jinja:
         keys.default("chat_template", "tokenizer_default", {}, "Axolotl's default: the tokenizer's own")
     at.same("chat_template_jinja", found.sets if at.given("chat_template_jinja") else None)
-    if model is not None and not jinja and kind.format == "chat":
+    if model is not None and not jinja and "chat" in formats:
         _ends(keys, model, found.ends)
     keys.same("eot_tokens", note="the end of a turn, which is learnt")
 
@@ -244,8 +286,7 @@ def _ends(keys: Keys, model: Model, written: str) -> None:
         keys.default("eot_tokens", None, {}, note)
 
 
-def _evaluation(keys: Keys, objective: str, model: Model | None) -> None:
-    _sources(keys, "test_datasets", "data.eval", objective, model)
+def _evaluation(keys: Keys) -> None:
     size = keys.number("val_set_size")
     if not size:
         keys.same("val_set_size", note="nothing is held out")
@@ -314,8 +355,12 @@ def _chat(keys: Keys) -> Kind:
     conversation = keys.text("field_messages") or "messages"
     tools = keys.text("field_tools") or "tools"
     names = {"messages": conversation, "role": role, "content": content, "tools": tools}
+    marks = keys.text("message_field_training")
+    names |= {"weight": marks} if marks else {}
     fields = {name: given for name, given in names.items() if name != given}
     words = _words(keys)
+    unmarked = "messages are learnt by their roles alone, whose words are converted here"
+    keys.say("message_field_training", {}, (MARKED if words is None else unmarked) if marks else "")
     for name in ("field_messages", "field_tools", "message_field_role", "message_field_content"):
         keys.same(name, {"data.fields": fields} if fields and keys.given(name) else None)
     _beside(keys, mapping, {} if words else fields)

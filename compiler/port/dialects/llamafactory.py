@@ -9,7 +9,7 @@ from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.common import say_common, say_tokens
-from recipec.compiler.port.keys import OFF, Keys, defaults_of, keeps, keys_of, table, tools, words
+from recipec.compiler.port.keys import OFF, Keys, defaults_of, keys_of, table, tools, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
     adapters,
@@ -17,6 +17,7 @@ from recipec.compiler.port.meaning import (
     datasets,
     experts,
     models,
+    rows,
     sharding,
     templates,
     trainer,
@@ -25,6 +26,7 @@ from recipec.compiler.port.meaning.trainer import Run
 from recipec.compiler.port.names import known
 from recipec.compiler.wording import listing
 from recipec.runtime.data.messages import ALIASES, CALLS, ROLES
+from recipec.runtime.training.objectives import OBJECTIVES
 
 NAME = "llamafactory"
 TITLE = "LLaMA-Factory"
@@ -94,7 +96,7 @@ def _stage(keys: Keys) -> str:
         message = "the file trains nothing: `do_train` is off"
         keys.refuse(idle, "E1149", message, "--set do_train=true, where the run is to train")
     if stage not in ("sft", "dpo", "pt"):
-        message = f"`stage: {stage}` is another kind of training: recipes have sft, dpo and orpo"
+        message = f"`stage: {stage}` is another kind of training: recipes have {listing(OBJECTIVES)}"
         keys.refuse("stage", "E1149", message, "stage: sft, or stage: dpo with preferences")
         stage = "sft"
     loss = keys.text("pref_loss") or "sigmoid"
@@ -102,15 +104,17 @@ def _stage(keys: Keys) -> str:
         keys.say("stage", {"train.objective": "sft"}, "texts are learnt as they are" if stage == "pt" else "")
         keys.passive(OF_PREFERENCES, f"the stage {stage} does not read it")
         return stage
-    if loss not in ("sigmoid", "orpo"):
-        message = f"`pref_loss: {loss}` has no counterpart: recipes have dpo's sigmoid loss, and orpo's"
+    if loss not in LOSSES:
+        message = f"`pref_loss: {loss}` has no counterpart: recipes have {listing(LOSSES)}"
         keys.refuse("pref_loss", "E1163", message, "pref_loss: sigmoid")
-    sets = {"train.objective": "orpo" if loss == "orpo" else "dpo"}
-    keys.say("stage", sets)
+    sets = LOSSES.get(loss, LOSSES["sigmoid"])
+    keys.say("stage", {"train.objective": sets["train.objective"]})
     keys.same("pref_loss", sets if keys.given("pref_loss") else None)
     keys.say("pref_beta", {"train.beta": keys.number("pref_beta")})
     smoothing = keys.number("dpo_label_smoothing")
     keys.same("dpo_label_smoothing", {"train.label_smoothing": smoothing} if smoothing else None)
+    if loss == "simpo":
+        keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
     return stage
 
 
@@ -228,7 +232,7 @@ def _data(keys: Keys, model: Model | None, stage: str) -> None:
     """
     chosen = _chosen(keys, "dataset", "data.train", stage)
     others = _chosen(keys, "eval_dataset", "data.eval", stage)
-    _form(keys, [*chosen, *others], stage)
+    chosen = _form(keys, chosen, others, stage)
     _mixing(keys, chosen)
     keys.passive(("dataset", "eval_dataset", "dataset_dir", "max_samples"), "")
     _template(keys, model, stage)
@@ -310,32 +314,39 @@ def _info(keys: Keys) -> tuple[Keys | None, str]:
     return cached, str(folder)
 
 
-def _form(keys: Keys, found: list[DataSet], stage: str) -> None:
-    if not found:
-        return
-    found = _joined(found)
-    first = found[0]
-    for other in found:
-        problem = None
-        if other.form != first.form:
-            named = zip(_names(keys, "dataset"), found, strict=False)
-            alike = [name for name, each in named if each.form == first.form]
-            message = "the data sets' rows are of different forms, and a recipe has one form"
-            problem = message, keeps("dataset", ",".join(alike))
-        elif other.ranking is not (stage == "dpo") and stage != "pt":
+def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) -> list[DataSet]:
+    """What the rows are: once for all data sets, or of each where they differ.
+
+    Args:
+        chosen, others: to train and to evaluate on.
+
+    Returns:
+        Those to train on, as the recipe's sources.
+    """
+    found = _joined([*chosen, *others])
+    for each in found:
+        if each.ranking is not (stage == "dpo") and stage != "pt":
             message = f"a data set with{'out' if stage == 'dpo' else ''} ranking is not for the stage {stage}"
-            problem = message, "stage: dpo for preferences, stage: sft for the others"
-        if problem:
             keys.said.discard("dataset")
-            keys.refuse("dataset", "E1142", *problem)
-            return
-    keys.ledger.set("data.format", first.format, first.note)
-    if first.fields:
-        keys.ledger.set("data.fields", dict(first.fields))
-    if first.transform:
-        keys.ledger.files[conversion.FILE] = first.transform
-        why = "LLaMA-Factory's own way of joining columns"
-        keys.ledger.set("data.transform", conversion.TRANSFORM, why)
+            help = "stage: dpo for preferences, stage: sft for the others"
+            keys.refuse("dataset", "E1142", message, help)
+            return chosen
+    if not rows.alike(found):
+        made = rows.apart(keys.ledger, [(each.source, each) for each in found])
+        found = [replace(each, source=source) for each, source in zip(found, made, strict=True)]
+        for path, part in (("data.train", found[: len(chosen)]), ("data.eval", found[len(chosen) :])):
+            if sources := [each.source for each in part if each.source is not None]:
+                keys.ledger.set(path, sources)
+    elif found:
+        first = found[0]
+        keys.ledger.set("data.format", first.format, first.note)
+        if first.fields:
+            keys.ledger.set("data.fields", dict(first.fields))
+        if first.transform:
+            keys.ledger.files[conversion.FILE] = first.transform
+            why = "LLaMA-Factory's own way of joining columns"
+            keys.ledger.set("data.transform", conversion.TRANSFORM, why)
+    return found[: len(chosen)]
 
 
 def _mixing(keys: Keys, found: list[DataSet]) -> None:
@@ -477,11 +488,6 @@ class DataSet:
     note: str = ""
     columns: conversion.Alpaca | None = None
 
-    @property
-    def form(self) -> tuple[Any, ...]:
-        """What the data sets of a run have in common."""
-        return self.format, dict(self.fields), self.transform
-
 
 def _data_set(keys: Keys, name: str, folder: str, limit: int | None, stage: str) -> DataSet:
     """An entry of dataset_info.json, with a finding for each of its keys.
@@ -602,6 +608,14 @@ def _conversations(
     return DataSet(source, "preference" if ranking else "chat", {}, made, ranking, note)
 
 
+LOSSES: Mapping[str, Mapping[str, Any]] = {
+    "sigmoid": {"train.objective": "dpo"},
+    "hinge": {"train.objective": "dpo", "train.loss_type": "hinge"},
+    "ipo": {"train.objective": "dpo", "train.loss_type": "ipo"},
+    "simpo": {"train.objective": "cpo", "train.loss_type": "simpo", "train.cpo_alpha": 0.0},
+    "orpo": {"train.objective": "orpo"},
+}
+"""Values of pref_loss."""
 OF_PREFERENCES = words("pref_beta pref_loss dpo_label_smoothing pref_ftx pref_bco_weight ld_alpha")
 
 OF_SOURCES = table("""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.port.common import say_common
-from recipec.compiler.port.keys import OFF, Keys, defaults_of, keys_of, table, words
+from recipec.compiler.port.keys import Keys, defaults_of, keys_of, table, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
     adapters,
@@ -267,14 +267,15 @@ def _data(keys: Keys, run: Keys, inner: Keys, named: Named | None, kind: str) ->
     evaluates = trainer.evaluation(run)
     made, found, plain = _sources(split, "data.train", inner, kind)
     held = data.below("validation", defaults_of(NAME, "split"))
+    others: tuple[list[Any], list[Rows], str | None] = ([], [], None)
     if evaluates and held.value("datasets"):
-        _sources(held, "data.eval", inner, kind)
+        others = _sources(held, "data.eval", inner, kind)
         held.follow(OF_SPLIT)
         held.passive(("collator_name", "pack"), "as of data.train")
     else:
         data.unused(("validation",), "the run does not evaluate")
     data.unused(("test",), "the run does not read it")
-    form = rows.say(split, "datasets", found)
+    form = _form(split, (made, found), others[:2])
     if kind == "trl_dpo":
         keys.ledger.set("data.format", "preference")
     elif plain and not found:
@@ -288,6 +289,23 @@ def _data(keys: Keys, run: Keys, inner: Keys, named: Named | None, kind: str) ->
     split.follow(OF_SPLIT)
     if made:
         split.said.discard("datasets")
+
+
+Read = tuple[list[Any], list[Rows]]
+
+
+def _form(split: Keys, train: Read, held: Read) -> Rows | None:
+    """What the rows are: conversations of several columns are each source's own."""
+    (sources, found), (others, alike) = train, held
+    forms = [*found, *alike]
+    known = len(found) == len(sources) and len(alike) == len(others)
+    if rows.alike(forms) or not known or len({one.format for one in forms}) > 1:
+        return rows.say(split, "datasets", found)
+    made = rows.apart(split.ledger, list(zip([*sources, *others], forms, strict=True)))
+    for path, part in (("data.train", made[: len(sources)]), ("data.eval", made[len(sources) :])):
+        if part:
+            split.ledger.set(path, part)
+    return found[0]
 
 
 def _sources(split: Keys, path: str, inner: Keys, kind: str) -> tuple[list[Any], list[Rows], str | None]:
@@ -466,5 +484,5 @@ def _run(run: Keys, model: Keys, launch: Launch, kind: str) -> None:
         run.say("enable_wandb", {training.PROJECT: project}, f"WANDB_PROJECT, and else `{project}`, as here")
     run.same("enable_wandb", note="off")
     if run.given("enable_mlflow") and run.flag("enable_mlflow"):
-        run.unless("enable_mlflow", OFF, f"nothing is logged to mlflow here: {training.LOGS}")
+        run.say("enable_mlflow", {training.EXPERIMENT: "Default"}, training.BY_MLFLOW)
     trainer.bookkeeping(run)

@@ -30,6 +30,7 @@ from recipec.compiler.port.meaning.rows import Rows
 from recipec.compiler.port.meaning.sharding import Launch
 from recipec.compiler.port.meaning.trainer import Run
 from recipec.compiler.port.names import known
+from recipec.compiler.wording import listing
 
 NAME = "swift"
 TITLE = "ms-swift"
@@ -95,8 +96,10 @@ derived ref_model_type ref_model_revision
 PRESETS = re.compile(r"(galore|lisa|lora_ga|fourier|boft|vera|adapter|adalora|llamapro|reft)_")
 """Settings of methods that `tuner_type`, `use_galore` or `init_weights` switch on."""
 
-TYPES = {"dpo": "dpo", "orpo": "orpo"}
+TYPES = {"dpo": "dpo", "orpo": "orpo", "cpo": "cpo", "simpo": "cpo"}
 """Kinds of rlhf that have a counterpart."""
+SIMPO = {"loss_type": "simpo", "beta": 2.0}
+"""What the kind simpo has of its own: it is cpo beside that."""
 OF_PREFERENCES = ("beta", "rpo_alpha", "ld_alpha", "ref_model")
 
 OWN = {
@@ -133,8 +136,10 @@ def port(ledger: Ledger) -> None:
             **keys.defaults,
             **defaults_of(NAME, "rlhf"),
             "beta": 0.1,
+            "loss_type": None,
+            **(SIMPO if keys.text("rlhf_type") == "simpo" else {}),
         }
-        ledger.set("train.objective", objective, f"rlhf_type is {objective}")
+        ledger.set("train.objective", objective, f"rlhf_type is {keys.text('rlhf_type') or objective}")
     launch, taken = trainer.placement(keys, _launch(keys))
     named = _model(keys)
     run = _lora(keys, named, objective)
@@ -142,7 +147,9 @@ def port(ledger: Ledger) -> None:
     if objective != "sft":
         keys.say("beta", {"train.beta": keys.number("beta")})
         if objective == "dpo":
-            losses.dpo(keys)
+            losses.dpo(keys, words("sigmoid robust"))
+        elif objective == "cpo":
+            losses.cpo(keys)
         keys.follow(OF_RLHF)
     _run(keys, run, launch, taken)
     experts.say_coefficient(keys, "router_aux_loss_coef", named.model if named else None)
@@ -161,11 +168,11 @@ def _objective(keys: Keys) -> str:
             keys.ledger.defaulted("rlhf_type", kind, {"train.objective": kind}, "ms-swift's default of rlhf")
         return kind
     if kind not in TYPES:
-        message = f"ms-swift's rlhf_type {kind} has no counterpart: a recipe trains as dpo and orpo do"
+        message = f"ms-swift's rlhf_type {kind} has no counterpart: a recipe trains as {listing(TYPES)} do"
         keys.refuse("rlhf_type", "E1149", message, "rlhf_type: dpo")
         return "dpo"
-    keys.same("rlhf_type", {"train.objective": kind})
-    return kind
+    keys.same("rlhf_type", {"train.objective": TYPES[kind]})
+    return TYPES[kind]
 
 
 def _launch(keys: Keys) -> Launch:

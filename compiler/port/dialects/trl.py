@@ -1,4 +1,4 @@
-"""TRL's command line (trl sft, trl dpo, and the script of orpo): the YAML of its --config."""
+"""TRL's command line (trl sft, trl dpo, and the scripts of orpo and cpo): the YAML of its --config."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def port(ledger: Ledger) -> None:
     chosen = _lora(keys, run, model)
     _data(keys, objective, model)
     _losses(keys, objective, chosen)
-    if objective != "orpo":
+    if objective in ("sft", "dpo"):
         _balance(keys, model)
     trainer.say_run(keys, run, launch, taken, trainer.dtype_of(keys, "dtype"))
     trainer.memory(keys, launch)
@@ -189,8 +189,11 @@ def _balance(keys: Keys, named: Named | None) -> None:
     experts.say_coefficient(keys, key, model)
 
 
-SCRIPTS = ("sft", "dpo", "orpo")
+SCRIPTS = ("sft", "dpo", "orpo", "cpo")
 """The scripts that recipes have a counterpart of, by their sections."""
+
+LAST = "cpo"
+"""The script that a file is for only where none of the others has its keys: dpo has nearly all of them."""
 
 EXPERIMENTAL = "experimental."
 """What sections of scripts begin with that are no command of `trl`."""
@@ -201,7 +204,10 @@ _PAIRS = words(
     "max_prompt_length max_completion_length generate_during_eval is_encoder_decoder padding_value"
 )
 _PROMPTS = words("max_prompt_length")
-OLDER = {"dpo": _PAIRS, "kto": _PAIRS, "orpo": _PROMPTS, "grpo": _PROMPTS, "rloo": _PROMPTS}
+OLDER = {
+    **{name: _PAIRS for name in ("dpo", "cpo", "kto")},
+    **{name: _PROMPTS for name in ("orpo", "grpo", "rloo")},
+}
 """Keys that a script had in earlier versions."""
 
 NEEDED = {"distillation": "teacher_model_name_or_path"}
@@ -213,13 +219,14 @@ LOSSES = {
         """sigmoid sigmoid_norm hinge ipo exo_pair nca_pair robust bco_pair sppo_hard aot aot_pair
         aot_unpaired apo_zero apo_down discopop sft kto_pair"""
     ),
+    "cpo": words("sigmoid hinge ipo simpo alphapo"),
     "kto": words("kto apo_zero_unpaired"),
     "grpo": words("grpo dapo bnpo dr_grpo luspo cispo sapo vespo"),
 }
 """The values of `loss_type` that tell a script."""
 
 COLUMNS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
-    (words("chosen rejected"), ("dpo", "orpo", "reward")),
+    (words("chosen rejected"), ("dpo", "orpo", "cpo", "reward")),
     (words("prompt completion label"), ("kto",)),
     (words("prompt completion"), ("sft",)),
     (words("messages"), ("sft",)),
@@ -244,7 +251,8 @@ def told(keys: Keys, chosen: str | None) -> str:
         return chosen
     source = keys.source
     used = _used(source)
-    having = [script for script in _commands() if all(script in readers for readers in used.values())]
+    fits = [script for script in (*_commands(), LAST) if all(script in readers for readers in used.values())]
+    having = [script for script in fits if script != LAST] or fits
     having = [script for script in having if NEEDED.get(script, "") in ("", *used)]
     foreign = [key for key, readers in used.items() if not readers.intersection(SCRIPTS)]
     if foreign or (having and not set(having).intersection(SCRIPTS)):
@@ -254,7 +262,7 @@ def told(keys: Keys, chosen: str | None) -> str:
         return fitting[0]
     if fitting and not set(fitting).intersection(SCRIPTS):
         raise Refused(_another(source, used, fitting, [where]))
-    raise Refused(_untold(source, used, fitting))
+    raise Refused(_untold(source, used, list(dict.fromkeys([*fitting, *(s for s in fits if s == LAST)]))))
 
 
 @functools.cache
@@ -266,8 +274,8 @@ def _own() -> Mapping[str, frozenset[str]]:
 
 
 def _commands() -> list[str]:
-    """The scripts that are no experiments."""
-    return [name for name in _own() if not name.startswith(EXPERIMENTAL)]
+    """The scripts that are no experiments, but for LAST."""
+    return [name for name in _own() if not name.startswith(EXPERIMENTAL) and name != LAST]
 
 
 def _having(key: str) -> set[str]:
@@ -571,4 +579,6 @@ def _losses(keys: Keys, objective: str, chosen: Chosen | None) -> None:
             adapters.say_dropout(keys, chosen)
     if objective == "dpo":
         losses.dpo(keys)
+    elif objective == "cpo":
+        losses.cpo(keys)
     keys.follow(losses.OF_PREFERENCES)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipec.compiler.port.keys import Keys, table
+from recipec.compiler.port.keys import Keys, table, words
 from recipec.compiler.port.meaning import datasets
+from recipec.compiler.wording import listing
+from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.diagnostics import Diagnostic
 
 OF_SFT = table("""
@@ -19,10 +21,10 @@ exact max_completion_length: for encoders with decoders
 lost max_prompt_length: a prompt is not cut for itself here: a sample is, at max_length
 """)
 OF_DPO = table("""
-exact loss_type: dpo's own loss
+exact loss_type: the objective's own loss
 exact f_divergence_type: dpo's own
 exact f_alpha_divergence_coef discopop_tau: of a loss that the run does not have
-exact label_smoothing: the sigmoid loss does not read it
+exact label_smoothing: the loss does not read it
 learnt loss_weights=null/[1.0]/[1]: the one loss has the weight 1 here
 learnt ld_alpha=null/1.0: tokens beyond the shorter answer count in full here
 learnt use_weighting=false: pairs are not weighted here
@@ -30,6 +32,14 @@ learnt sync_ref_model=false: the reference stays the model that training starts 
 exact ref_model_mixup_alpha ref_model_sync_steps: the reference stays the model that training starts from here
 exact precompute_ref_log_probs precompute_ref_batch_size: when they are computed changes no number
 """)
+
+OF_CPO = table("""
+exact loss_type: the objective's own loss
+exact label_smoothing simpo_gamma: the loss does not read it
+learnt alpha=0/0.0: rewards are log-probabilities here, without AlphaPO's form
+""")
+TRLS = {"dpo": words("robust"), "cpo": words("sigmoid simpo")}
+"""The losses that read label_smoothing in TRL, by objective."""
 
 
 def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) -> str:
@@ -124,13 +134,44 @@ def supervised(keys: Keys) -> None:
     keys.follow(OF_SFT)
 
 
-def dpo(keys: Keys) -> None:
-    loss = keys.value("loss_type") or ["sigmoid"]
-    names = [loss] if isinstance(loss, str) else loss
-    if names != ["sigmoid"]:
-        shown = " + ".join(map(str, names)) if isinstance(names, list) else str(names)
-        message = f"the preference loss {shown} has no counterpart: dpo here is the sigmoid loss"
-        keys.refuse("loss_type", "E1163", message, "loss_type: sigmoid")
+def of_pairs(
+    keys: Keys,
+    objective: str,
+    names: tuple[str, str] = ("loss_type", "label_smoothing"),
+    smoothed: frozenset[str] | None = None,
+) -> None:
+    """The loss of a pair, and what it alone reads.
+
+    Args:
+        names: of the keys that hold the loss and its label smoothing.
+        smoothed: the losses that read that; TRL's by default.
+    """
+    key, smoothing = names
+    had, given = OBJECTIVES[objective].losses, keys.value(key) or "sigmoid"
+    every = given if isinstance(given, list) else [given]
+    loss = every[0] if len(every) == 1 else None
+    if loss not in had:
+        shown = " + ".join(map(str, every))
+        message = f"the preference loss {shown} has no counterpart: {objective} here has {listing(had)}"
+        keys.refuse(key, "E1163", message, f"{key}: sigmoid")
+        loss = "sigmoid"
+    elif loss != "sigmoid":
+        keys.say(key, {"train.loss_type": loss})
+    if loss in (TRLS[objective] if smoothed is None else smoothed):
+        value = keys.number(smoothing)
+        keys.same(smoothing, {"train.label_smoothing": value} if value else None)
+    if "simpo_gamma" in had[str(loss)]:
+        keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
+
+
+def cpo(keys: Keys) -> None:
+    of_pairs(keys, "cpo")
+    keys.say("cpo_alpha", {"train.cpo_alpha": keys.number("cpo_alpha")})
+    keys.follow(OF_CPO)
+
+
+def dpo(keys: Keys, smoothed: frozenset[str] | None = None) -> None:
+    of_pairs(keys, "dpo", smoothed=smoothed)
     divergence = keys.text("f_divergence_type")
     if divergence not in (None, "reverse_kl", "FDivergenceType.REVERSE_KL"):
         message = f"the divergence {divergence} has no counterpart: dpo here is of the reverse KL divergence"

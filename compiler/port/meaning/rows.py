@@ -1,12 +1,65 @@
-"""What the rows of a tool's data sets are to a recipe: one form for all of a run."""
+"""What the rows of a tool's data sets are to a recipe: one form for all, or a form of each source's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from recipec.compiler.port.keys import Keys
+from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import conversion
+
+
+class Form(Protocol):
+    """What the rows of one data set are: `format`, `fields` and the text of a `transform`, "" for none."""
+
+    @property
+    def format(self) -> str: ...
+    @property
+    def fields(self) -> Mapping[str, str]: ...
+    @property
+    def transform(self) -> str: ...
+
+
+def alike(forms: Sequence[Form]) -> bool:
+    """Whether rows are of one form."""
+    return len({(one.format, *sorted(one.fields.items()), one.transform) for one in forms}) < 2
+
+
+def with_own(source: Any, own: Mapping[str, Any]) -> Any:
+    """An entry of `data.train` with more keys."""
+    if source is None or not own:
+        return source
+    return {**(source if isinstance(source, dict) else {"path": source}), **own}
+
+
+def apart(ledger: Ledger, found: Sequence[tuple[Any, Form]]) -> list[Any]:
+    """Sources of several forms, each with what its rows are; `data.format` is the first's.
+
+    Args:
+        found: entries of `data.train` and `data.eval`, with their forms. Preferences are beside no others.
+    """
+    first, made = found[0][1].format, []
+    files: dict[str, str] = {}
+    for source, form in found:
+        own: dict[str, Any] = {} if form.format == first else {"format": form.format}
+        if form.fields:
+            own["fields"] = dict(form.fields)
+        if form.transform:
+            number = f"_{len(files) + 1}" if files else ""
+            name = files.setdefault(form.transform, f"convert{number}.py")
+            ledger.files[name] = form.transform
+            own["transform"] = f"{name}:{conversion.FUNCTION}"
+        made.append(with_own(source, own))
+    for path in ("data.fields", "data.transform"):  # of one of them, before the others were read
+        if ledger.lines.pop(path, None) is not None:
+            ledger.findings = [
+                replace(each, recipe=tuple("data.train" if one == path else one for one in each.recipe))
+                for each in ledger.findings
+            ]
+    ledger.set("data.format", first)
+    return made
 
 
 @dataclass(frozen=True)
@@ -47,7 +100,7 @@ def say(keys: Keys, key: str, found: Sequence[Rows], names: Sequence[str] = ()) 
     """
     ways = {(rows.format, *sorted(rows.fields.items()), rows.transform): rows for rows in found}
     if len(ways) > 1:
-        message = "the data sets' rows are of different forms, and a recipe has one form"
+        message = "the data sets' rows are of different forms, which one run does not mix here"
         way = "keep those of one form" + (f", as {names[0]} has" if names else "")
         keys.refuse(key, "E1142", message, way)
     if len(ways) != 1:

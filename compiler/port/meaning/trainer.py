@@ -325,6 +325,7 @@ def bookkeeping(keys: Keys) -> None:
         keys.same("save_steps", note="a share of the run there; a number of steps here")
     if keys.given("save_total_limit") and (keep := keys.integer("save_total_limit")) and keep > 0:
         keys.same("save_total_limit", {"checkpoint.keep": keep})
+    training.best(keys, "early_stopping_steps" if keys.stands("early_stopping_steps") else training.PATIENCE)
     keys.follow(KEYS)
 
 

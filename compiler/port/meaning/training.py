@@ -362,10 +362,18 @@ def warmup(steps: float | None = None, ratio: float | None = None) -> Warmup:
 
 
 FOLDER = "where results are kept; here the artifact's output folder"
-UPLOAD = "nothing is uploaded here: `hf upload` takes what merge.py writes"
-LOGS = "train.log has TensorBoard and Weights & Biases"
+UPLOAD = "nothing is uploaded while training: `recipe push` takes what merge.py writes"
+LOGS = "train.log has TensorBoard, Weights & Biases and MLflow"
 OFF: tuple[Any, ...] = (None, False, "", 0, [], "none", "false")
 PROJECT = "train.log.wandb_project"
+EXPERIMENT = "train.log.mlflow_experiment"
+BY_MLFLOW = (
+    "transformers asks MLFLOW_EXPERIMENT_NAME, and else takes MLflow's `Default`, as here; "
+    "MLFLOW_TRACKING_URI in the run's environment says where"
+)
+PATIENCE = "early_stopping_patience"
+STOPPING, BEST = "train.early_stopping", "checkpoint.keep_best"
+TAKEN = "the best checkpoint stays beside the newest: merge.py takes it with --step best"
 BY_ENVIRONMENT = "transformers asks WANDB_PROJECT, and else takes `huggingface`, as here"
 """Transformers' own rule, of a run whose environment is not among the files."""
 
@@ -380,14 +388,51 @@ def directory(keys: Keys, key: str) -> None:
     keys.same(key, note=FOLDER)
 
 
+SERVICES = (
+    ("wandb", PROJECT, "huggingface", BY_ENVIRONMENT),
+    ("mlflow", EXPERIMENT, "Default", BY_MLFLOW),
+)
+"""transformers' loggers elsewhere: the name, the path here, the value where nothing names one, and why."""
+
+
+def best(keys: Keys, patience: str = PATIENCE, also: Mapping[str, Any] | None = None) -> None:
+    """What hangs on evaluations: transformers' early stopping, and the best model.
+
+    Args:
+        patience: the key of the evaluations without progress.
+        also: what early stopping sets beside.
+    """
+    evaluates = bool(keys.ledger.value("data.eval") or keys.ledger.value("data.eval_fraction"))
+    metric = str(keys.value("metric_for_best_model") or "loss").removeprefix("eval_")
+    why = "" if evaluates else "no evaluation data is taken over"
+    if metric != "loss" or keys.value("greater_is_better"):
+        why = why or "it goes by the lowest evaluation loss alone here"
+    count = keys.integer(patience) if keys.given(patience) else None
+    if count and not why:
+        sets = {f"{STOPPING}.patience": count, **(also or {})}
+        keys.say(patience, sets, TAKEN if also else "")
+        delta = keys.number("early_stopping_threshold") if keys.given("early_stopping_threshold") else None
+        keys.same("early_stopping_threshold", {f"{STOPPING}.min_delta": delta} if delta else None)
+    keys.unless(patience, OFF, f"the run goes on to its last step here: {why}")
+    if keys.given("load_best_model_at_end") and keys.flag("load_best_model_at_end") and not why:
+        keys.say("load_best_model_at_end", {BEST: True}, TAKEN)
+    keys.unless("load_best_model_at_end", OFF, f"the last step's weights are kept here: {why}")
+    for name in ("metric_for_best_model", "greater_is_better", "early_stopping_threshold"):
+        keys.same(name, note="the lowest evaluation loss" if not why else f"it says nothing here: {why}")
+    if keys.given(patience):
+        keys.same("callbacks", note="early stopping is train.early_stopping")
+
+
 def report_to(keys: Keys) -> None:
     """transformers' `report_to`: the loggers by name."""
     given = keys.value("report_to")
     names = given if isinstance(given, list) else [given]
-    lost = [str(name) for name in names if name not in (*OFF, "all", "tensorboard", "wandb")]
+    lost = [str(name) for name in names if name not in (*OFF, "all", "tensorboard", "wandb", "mlflow")]
     notes = [f"nothing is logged to {listing(lost)} here: {LOGS}"] if lost else []
-    if "wandb" in names:
-        keys.say("report_to", {PROJECT: "huggingface"}, "; ".join([BY_ENVIRONMENT, *notes]))
+    made = [one for one in SERVICES if one[0] in names]
+    if made:
+        sets = {path: value for _, path, value, _ in made}
+        keys.say("report_to", sets, "; ".join([*(note for *_, note in made), *notes]))
     elif lost:
         keys.unless("report_to", (), notes[0])
     keys.same("report_to", {"train.log.tensorboard": True} if "tensorboard" in names else None, "a log")

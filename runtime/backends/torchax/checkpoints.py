@@ -6,7 +6,6 @@ a model that no family describes lie as merge.py reads them, A [in, rank] and B 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +14,8 @@ import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ...checkpoints.adapter_reader import ITEM, restore_tree
-from ...checkpoints.resuming import CHECK, DATA, OPTIMIZER, digest
-from ...checkpoints.saving import begin_save, first_line, manager, not_written
+from ...checkpoints.resuming import OPTIMIZER, describe
+from ...checkpoints.saving import Preserved, begin_save, first_line, manager, not_written
 from ...errors import UserError
 from ...training.elastic import after_step, between_steps
 from ...training.step import TrainState
@@ -40,7 +39,7 @@ class Checkpoints:
     def __init__(self, directory: str, keep: int, for_merge: bool = False) -> None:
         self.directory = directory
         self._for_merge = for_merge
-        self._manager = manager(directory, keep)
+        self._manager = manager(directory, Preserved(keep))
 
     @property
     def newest(self) -> int | None:
@@ -56,7 +55,6 @@ class Checkpoints:
         Raises:
             UserError: when this step, or the one before it, could not be written.
         """
-        state = json.loads(json.dumps(dict(data)))
         items = {
             name: ocp.args.PyTreeSave(item=tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(), tree))
             for name, tree in ((ITEM, self._stored(live[0])), (OPTIMIZER, between_steps(live[1])))
@@ -66,7 +64,7 @@ class Checkpoints:
             lambda: self._manager.save(
                 step,
                 args=ocp.args.Composite(**items),
-                custom_metadata={DATA: state, CHECK: digest(state)},
+                custom_metadata=describe(data),
                 force=True,
             ),
         )

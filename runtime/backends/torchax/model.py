@@ -273,6 +273,16 @@ def load_trained(model: HfModel, checkpoint: HFCheckpoint) -> Arrays:
     return {name: _load(name, wanted, checkpoint) for name, wanted in model.trained.items()}
 
 
+def with_reference(model: HfModel, base: Arrays, start: Arrays) -> Arrays:
+    """The base with what full fine-tuning begins with, which trained arrays take the place of where there are
+    any: without them, it is the model that training starts from.
+
+    Args:
+        start: by the names of `HfModel.trained`.
+    """
+    return {**base, **{model.places[name]: array for name, array in start.items()}}
+
+
 def place_trained(model: HfModel, values: Mapping[str, Matrices]) -> Arrays:
     """Adapters on their devices.
 

@@ -93,10 +93,11 @@ def _run(
     from ...checkpoints.adapter_reader import recorded_lora
     from ...checkpoints.record import read_record
     from ...data.batches import TrainingData
+    from ...training.objectives import keeps_copy
     from ...training.trainer import TrainingOutcome
     from ..model import start
     from .checkpoints import Checkpoints
-    from .model import abstract_model, load_base, load_trained, place_trained
+    from .model import abstract_model, load_base, load_trained, place_trained, with_reference
     from .step import Step
     from .trainer import Trainer, new_trace
 
@@ -125,10 +126,13 @@ def _run(
         if trace is not None and lora is not None:
             # Copies: the first step donates these arrays.
             trace.initial = {name: np.array(array, np.float32) for name, array in live[0].items()}
+        rest = load_base(model, base)
+        if keeps_copy(train.objective, lora):
+            rest = with_reference(model, rest, load_trained(model, base))
         trainer = Trainer(
             step,
             live,
-            load_base(model, base),
+            rest,
             done,
             checkpoints,
             settings.checkpoint.every_steps,
@@ -141,6 +145,7 @@ def _run(
                 evaluation=prepared.eval_batches,
                 state=prepared.state,
                 origins=prepared.origins,
+                eval_parts=prepared.eval_parts,
             )
             trainer.fit(feed, session.until, schedule, metrics, session.interrupts)
     trained = _saved(session.arguments.output, base, settings.model, lora, trainer.live[0])

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from ...checkpoints.saving import kept
-from ...data.batches import TrainingData
+from ...data.batches import TrainingData, eval_losses
 from ...errors import UserError
 from ...interrupts import Interrupted, Interrupts
 from ...metrics.loggers import Metrics, Nowhere
@@ -88,7 +88,7 @@ class Trainer:
         """
         report = Report(self.done, until, self._settings.log_every, schedule, metrics)
         if data.evaluation and self.done == 0:
-            self._evaluate(data.evaluation, metrics, report)
+            self._evaluate(data, report)
             report.restart()
         stream = iter(data.batches(self.done))
         interrupts.deferred = True
@@ -103,7 +103,7 @@ class Trainer:
                 if save or evaluate or report.due(self.done):
                     report.read()
                 if evaluate:
-                    self._evaluate(data.evaluation, metrics, report)
+                    self._evaluate(data, report)
                 if save:
                     metrics.flush()
                     if self._checkpoints.newest != self.done:
@@ -158,15 +158,14 @@ class Trainer:
             share = np.asarray(array, np.float32) / self._accumulation
             trace.gradients[name] = trace.gradients.get(name, 0.0) + share
 
-    def _evaluate(self, batches: Sequence[Batch], metrics: Metrics | Nowhere, report: Report) -> None:
+    def _evaluate(self, data: TrainingData, report: Report) -> None:
         """The mean loss of the evaluation data's targets."""
         losses = [
             self._evaluation(self.live[0], self._base, sharding.shard_rows(batch, self._mesh))
-            for batch in batches
+            for batch in data.evaluation
         ]
-        self.eval_loss = float(np.mean([float(loss) for loss in losses]))
-        metrics.log("eval", self.done, {"loss": self.eval_loss})
-        report.say(f"step {self.done}: eval_loss {self.eval_loss:.4f}")
+        means = eval_losses([float(loss) for loss in losses], data.eval_parts)
+        self.eval_loss = report.evaluated(self.done, means)
 
     def _not_finite(self, error: NotFinite, origins: Callable[[int], Sequence[str]] | None) -> UserError:
         """What to say of a step that was not saved: its rows, and what is kept."""

@@ -11,6 +11,7 @@ from typing import Any
 from ...checkpoints.record import LOCK, check_record, write_record
 from ...errors import UserError
 from ...interrupts import name_of
+from ...training.stopping import Evaluations
 
 TRAINED = "trained.safetensors"
 """The trained parameters, where FSDP does not write shards."""
@@ -81,6 +82,16 @@ def check_data(folder: Path, current: Mapping[str, Any]) -> None:
             + "; ".join(f"{key} was {saved.get(key)}, now {current.get(key)}" for key in changed),
             "give that run's data with --data-dir and continue, or begin a new run in another --output",
         )
+
+
+def evaluations(folder: Path) -> Evaluations:
+    """What was counted of a run's evaluations until a checkpoint, where it may stop early."""
+    try:
+        state = json.loads((folder / LAST).read_text(encoding="utf-8"))
+        without = state["stateful_callbacks"]["Stopping"]["attributes"]["early_stopping_patience_counter"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return Evaluations()
+    return Evaluations(1, state.get("best_metric"), state.get("best_global_step"), without)
 
 
 def farewell(signum: int, directory: Path) -> str:

@@ -3,8 +3,9 @@
 Every loss is a sum over the rows or pairs of a piece, each with the weight that `Pieces` gave it, so that the
 pieces of a step sum up to train.py's loss of the step. TRL's own trainers of preferences cannot be handed
 such pieces: DPOTrainer takes the mean over a batch's pairs, those too that fill a last batch up, and its
-sigmoid loss knows no label smoothing; trl.experimental's ORPOTrainer takes its likelihood's mean over the
-tokens of one process's piece, so that the loss would depend on their number, and makes whole logits of it.
+sigmoid loss knows no label smoothing; trl.experimental's ORPOTrainer and CPOTrainer take their likelihood's
+mean over the tokens of one process's piece, so that the loss would depend on their number, and make whole
+logits of it.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ from torch.nn.functional import logsigmoid
 from transformers.models.mixtral import modeling_mixtral
 
 from ...settings import TrainSettings
+from ...training.objectives import OBJECTIVES
+from ...training.pair_losses import Functions, pair_loss
 
 Tensors = dict[str, torch.Tensor]
 Objective = Callable[[Any, Any, Mapping[str, Any]], tuple[torch.Tensor, Tensors]]
-"""(model, the same without what spreads it over processes, piece of `Pieces` as tensors) -> the loss,
-float32[], and what the objective has to say beside: numbers that sum up as the loss does."""
+"""(model, the model that training starts from, piece of `Pieces` as tensors) -> the loss, float32[], and what
+the objective has to say beside: numbers that sum up as the loss does. The second is the first without what
+spreads it over processes, within its own disable_adapter(); of full fine-tuning, another model."""
 
 
 def objective_of(train: TrainSettings) -> Objective:
     """The loss of a recipe's train.objective."""
-    loss = LOSSES[train.objective]
+    loss = _preference if OBJECTIVES[train.objective].pairs else _sft
     if train.router_aux_loss_coef:
         return lambda model, own, piece: _balanced(loss, model, own, piece, train)
     return lambda model, own, piece: loss(model, own, piece, train)
@@ -90,34 +94,30 @@ def _sft(model: Any, _: Any, piece: Mapping[str, Any], __: TrainSettings) -> tup
     return _likelihood(_log_probs(model, piece), piece), {}
 
 
-def _dpo(
+def _preference(
     model: Any, own: Any, piece: Mapping[str, Any], train: TrainSettings
 ) -> tuple[torch.Tensor, Tensors]:
-    """Rafailov et al. 2023, eq. 7, and conservative DPO's label smoothing (Mitchell 2023)."""
-    with torch.no_grad(), own.disable_adapter():
-        reference = _log_probs(own, piece).sum(1)
-    answers = _log_probs(model, piece).sum(1)
-    rewards, label_smoothing = train.beta * (answers - reference), train.label_smoothing
-    margin = rewards[0::2] - rewards[1::2]
-    losses = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
-    return _weighed(losses, piece), _metrics(rewards, piece)
-
-
-def _orpo(model: Any, _: Any, piece: Mapping[str, Any], train: TrainSettings) -> tuple[torch.Tensor, Tensors]:
-    """Hong et al. 2024, eq. 6 and 7, as TRL has it: the likelihood is that of the chosen texts, prompts
-    included, and an answer's probability the mean over its tokens."""
+    """The pairs' losses, by training/pair_losses.py, and the likelihood of the chosen texts beside."""
+    objective, loss = OBJECTIVES[train.objective], pair_loss(train)
+    before: torch.Tensor | float = 0.0
+    if objective.reference:
+        with torch.no_grad(), own.disable_adapter():
+            before = _summed(_log_probs(own, piece), piece)
     log_probs = _log_probs(model, piece)
-    of_answers = piece["answers"][:, 1:]
-    sums = torch.where(of_answers, log_probs, 0.0).sum(1)
-    average = sums / of_answers.sum(1).clamp(min=1)
-    odds = average - torch.log1p(-average.exp())
-    losses = -logsigmoid(odds[0::2] - odds[1::2])
-    loss = _likelihood(log_probs, piece) + train.beta * _weighed(losses, piece)
-    return loss, _metrics(train.beta * average, piece)
+    sums = _summed(log_probs, piece) - before
+    worth = sums / piece["answers"].sum(1).clamp(min=1) if loss.mean else sums
+    total = _weighed(loss.of(FUNCTIONS, worth[0::2], worth[1::2], train), piece)
+    if objective.likelihood:
+        total = total + train.cpo_alpha * _likelihood(log_probs, piece)
+    return total, _metrics(train.beta * (sums if objective.reference else worth), piece)
 
 
-LOSSES = {"sft": _sft, "dpo": _dpo, "orpo": _orpo}
-"""By objective: what `objective_of` hands a piece to, with the recipe's `train`."""
+def _summed(log_probs: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tensor:
+    """float32[2 P]: the log-probabilities of each answer's tokens, summed."""
+    return torch.where(piece["answers"][:, 1:], log_probs, 0.0).sum(1)
+
+
+FUNCTIONS = Functions(torch.exp, torch.log1p, torch.relu, torch.sigmoid, logsigmoid)
 
 
 def _weighed(values: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tensor:

@@ -9,11 +9,11 @@ loss_normalization has it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ...data.batches import Batch
+from ...data.batches import Batch, EvalPart
 from ...data.prepare import PreparedData
 from ...training.objectives import OBJECTIVES
 from ..model import labels
@@ -55,9 +55,9 @@ class Pieces:
             of; real bool[B, T], which tokens are no padding; share float32[], the piece's of its step; tokens
             and targets int64[], the numbers of real tokens and of those that are targets; and by what losses
             are multiplied, for a sum over pieces and processes that is the step's loss:
-            weights float32[B], of the negative log-likelihood of each of a row's labels (sft, ORPO);
-            pair_weights float32[B], of the loss of a row's pair, 0 for one that fills a batch up (DPO, ORPO).
-            Of ORPO, answers bool[B, T] too: which of the labels are an answer's.
+            weights float32[B], of the negative log-likelihood of each of a row's labels (sft, ORPO, CPO);
+            pair_weights float32[B], of the loss of a row's pair, 0 for one that fills a batch up.
+            Of pairs, answers bool[B, T] too: which of the labels are an answer's.
         """
         step, piece = divmod(number, self.per_step)
         return self._cut(self._window(step), piece)
@@ -67,13 +67,36 @@ class Pieces:
 
         Each process has as many as every other; where the rows do not suffice, some are empty.
         """
-        if not self._prepared.eval_batches:
+        return [piece for part in self._held_out for piece in part]
+
+    @property
+    def eval_parts(self) -> list[EvalPart]:
+        """Which of `evaluation`'s pieces are each source's, where there are several."""
+        out: list[EvalPart] = []
+        total = sum(map(len, self._held_out))
+        for part, pieces in zip(self._prepared.eval_parts, self._held_out, strict=False):
+            start = out[-1].batches.stop if out else 0
+            # The pieces sum up to the loss, where batches have it as their mean.
+            factor = part.factor * len(self._prepared.eval_batches) / total
+            out.append(EvalPart(part.name, slice(start, start + len(pieces)), factor))
+        return out
+
+    @cached_property
+    def _held_out(self) -> list[list[Batch]]:
+        """The pieces of the evaluation data, those of each source apart."""
+        batches = self._prepared.eval_batches
+        if not batches:
             return []
-        every = _joined(self._prepared.eval_batches, self._objective)
-        count = -(-len(every["weights"]) // (self._rows * self._processes))
-        missing = count * self._rows * self._processes - len(every["weights"])
+        every = _weighed_each(batches, self._objective)
+        parts = [part.batches for part in self._prepared.eval_parts] or [slice(None)]
+        return [self._pieces(_concatenated(every[part])) for part in parts]
+
+    def _pieces(self, rows: Batch) -> list[Batch]:
+        """All rows, filled up with empty ones."""
+        count = -(-len(rows["weights"]) // (self._rows * self._processes))
+        missing = count * self._rows * self._processes - len(rows["weights"])
         padded = {
-            name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in every.items()
+            name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in rows.items()
         }
         return [self._cut(padded, piece) for piece in range(count)]
 
@@ -99,15 +122,20 @@ class Pieces:
         objective = OBJECTIVES[self._objective]
         if not objective.pairs:
             return cut | {"weights": own["weights"]}
-        cut["pair_weights"] = own["pair_weights"]
-        if objective.likelihood:
-            cut |= {"weights": own["weights"], "answers": answers}
-        return cut
+        cut |= {"pair_weights": own["pair_weights"], "answers": answers}
+        return cut | {"weights": own["weights"]} if objective.likelihood else cut
 
 
 def _joined(batches: Sequence[Batch], objective: str) -> Batch:
     """The rows of several micro-batches, whose losses are averaged, with the weights of their losses."""
-    made = [_weighed(batch, len(batches), objective) for batch in batches]
+    return _concatenated(_weighed_each(batches, objective))
+
+
+def _weighed_each(batches: Sequence[Batch], objective: str) -> list[Batch]:
+    return [_weighed(batch, len(batches), objective) for batch in batches]
+
+
+def _concatenated(made: Sequence[Batch]) -> Batch:
     return {name: np.concatenate([one[name] for one in made]) for name in made[0]}
 
 
@@ -123,9 +151,10 @@ def _weighed(batch: Batch, of: int, objective: str) -> Batch:
     if OBJECTIVES[objective].pairs:
         answered = _targets(batch, batch["loss_mask"]).any(1).reshape(-1, 2).all(1)
         rows["pair_weights"] = (weights * np.repeat(answered, 2)).astype(np.float32)
-        if OBJECTIVES[objective].likelihood:
+        if likelihood := OBJECTIVES[objective].likelihood:
             chosen = np.arange(len(weights)) % 2 == 0
-            text = (batch["segment_ids"] > 0) & (chosen & np.repeat(answered, 2))[:, None]
+            learnt = batch["loss_mask"] if likelihood == "answer" else batch["segment_ids"] > 0
+            text = learnt & (chosen & np.repeat(answered, 2))[:, None]
             rows["scored"] = np.where(chosen[:, None], text, batch["loss_mask"])
             # train.py's likelihood is the mean over the tokens of its micro-batch, times the pairs in it.
             weights *= chosen * answered.sum() / max(np.count_nonzero(_targets(batch, text)), 1)

@@ -17,14 +17,16 @@ from ...cache import cache_directory
 from ...errors import UserError, guarded
 from ...interrupts import Interrupted, Interrupts
 from ...metrics import run_facts
-from ...metrics.run_state import recorded
+from ...metrics.run_state import Ending, recorded
+from ...metrics.services import open_services
 from ...model.adapters import LoraSettings
 from ...settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
+from ...training.stopping import Evaluations
 from ...training.trace import Trace, check_writable
 from .. import saving
 from ..arguments import BackendArguments
 from ..arguments import parse_arguments as parse
-from .checkpoints import begin_run, check_data, farewell, open_run
+from .checkpoints import begin_run, check_data, evaluations, farewell, open_run
 from .start import TrlSettings
 
 if TYPE_CHECKING:
@@ -138,7 +140,7 @@ def _run(job: _Job) -> int:
     from ..report import BackendReport
     from .objectives import objective_of
     from .pieces import Pieces
-    from .start import settings_of, trainable_model
+    from .start import reference_model, settings_of, trainable_model
     from .trainer import RecipeTrainer, Surroundings, Training, arrays
 
     cpu = os.environ.get("ACCELERATE_USE_CPU") == "true" or not torch.accelerator.is_available()
@@ -149,7 +151,8 @@ def _run(job: _Job) -> int:
     with place.local_main_process_first():
         tokenizer, prepared = _data(job, base, place.num_processes)
     total = prepared.total_steps
-    until = min(total, arguments.steps or total)
+    before = Evaluations() if folder is None else evaluations(folder)
+    until = start if before.ends(train.early_stopping) else min(total, arguments.steps or total)
     report = None
     if folder is not None:
         check_data(folder, prepared.state(start))
@@ -164,14 +167,10 @@ def _run(job: _Job) -> int:
         run_facts.begin(
             job.directory, job.artifact, Path(sys.argv[0]).name, prepared, _devices(place), start, until
         )
-        wandb = None
-        if train.wandb_project is not None:
-            from ...metrics.wandb_log import open_wandb
-
-            project, resume = train.wandb_project, arguments.resume
-            wandb = open_wandb(project, job.directory, job.directory, job.artifact, resume, start)
+        where = (job.directory, job.directory, job.artifact, arguments.resume, start)
+        services = open_services(train, *where)
         report = BackendReport(
-            job.directory, start, until, train.log_every, train.tensorboard, peak_memory, wandb
+            job.directory, start, until, train.log_every, train.tensorboard, peak_memory, services
         )
     about = {"dtype": model.dtype, "device": str(place.device), "devices": place.num_processes}
     about |= {name: version(name) for name in PACKAGES}
@@ -186,9 +185,9 @@ def _run(job: _Job) -> int:
             tokens = round(numbers["tokens"])
             report.step(step, numbers["loss"], numbers["learning_rate"], numbers["norm"], tokens, more)
 
-    def evaluated(step: int, loss: float) -> None:
+    def evaluated(step: int, losses: dict[str, float]) -> None:
         if report is not None:
-            report.evaluation(step, loss)
+            report.evaluation(step, losses)
 
     optimizer, schedule = job.makers
     rows, batch = train.micro_batch_size, train.global_batch_size
@@ -204,9 +203,12 @@ def _run(job: _Job) -> int:
             optimizer=optimizer,
             schedule=lambda made: schedule(made, total),
             parameters=lambda whole: trained_parameters(whole, base, lora),
+            reference=reference_model(base, job.settings),
             eval_every=train.eval_every,
             plus_ratio=None if lora is None else lora.plus_ratio,
             keep_first=arguments.trace is not None,
+            stopping=train.early_stopping,
+            before=before,
         ),
         Surroundings(
             state=prepared.state,
@@ -215,14 +217,17 @@ def _run(job: _Job) -> int:
             stop=lambda: job.interrupts.requested is not None,
         ),
     )
-    with _ending(job, report, total, until):
+    with _ending(job, report, total, until) as ending:
         job.interrupts.deferred = True
         try:
             trainer.go(folder)
         finally:
             job.interrupts.deferred = False
-        step = trainer.state.global_step
-        if job.interrupts.requested is not None and step < until:
+        step, early = trainer.state.global_step, None
+        counted = before if start >= until else trainer.evaluations
+        if step < total and counted.ends(train.early_stopping):
+            early = ending.early = counted.sentence(step)
+        elif job.interrupts.requested is not None and step < until:
             place.destroy_process_group()
             raise Interrupted(job.interrupts.requested)
     trained = arrays(trainer.trained())  # all processes take part, for the last time
@@ -232,25 +237,27 @@ def _run(job: _Job) -> int:
         trace.gradients, trace.trained = trainer.first_gradients or {}, trained
         if lora is not None:
             trace.initial = trainer.first_values or {}
-        _write(job, base, trace, step == total)
-        if step < total:
+        _write(job, base, trace, step == total or early is not None)
+        if early is not None:
+            print(early, file=sys.stderr)
+        elif step < total:
             print(
                 f"stopped after step {step} of {total}, as --steps says; --resume goes on from there",
                 file=sys.stderr,
             )
-        print(report.summary(step), flush=True)
+        print(report.summary(step, early), flush=True)
     return 0
 
 
 @contextmanager
-def _ending(job: _Job, report: BackendReport | None, total: int, until: int) -> Iterator[None]:
+def _ending(job: _Job, report: BackendReport | None, total: int, until: int) -> Iterator[Ending]:
     """Closes a report when the loop ends, and says how it ended; nothing without a report."""
     if report is None:
-        yield
+        yield Ending(lambda reason: None)
         return
-    with recorded(job.directory, total, until):
+    with recorded(job.directory, total, until) as ending:
         try:
-            yield
+            yield ending
             report.ends(0)
         except Interrupted as interrupted:
             report.ends(128 + interrupted.signum, stopped=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from ...errors import UserError
 from ...model.adapters import LoraSettings
 from ...peft.exporting import module_prefix
 from ...settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
+from ...training.objectives import keeps_copy
 from ...weights.checkpoint import HFCheckpoint
 from ..model import attach, full_parameters, load_model, set_adapters, start
 
@@ -63,6 +65,8 @@ def settings_of(settings: TrlSettings, directory: Path, accumulation: int, until
         save_steps=settings.checkpoint.every_steps,
         save_total_limit=settings.checkpoint.keep,
         eval_strategy="no",
+        metric_for_best_model="eval_loss" if settings.train.early_stopping else None,
+        greater_is_better=False if settings.train.early_stopping else None,
         logging_strategy="no",
         report_to=[],
         disable_tqdm=True,
@@ -98,6 +102,16 @@ def trainable_model(base: HFCheckpoint, settings: TrlSettings, adapter: Path | N
     made = attach(loaded, base, model, lora)
     set_adapters(made, base, values)
     return made
+
+
+def reference_model(base: HFCheckpoint, settings: TrlSettings) -> Any:
+    """The model that full fine-tuning starts from, with nothing trainable, for an objective that compares
+    with it; None where there is no such objective, or where it is the base of adapters."""
+    if not keeps_copy(settings.train.objective, settings.lora):
+        return None
+    model = trainable_model(base, settings, None).requires_grad_(False).eval()
+    model.disable_adapter = nullcontext  # as of a model with adapters, which there are none of
+    return model
 
 
 def _nf4(base: HFCheckpoint, model: ModelSettings) -> Any:

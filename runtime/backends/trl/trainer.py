@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, TrainerCallback
+from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
+from trl.trainer.utils import add_fused_lm_head
 
-from ...data.batches import Batch
+from ...data.batches import Batch, eval_losses
+from ...settings import EarlyStopping
+from ...training.stopping import Evaluations
 from .checkpoints import DATA, TRAINED
 from .objectives import Objective
 from .pieces import Pieces
@@ -35,18 +39,24 @@ class Training:
         optimizer: makes the optimizer of the trained parameters.
         schedule: makes its learning rate's schedule.
         parameters: gives the trained parameters of a model by a trace's names.
+        reference: the model that training starts from, None where that is the model without its adapters.
         eval_every: optimizer steps between evaluations, where there is evaluation data.
         plus_ratio: of LoRA+: what B's learning rate is multiplied by; None for A's.
         keep_first: whether to keep what is trained before the first step, and that step's gradients.
+        stopping: when it ends before its last step, None for never.
+        before: what was counted of the evaluations until `start`.
     """
 
     start: int
     optimizer: Callable[[list[Any]], Optimizer]
     schedule: Callable[[Optimizer], LRScheduler]
     parameters: Callable[[Any], dict[str, Any]]
+    reference: Any
     eval_every: int
     plus_ratio: float | None
     keep_first: bool
+    stopping: EarlyStopping | None = None
+    before: Evaluations = field(default_factory=Evaluations)
 
 
 @dataclass(frozen=True)
@@ -58,13 +68,13 @@ class Surroundings:
         done: called on each process after an optimizer step, with its number, from 1, with its loss,
             learning_rate, norm (of the gradient before clipping), tokens and targets, and with what the
             objective has to say beside.
-        evaluated: called with an optimizer step and the evaluation data's loss.
+        evaluated: called with an optimizer step and `runtime.data.batches.eval_losses`.
         stop: whether this process asks to end the run.
     """
 
     state: Callable[[int], Mapping[str, Any]]
     done: Callable[[int, Numbers, Numbers], None]
-    evaluated: Callable[[int, float], None]
+    evaluated: Callable[[int, Numbers], None]
     stop: Callable[[], bool]
 
 
@@ -88,6 +98,7 @@ class RecipeTrainer(SFTTrainer):
     """
 
     model: Any
+    control: Any
     optimizer: Any
     lr_scheduler: Any
     model_accepts_loss_kwargs: Any
@@ -104,7 +115,8 @@ class RecipeTrainer(SFTTrainer):
     ) -> None:
         start = training.start
         self._objective, self._training, self._around = objective, training, around
-        self._held_out = pieces.evaluation()
+        self._held_out, self._parts = pieces.evaluation(), pieces.eval_parts
+        self._stopping: Stopping | None = None
         self._sums: Numbers = {}
         self._norm = 0.0
         self.first_values: dict[str, np.ndarray] | None = None
@@ -121,13 +133,26 @@ class RecipeTrainer(SFTTrainer):
             processing_class=tokenizer,
             callbacks=[_AroundSteps(self)],
         )
+        if training.stopping is not None:
+            self._stopping = Stopping(training.stopping.patience, training.stopping.min_delta)
+            self._stopping.early_stopping_patience_counter = training.before.without
+            self.add_callback(self._stopping)
         self.remove_callback(PrinterCallback)
+        self._reference = training.reference and self._placed(training.reference)
         # The Trainer divides each piece's loss by their number, and by nothing else.
         self.model_accepts_loss_kwargs = False
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter.dtype != own[name].dtype:
                 # TRL casts the adapters of a quantised base to bfloat16. Cast back, they would stay rounded.
                 parameter.data = own[name]
+
+    def _placed(self, reference: Any) -> Any:
+        """A model that is not trained, with TRL's head, where this process computes it."""
+        add_fused_lm_head(reference)
+        if self.is_fsdp_enabled:
+            # TRL's own prepare_fsdp leaves the others without the weights that one process alone loads.
+            return fsdp2_prepare_model(self.accelerator, reference)
+        return self.accelerator.prepare_model(reference, evaluation_mode=True)
 
     def go(self, checkpoint: Path | None) -> None:
         """Trains to the last step; from a checkpoint's folder where one is given.
@@ -182,7 +207,7 @@ class RecipeTrainer(SFTTrainer):
 
         Its mean over processes and pieces, by which gradients are averaged, is the step's loss.
         """
-        loss, more = self._objective(model, self.model, inputs)
+        loss, more = self._objective(model, self._reference or self.model, inputs)
         if model.training:
             numbers = {
                 "loss": loss.detach(),
@@ -197,15 +222,38 @@ class RecipeTrainer(SFTTrainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """The mean loss of the evaluation data's targets."""
-        model, total = self.model_wrapped, 0.0
+        model = self.model_wrapped
         model.eval()
         with torch.no_grad():
-            for piece in self._held_out:
-                total += float(self.compute_loss(model, self._prepare_inputs(_tensors(piece))))
+            own = [
+                float(self.compute_loss(model, self._prepare_inputs(_tensors(piece))))
+                for piece in self._held_out
+            ]
         model.train()
-        (loss,) = self._total([total])
-        self._around.evaluated(self.state.global_step, loss)
-        return {"eval_loss": loss}
+        # Their sum is the loss, of which `eval_losses` makes a mean.
+        losses = eval_losses([loss * len(own) for loss in self._total(own)], self._parts)
+        step, found = self.state.global_step, {"eval_loss": losses["loss"]}
+        self._around.evaluated(step, losses)
+        if self._counts(step):
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+            self.control.should_save |= self.control.should_training_stop
+        return found
+
+    def _counts(self, step: int) -> bool:
+        """Whether an evaluation after a step counts: one that a run in one piece would have made."""
+        return step > 0 and step % self._training.eval_every == 0
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        return self._counts(self.state.global_step) and super()._determine_best_metric(metrics, trial)
+
+    @property
+    def evaluations(self) -> Evaluations:
+        """What was counted of the evaluations, where the run may stop early."""
+        if self._stopping is None:
+            return Evaluations()
+        state = self.state
+        without = self._stopping.early_stopping_patience_counter
+        return Evaluations(1, state.best_metric, state.best_global_step, without)
 
     def _clip_grad_norm(self, model: Any) -> Any:
         """Keeps the norm, and the gradients of the first step before they are clipped."""
@@ -269,6 +317,13 @@ class RecipeTrainer(SFTTrainer):
         with torch.no_grad():
             for name, parameter in self.trained().items():
                 parameter.copy_(saved[name])
+
+
+class Stopping(EarlyStoppingCallback):
+    """transformers' rule, without what it asks of a Trainer that evaluates by itself."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Nothing."""
 
 
 class _AroundSteps(TrainerCallback):

@@ -1,0 +1,257 @@
+"""`recipe sweep`: one recipe with several values of some keys, trained one after the other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recipec.compiler.cli.base import (
+    FAILED,
+    Format,
+    Recipe,
+    Sets,
+    doing,
+    end_build,
+    has_errors,
+    note,
+    read,
+    result,
+    say,
+    show,
+    tell,
+)
+
+if TYPE_CHECKING:
+    from recipec.compiler.lowering.program import Program
+    from recipec.compiler.report.run import Run
+
+SUMMARY, PAGE = "sweep.json", "sweep.html"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A run of a sweep.
+
+    Attributes:
+        program: its recipe, with the values in it.
+        values: by path.
+        folder: of its artifact.
+    """
+
+    program: Program
+    values: dict[str, Any]
+    folder: Path
+
+    @property
+    def checkpoints(self) -> str:
+        directory = self.program.recipe.checkpoint.directory
+        return directory if "://" in directory else str(self.folder / directory)
+
+    def ended(self) -> bool:
+        """Whether the run has done all of its steps."""
+        from recipec.runtime.metrics.run_state import FILE
+
+        try:
+            state = json.loads((Path(self.checkpoints) / FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(state, dict) and state.get("state") == "done"
+
+
+def sweep(
+    recipe: Recipe,
+    over: Annotated[
+        list[str],
+        typer.Option(
+            "--over",
+            metavar="PATH=[VALUE, ...]",
+            help="A key and the values that it takes; may be repeated. All combinations are run.",
+            show_default=False,
+        ),
+    ],
+    draw: Annotated[
+        int | None,
+        typer.Option(
+            "--random", metavar="N", min=1, help="Run N combinations, drawn at random.", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the draw.")] = 0,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="DIR", help="train.py's --model.", show_default=False),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir", metavar="DIR", help="train.py's --data-dir; RECIPE's folder.", show_default=False
+        ),
+    ] = None,
+    launch: Annotated[
+        str | None,
+        typer.Option(
+            "--launch",
+            metavar="COMMAND",
+            help="What starts a run in its artifact's folder, in place of train.py here: "
+            "'sky jobs launch -y launch/skypilot.yaml'.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="The folder of the runs' artifacts.")
+    ] = Path("sweep"),
+    sets: Sets = None,
+) -> None:
+    """Train a recipe with several values of some keys, and compare the runs.
+
+    The runs come one after the other. The same command again goes on where it stopped: a run that has ended
+    is not repeated, one that was stopped is resumed.
+    """
+    points = _points(recipe, _combinations(over, draw, seed), sets or (), output)
+    _build(points, output)
+    tell(f"{output}: {len(points)} runs")
+    command = [
+        sys.executable,
+        "train.py",
+        "--resume",
+        "--data-dir",
+        str((data_dir or recipe.parent).resolve()),
+    ]
+    command += ["--model", str(Path(model).resolve() if Path(model).exists() else model)] if model else []
+    failed = []
+    for number, point in enumerate(points, 1):
+        said = ", ".join(f"{path}={json.dumps(value)}" for path, value in point.values.items())
+        if launch is None and point.ended():
+            say(f"{number}/{len(points)} {said}: has ended already")
+            continue
+        say(f"{number}/{len(points)} {said}")
+        if subprocess.run(shlex.split(launch) if launch else command, cwd=point.folder).returncode:
+            failed.append(point.program.name)
+            say(f"error: {point.program.name} did not end well; the others go on")
+    if launch is not None:
+        tell(f"once they have ended: recipe report {' '.join(point.checkpoints for point in points)}")
+    elif len(failed) < len(points):
+        _compare(points, output)
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _combinations(over: Sequence[str], draw: int | None, seed: int) -> list[dict[str, Any]]:
+    """The values of each run by their paths.
+
+    Raises:
+        BadParameter: an --over is no path with a list of values.
+    """
+    from ruamel.yaml import YAML, YAMLError
+
+    keys: dict[str, list[Any]] = {}
+    for argument in over:
+        path, equals, text = argument.partition("=")
+        try:
+            values = YAML(typ="safe", pure=True).load(text) if equals else None
+        except YAMLError:
+            values = None
+        if not isinstance(values, list) or not values:
+            raise typer.BadParameter(f"--over {argument}: say --over 'lora.rank=[8, 16]'")
+        keys[path.strip()] = values
+    every = [dict(zip(keys, chosen, strict=True)) for chosen in itertools.product(*keys.values())]
+    if draw is None or draw >= len(every):
+        return every
+    return sorted(random.Random(seed).sample(every, draw), key=every.index)
+
+
+def _points(
+    recipe: Path, combinations: Sequence[dict[str, Any]], sets: Sequence[str], output: Path
+) -> list[Point]:
+    """The runs, each of whose recipes passes the checks; otherwise the first one's diagnostics are shown."""
+    base = read(recipe, sets)[1].program
+    width = len(str(len(combinations)))
+    points = []
+    for number, values in enumerate(combinations, 1):
+        own = [f"{path}={json.dumps(value)}" for path, value in values.items()]
+        if base is not None:
+            own.append(f"name={base.name}-{number:0{width}}")
+            directory = base.recipe.checkpoint.directory
+            own += [f"checkpoint.directory={directory}/{number:0{width}}"] if "://" in directory else []
+        _, lowered = read(recipe, [*sets, *own])
+        if lowered.program is None or has_errors(lowered.diagnostics):
+            say(f"with {', '.join(own)}:")
+            show(lowered.diagnostics, Format.TEXT)
+            raise typer.Exit(FAILED)
+        points.append(Point(lowered.program, values, output / lowered.program.name))
+    return points
+
+
+def _build(points: Sequence[Point], output: Path) -> None:
+    """Writes the artifacts."""
+    from recipec.compiler.artifacts import artifact
+    from recipec.compiler.emitters.emit import emit
+
+    end_build(output)
+    with doing(f"writing {output}"):
+        made = {p.program.name: emit(replace(p.program, installs_runtime=False), ()) for p in points}
+        for line in artifact.write(output, made, False, "another folder: -o"):
+            (note if line.startswith("note: ") else say)(line)
+
+
+def _compare(points: Sequence[Point], output: Path) -> None:
+    """Prints a table of the runs, the best first, and writes it and the page that compares them."""
+    from recipec.compiler.packages import install, missing_packages
+    from recipec.compiler.report.run import METRICS, read_runs
+
+    there = [point for point in points if (Path(point.checkpoints) / METRICS).exists()]
+    found = read_runs([point.checkpoints for point in there])
+    runs = {point.program.name: run for point, run in zip(there, found, strict=True)}
+    rows = [{"name": p.program.name, **p.values, **_figures(runs[p.program.name])} for p in there]
+    by = "best_eval_loss" if any(row["best_eval_loss"] is not None for row in rows) else "loss"
+    rows.sort(key=lambda row: (row[by] is None, row[by] or 0.0))
+    (output / SUMMARY).write_text(json.dumps({"by": by, "runs": rows}, indent=2) + "\n", encoding="utf-8")
+    result(_table(rows))
+    tell(f"{output / SUMMARY}: written")
+    if missing_packages(["plotly"]):
+        note(f"note: no page without plotly: {install('report')}")
+        return
+    from recipec.compiler.cli.report import write
+    from recipec.compiler.report.document import run_page
+    from recipec.compiler.report.outcome import outcome
+
+    ordered = [runs[row["name"]] for row in rows]
+    write(output / PAGE, run_page(ordered, None, outcome(ordered[0], []), "A sweep's runs are not planned."))
+    tell(f"{output / PAGE}: written")
+
+
+def _figures(run: Run) -> dict[str, Any]:
+    evaluated, losses = run.metrics.get("eval_loss").finite, run.metrics.get("loss").finite
+    best = min(evaluated, key=lambda pair: (pair[1], pair[0]), default=(None, None))
+    return {
+        "best_eval_loss": best[1],
+        "at_step": best[0],
+        "loss": losses[-1][1] if losses else None,
+        "tokens_per_second": run.tokens_per_second,
+    }
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    """Columns of text, as wide as what stands in them."""
+    names = list(rows[0])
+    cells = [names, *([_cell(row[name]) for name in names] for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value)

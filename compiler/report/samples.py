@@ -1,0 +1,48 @@
+"""What a run answered to its prompts, as samples.jsonl has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recipec.compiler.json_value import json_value
+from recipec.compiler.pages.html import Table
+from recipec.compiler.report.metrics import spread
+
+SAMPLES = "samples.jsonl"
+STEPS, LONGEST = 6, 600
+"""Steps that are shown of each prompt, and letters of a text."""
+
+
+def parse(text: str) -> list[Mapping[str, Any]]:
+    """The lines of the file that can be read."""
+    found = [json_value(line) for line in text.splitlines()]
+    return [one for one in found if isinstance(one, dict) and type(one.get("step")) is int]
+
+
+def table(samples: Sequence[Mapping[str, Any]]) -> Table | None:
+    """The answers to each prompt, step after step; None without any."""
+    by_prompt: dict[str, dict[int, Any]] = {}
+    for one in samples:
+        by_prompt.setdefault(_told(one.get("prompt")), {})[one["step"]] = one.get("answer")
+    rows = []
+    for prompt, answers in by_prompt.items():
+        steps = sorted(answers)
+        for index in spread(len(steps), STEPS):
+            step = steps[index]
+            rows.append((prompt if not index else "", f"{step:,}", _short(str(answers[step]))))
+    if not rows:
+        return None
+    return Table(("prompt", "step", "answer"), rows, words=(0, 2), label="Samples")
+
+
+def _told(prompt: Any) -> str:
+    """A prompt as it is shown: a text, or the last message."""
+    last = prompt[-1] if isinstance(prompt, list) and prompt else prompt
+    content = last.get("content") if isinstance(last, dict) else last
+    return _short(content if isinstance(content, str) else json.dumps(prompt, ensure_ascii=False))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

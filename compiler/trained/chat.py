@@ -1,0 +1,236 @@
+"""Talks to a trained model with transformers: its chat template, its tokens as they come."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipec.compiler.artifacts.artifact import LOCK
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.packages import require_packages
+from recipec.compiler.terminal import doing, note
+from recipec.compiler.trained.folder import Trained, open_trained, read_json
+
+Message = dict[str, str]
+RESET, EXIT = "/reset", "/exit"
+HELP = f"{RESET} begins a new conversation; --chat-template FILE gives another template"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How answers are made.
+
+    Attributes:
+        base: folder or id of an adapter's base, None for the one that it names.
+        template: file of a chat template, None for the model's own.
+        system: what the conversation begins with.
+        max_tokens: of one answer.
+        temperature: 0 for the likeliest token, None for what the model's generation_config.json says.
+    """
+
+    base: str | None = None
+    template: Path | None = None
+    system: str | None = None
+    max_tokens: int = 512
+    temperature: float | None = None
+
+
+class Talk:
+    """A conversation with a model.
+
+    Attributes:
+        messages: so far.
+
+    Raises:
+        ArtifactError: when packages are missing, or the model cannot be loaded.
+    """
+
+    def __init__(self, folder: Path, options: Options, say: Callable[[str], None]) -> None:
+        found = open_trained(folder)
+        require_packages(
+            "chatting", ("torch", "transformers", *(["peft"] if found.adapter else [])), ("train", "torchax")
+        )
+        self.options, self._say = options, say
+        with doing(f"loading {found.folder}"), _explained(found.folder):
+            self.model, self.tokenizer = _loaded(found, options)
+        if self.tokenizer.chat_template is None:
+            raise ArtifactError(f"{found.folder} has no chat template", "give one with --chat-template FILE")
+        self.messages: list[Message] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins a new conversation."""
+        self.messages = [{"role": "system", "content": self.options.system}] if self.options.system else []
+
+    def answer(self, text: str) -> str:
+        """The model's answer, whose pieces are said as they come.
+
+        Raises:
+            ArtifactError: when the template refuses the conversation, which is then as before.
+        """
+        import torch
+        from jinja2 import TemplateError
+        from transformers import TextStreamer
+
+        say = self._say
+
+        class Streamer(TextStreamer):
+            def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+                say(text + "\n" * stream_end)
+
+        asked = [*self.messages, {"role": "user", "content": text}]
+        try:
+            inputs = self.tokenizer.apply_chat_template(
+                asked, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+            ).to(self.model.device)
+        except (TemplateError, TypeError) as error:
+            raise ArtifactError(f"the chat template refuses this: {_first(error)}", HELP) from None
+        with torch.inference_mode():
+            made = self.model.generate(
+                **inputs,
+                **self._sampling(),
+                max_new_tokens=self.options.max_tokens,
+                streamer=Streamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True),
+            )
+        said = self.tokenizer.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        self.messages = [*asked, {"role": "assistant", "content": said}]
+        return str(said)
+
+    def _sampling(self) -> dict[str, Any]:
+        """What `generate` is told beside the model's generation_config.json. An answer ends with that file's
+        tokens and with the tokenizer's own, as on a server."""
+        ends = self.model.generation_config.eos_token_id
+        ends = {*(ends if isinstance(ends, list) else [ends]), self.tokenizer.eos_token_id} - {None}
+        given: dict[str, Any] = {"eos_token_id": sorted(ends), "pad_token_id": min(ends)} if ends else {}
+        if self.options.temperature == 0:
+            given |= {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        elif self.options.temperature is not None:
+            given |= {"do_sample": True, "temperature": self.options.temperature}
+        return given
+
+
+def _loaded(found: Trained, options: Options) -> tuple[Any, Any]:
+    """The model, on this machine's accelerator or its CPU, and its tokenizer."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    where: dict[str, Any] = {"trust_remote_code": False}
+    source: str | Path = found.folder
+    if found.adapter is not None:
+        source = options.base or found.adapter.get("base_model_name_or_path") or ""
+        if not source:
+            raise ArtifactError(f"{found.folder} does not say which base it is for", "--base DIR names it")
+        if not options.base:
+            where["revision"] = found.adapter.get("revision") or "main"
+    _demand_memory(Path(source))
+    config = transformers.AutoConfig.from_pretrained(source, **where)
+    build = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModelForCausalLM)
+    model = build.from_pretrained(source, dtype="auto", **where)
+    tokenizer_of: str | Path = source
+    if found.adapter is not None:
+        import peft
+
+        model = peft.PeftModel.from_pretrained(model, found.folder)
+        if (found.folder / "tokenizer_config.json").is_file():
+            tokenizer_of, where = found.folder, {"trust_remote_code": False}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_of, **where)
+    template = _template(found, options)
+    if template is not None:
+        tokenizer.chat_template = template
+    if torch.accelerator.is_available():
+        model = model.to(torch.accelerator.current_accelerator())
+    return model.eval(), tokenizer
+
+
+def _template(found: Trained, options: Options) -> str | None:
+    """The chat template, None where the tokenizer's own holds.
+
+    A merged folder has that of its recipe. An adapter's record names it, and has its text or its path.
+    """
+    if options.template is not None:
+        return options.template.read_text("utf-8")
+    own = found.folder / "chat_template.jinja"
+    if found.adapter is None or own.is_file() or not (found.folder / LOCK).is_file():
+        return None
+    named = read_json(found.folder / LOCK).get("recipe", {}).get("data", {}).get("chat_template")
+    if not isinstance(named, str) or "{" in named:
+        return named
+    beside = found.folder.parent / named
+    if not beside.is_file():
+        raise ArtifactError(
+            f"{found.folder} was trained with the chat template {named}, which is not beside it",
+            "give it with --chat-template FILE",
+        )
+    return beside.read_text("utf-8")
+
+
+def _demand_memory(folder: Path) -> None:
+    from recipec.runtime.memory import available_memory
+
+    need, there = sum(path.stat().st_size for path in folder.glob("*.safetensors")), available_memory()
+    if there is not None and need > there:
+        raise ArtifactError(
+            f"the weights take {need / 1e9:.1f} GB, and this machine has {there / 1e9:.1f} GB available",
+            "serve it (`recipe serve up`), or take a machine with more memory",
+        )
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Within it, what transformers and PEFT raise becomes an ArtifactError."""
+    try:
+        yield
+    except (ArtifactError, MemoryError):
+        raise
+    except Exception as error:  # the libraries', the hub's, torch's
+        help = "is the folder whole? Another base of an adapter is named by --base DIR"
+        raise ArtifactError(f"{folder} cannot be loaded: {_first(error)}", help) from error
+
+
+def _first(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def converse(talk: Talk) -> None:
+    """Answers each line that is typed or piped, until Ctrl-D; RESET begins anew, EXIT leaves.
+
+    Raises:
+        ArtifactError: when a piped line cannot be answered. Of a typed one the error is shown.
+    """
+    interactive = sys.stdin.isatty()
+    for line in _lines("> " if interactive else ""):
+        if line.strip() == EXIT:
+            return
+        if line.strip() == RESET:
+            talk.reset()
+            note("a new conversation")
+        elif line.strip():
+            try:
+                talk.answer(line)
+            except KeyboardInterrupt:
+                if not interactive:
+                    raise
+                note("\nthe answer was stopped, and is forgotten")
+            except ArtifactError as error:
+                if not interactive:
+                    raise
+                note(f"error: {error}")
+
+
+def _lines(prompt: str) -> Iterator[str]:
+    if prompt:
+        import readline  # noqa: F401 (edits what `input` reads)
+    while True:
+        try:
+            yield input(prompt)
+        except EOFError:
+            return

@@ -1,0 +1,149 @@
+"""The prompts of train.samples: from the rows of a file to tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..settings import DataSettings, SampleSettings, Source
+from .messages import parse_messages, parse_tools
+from .sources import records
+from .template import ChatTemplate, TemplateRefusal
+from .tokenizer import chat_template
+from .values import Malformed
+
+MULTIPLE = 256
+"""A length that prompts are padded to is data.max_length, or a half, a quarter and so on of it that is a
+multiple of this on each device: what splash attention, and the order that balances it, can take."""
+SHAPE = 'a line is {"messages": [...]}, or {"prompt": "..."} with a text or with messages'
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What is answered at each evaluation.
+
+    Attributes:
+        texts: each as the file has it, a text or messages.
+        tokens: int32[n, T], padded on the right.
+        lengths: int32[n], tokens of each.
+        most: tokens of an answer at most.
+        ends: tokens that end one.
+        decode: the text of an answer's tokens.
+    """
+
+    texts: Sequence[Any]
+    tokens: np.ndarray
+    lengths: np.ndarray
+    most: int
+    ends: tuple[int, ...]
+    decode: Callable[[Sequence[int]], str]
+
+
+def prompts(
+    samples: SampleSettings,
+    data: DataSettings,
+    tokenizer: Any,
+    data_dir: Path,
+    generation: Mapping[str, Any],
+    parts: int = 1,
+) -> Prompts:
+    """Reads and tokenises a file of prompts.
+
+    Messages are written by the chat template, with the beginning of an answer after them; a text is tokenised
+    as it is.
+
+    Args:
+        tokenizer: of `load_tokenizer`.
+        generation: the checkpoint's generation_config.json, whose eos_token_id end answers as the tokenizer's
+            does.
+        parts: devices that the tokens of a row are split over.
+
+    Raises:
+        UserError: a row is no prompt, or too long for data.max_length with its answer.
+    """
+    text = chat_template(tokenizer, data, data_dir)
+    template = None if text is None else ChatTemplate(text, dict(tokenizer.special_tokens_map))
+    texts: list[Any] = []
+    encoded: list[list[int]] = []
+    for origin, row in records(Source(samples.prompts), data_dir):
+        try:
+            if isinstance(row, Malformed):
+                raise row
+            given, tokens = _encoded(row, template, tokenizer)
+        except (Malformed, TemplateRefusal) as error:
+            raise UserError(f"{origin}: {error}", SHAPE) from None
+        if len(tokens) + samples.max_tokens > data.max_length:
+            raise UserError(
+                f"{origin}: {len(tokens):,} tokens and {samples.max_tokens:,} of an answer, and "
+                f"data.max_length is {data.max_length:,}",
+                "shorten the prompt, or train.samples.max_tokens",
+            )
+        texts.append(given)
+        encoded.append(tokens)
+    if not texts:
+        raise UserError(f"{samples.prompts} is empty", SHAPE)
+    lengths = np.array([len(tokens) for tokens in encoded], np.int32)
+    length = data.max_length
+    while length % (2 * MULTIPLE * parts) == 0 and length // 2 >= lengths.max() + samples.max_tokens:
+        length //= 2
+    padded = np.zeros((len(texts), length), np.int32)
+    for place, tokens in zip(padded, encoded, strict=True):
+        place[: len(tokens)] = tokens
+    given = generation.get("eos_token_id")
+    ends = {*(given if isinstance(given, list) else [given]), tokenizer.eos_token_id} - {None}
+    return Prompts(
+        texts,
+        padded,
+        lengths,
+        samples.max_tokens,
+        tuple(sorted(ends)),
+        lambda answer: str(tokenizer.decode(answer, skip_special_tokens=True)),
+    )
+
+
+def _encoded(row: Mapping[str, Any], template: ChatTemplate | None, tokenizer: Any) -> tuple[Any, list[int]]:
+    """A prompt as it stands, and its tokens.
+
+    Raises:
+        Malformed: it is none.
+    """
+    name = "messages" if row.get("messages") is not None else "prompt"
+    given = row.get(name)
+    if isinstance(given, str):
+        # A sample's own end would be what follows the prompt.
+        encoding = tokenizer.backend_tokenizer.encode(given)
+        ids, added = list(encoding.ids), encoding.special_tokens_mask
+        while len(ids) > 1 and added[len(ids) - 1]:
+            ids.pop()
+    elif template is None:
+        raise Malformed("it is a conversation, and the tokenizer has no chat template")
+    else:
+        messages = parse_messages(given, name, {})
+        tools = parse_tools(row.get("tools"), "tools")
+        text = template.render(messages, tools, add_generation_prompt=True)
+        ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    if not ids:
+        raise Malformed("it has no tokens")
+    return given, list(ids)
+
+
+def generation_config(side_files: Sequence[str], read: Callable[[str], bytes]) -> Mapping[str, Any]:
+    """A checkpoint's generation_config.json; empty where it has none that can be read.
+
+    Args:
+        side_files: names of its files beside the weights.
+        read: gives the bytes of one.
+    """
+    if "generation_config.json" not in side_files:
+        return {}
+    try:
+        found = json.loads(read("generation_config.json"))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

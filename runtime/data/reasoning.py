@@ -1,0 +1,106 @@
+"""What becomes of the assistant's reasoning: `data.reasoning`.
+
+keep   each learnt turn's reasoning is written and learnt, or the conversation is refused
+drop   the conversation is one without reasoning, which the template writes as it writes such
+empty  the same, and the last turn follows the generation prompt of a model that is told not to think
+
+Templates are told by the variables that vLLM and transformers hand them: `enable_thinking`, which Qwen 3 and
+Gemma 4 read, and `preserve_thinking`, by which some keep what earlier turns thought.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from ..errors import UserError
+from .formats import ParsedSample
+from .masking import Inconsistent, Rendered, Renderer
+from .messages import REASONING, Messages, parted
+from .template import ChatTemplate
+
+VARIABLES: dict[str, dict[str, bool]] = {
+    "keep": {"enable_thinking": True, "preserve_thinking": True},
+    "drop": {},
+    "empty": {"enable_thinking": False},
+}
+"""What a template is told, by `data.reasoning`."""
+
+
+class Reasoning:
+    """Renders conversations with their reasoning kept, dropped or empty.
+
+    Args:
+        mode: of `data.reasoning`.
+        source: the template's text.
+        variables: of the template beside those of the mode.
+
+    Raises:
+        UserError: it is "empty", and the template cannot be told not to think.
+    """
+
+    def __init__(self, mode: str, source: str, variables: dict[str, str]) -> None:
+        if mode == "empty" and "enable_thinking" not in source:
+            raise UserError(
+                "data.reasoning is empty, and the chat template knows no enable_thinking",
+                "reasoning: drop, or give data.chat_template one that does",
+            )
+        self._mode = mode
+        named = [name for name in REASONING if re.search(rf"\b{name}\b", source)]
+        self._name = named[0] if named else None
+        self.template = ChatTemplate(source, {**variables, **VARIABLES[mode]})
+
+    def render(self, renderer: Renderer, row: ParsedSample) -> Rendered:
+        """A conversation's text and targets, as `Renderer.render` gives them.
+
+        Args:
+            renderer: with `self.template`.
+
+        Raises:
+            Inconsistent: reasoning that is learnt is not written, or no text, or not ended.
+        """
+        assert row.messages is not None
+        parts = {
+            i: parted(message) for i, message in enumerate(row.messages) if message["role"] == "assistant"
+        }
+        for i, (thoughts, rest) in parts.items():
+            if any(not isinstance(thought, str) for thought in thoughts):
+                raise Inconsistent(f"the reasoning of message {i} is no text")
+            if len({thought.strip() for thought in thoughts}) > 1:
+                raise Inconsistent(f"message {i} has two texts of reasoning")
+            if rest["content"].lstrip().startswith("<think>"):
+                raise Inconsistent(f"message {i} opens <think> and does not close it")
+        messages = [
+            self._written(message, *parts[i]) if i in parts else message
+            for i, message in enumerate(row.messages)
+        ]
+        made = renderer.render(messages, row.tools, row.completion_start)
+        if self._mode == "keep":
+            learnt = "\n".join(made.text[start:end] for start, end in made.spans)
+            for i in renderer.chosen(messages, row.completion_start):
+                thoughts = parts[i][0] if i in parts and messages[i].get("weight") != 0 else []
+                if thoughts and thoughts[0].strip() not in learnt:
+                    raise Inconsistent(f"the chat template leaves the reasoning of message {i} out")
+        elif self._mode == "empty" and messages[-1]["role"] == "assistant":
+            return self._opened(made, renderer, messages, row.tools)
+        return made
+
+    def _written(self, message: dict[str, Any], thoughts: list[str], rest: dict[str, Any]) -> dict[str, Any]:
+        """A message of the assistant's as the template reads it."""
+        if self._mode != "keep":
+            return rest
+        return {**rest, self._name: thoughts[0]} if thoughts and self._name else message
+
+    def _opened(self, made: Rendered, renderer: Renderer, messages: Messages, tools: Any) -> Rendered:
+        """The text with the generation prompt of no thinking before its last turn."""
+        prompt = self.template.render(messages[:-1], tools, add_generation_prompt=True)
+        text = made.text
+        if text.startswith(prompt):
+            return made
+        at = renderer.last(messages, tools)[0]
+        if not prompt.startswith(text[:at]):
+            raise Inconsistent("the generation prompt without thinking is not how the last turn begins")
+        more = len(prompt) - at
+        spans = [(start + more * (start >= at), end + more * (end > at)) for start, end in made.spans]
+        return replace(made, text=prompt + text[at:], spans=tuple(spans))

@@ -1,0 +1,193 @@
+"""MLflow: the numbers of metrics.jsonl there, for a recipe with train.log.mlflow_experiment.
+
+MLFLOW_TRACKING_URI says where; MLFLOW_EXPERIMENT_NAME stands above the recipe. A number's name there is that
+of TensorBoard's files: "train/loss", "eval/loss". The run's id is kept in mlflow.json beside the checkpoints,
+so that a run that is resumed goes on in the same one; steps that were logged before and are trained again,
+which gives the same numbers, are not logged twice.
+
+Nothing that goes wrong here ends a run: it is one sentence, and metrics.jsonl has the numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..addresses import first_line
+from .loggers import FILE as METRICS
+from .loggers import read_entries
+from .replay import keep, kept, last_steps, replay
+
+FILE = "mlflow.json"
+MOST_METRICS, MOST_PARAMS, LONGEST = 1000, 100, 6000
+"""Of one request, and letters of a parameter: MLflow takes no more."""
+PAUSE = 2.0
+"""Seconds between two requests while a run goes on."""
+DEFAULTS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+}
+"""Of MLflow's own variables: a server that does not answer is not waited for until the run is over."""
+
+
+class MLflow:
+    """Logs to a run of MLflow.
+
+    Args:
+        client: of mlflow, `MlflowClient()`.
+        run: its id.
+        logged: the last step of each mode that the run holds already.
+
+    Attributes:
+        status: the exit status that the run is finished with; a failure's until it is set.
+        stopped: whether it may go on later.
+    """
+
+    def __init__(self, client: Any, run: str, logged: Mapping[str, int]) -> None:
+        self.status, self.stopped = 1, False
+        self._client, self._run, self._logged = client, run, dict(logged)
+        self._waiting: list[Any] = []
+        self._sent = 0.0
+
+    def log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
+        """Logs the numbers of one step, unless the run holds them."""
+        if self._client is None or step <= self._logged.get(mode, -1):
+            return
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        self._waiting += [
+            Metric(key(f"{mode}/{name}"), float(value), now, step) for name, value in values.items()
+        ]
+        if time.monotonic() - self._sent > PAUSE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends what waits."""
+        waiting, self._waiting = self._waiting, []
+        with self._surviving("the rest of the run is not logged there"):
+            for some in _cut(waiting, MOST_METRICS):
+                self._client.log_batch(self._run, metrics=some)
+        self._sent = time.monotonic()
+
+    def close(self) -> None:
+        """Sends the rest, and ends the run there."""
+        self.flush()
+        with self._surviving("the run stays open there"):
+            ends = "KILLED" if self.stopped else "FAILED" if self.status else "FINISHED"
+            self._client.set_terminated(self._run, ends)
+
+    @contextmanager
+    def _surviving(self, otherwise: str) -> Iterator[None]:
+        """Within it, a failure of MLflow is a sentence, and the last thing that is tried with it.
+
+        Args:
+            otherwise: what becomes of the numbers.
+        """
+        if self._client is None:
+            return
+        try:
+            yield
+        except Exception as error:
+            self._client = None
+            _say(f"{first_line(error)}; {otherwise}, metrics.jsonl has it all")
+
+
+def open_mlflow(
+    experiment: str, folder: Path, directory: str | Path, artifact: Path, resume: bool, restored: int
+) -> MLflow | None:
+    """The run in MLflow; None, after a sentence, where there can be none.
+
+    Args:
+        experiment: train.log.mlflow_experiment, unless MLFLOW_EXPERIMENT_NAME says otherwise.
+        folder: of metrics.jsonl, as it was before this process.
+        directory: of the checkpoints, local or gs://, with mlflow.json.
+        artifact: folder of recipe.lock.json.
+        resume: whether the run that mlflow.json names goes on.
+        restored: the step that it goes on after, 0 at the beginning.
+    """
+    if not os.environ.get("MLFLOW_TRACKING_URI"):
+        _say("MLFLOW_TRACKING_URI names no server; nothing is logged there, metrics.jsonl has it all")
+        return None
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    try:
+        import mlflow
+    except ImportError:
+        _say("the package mlflow-skinny is not installed; nothing is logged there, metrics.jsonl has it all")
+        return None
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
+    try:
+        return _open(mlflow.MlflowClient(), name, folder, directory, artifact, resume, restored)
+    except Exception as error:  # whatever mlflow, its server or its settings are at
+        _say(f"{first_line(error)}; nothing is logged there, metrics.jsonl has it all")
+        return None
+
+
+def _open(
+    client: Any,
+    experiment: str,
+    folder: Path,
+    directory: str | Path,
+    artifact: Path,
+    resume: bool,
+    restored: int,
+) -> MLflow:
+    before = kept(directory, FILE) if resume else {}
+    entries = [entry for _, entry in read_entries(folder / METRICS)]
+    if before.get("experiment") == experiment and "id" in before:
+        client.update_run(before["id"], "RUNNING")
+        return MLflow(client, before["id"], last_steps(entries))
+    found = client.get_experiment_by_name(experiment)
+    place = found.experiment_id if found else client.create_experiment(experiment)
+    run = client.create_run(place, run_name=artifact.name).info.run_id
+    keep(directory, FILE, {"experiment": experiment, "id": run})
+    record = json.loads((artifact / "recipe.lock.json").read_text(encoding="utf-8"))
+    for some in _cut(list(_leaves({"recipec": record["compiler"], **record["recipe"]})), MOST_PARAMS):
+        client.log_batch(run, params=_params(some))
+    logger = MLflow(client, run, {})
+    for entry in entries:
+        if entry["step"] <= restored:
+            replay(logger, entry)
+    return logger
+
+
+def key(name: str) -> str:
+    """A metric's name as MLflow takes it: letters, digits and _ - . / : and spaces, and a path as it is."""
+    return posixpath.normpath(re.sub(r"[^\w. /:-]|\.\.", "_", name))
+
+
+def _cut(values: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(values), most):
+        yield values[start : start + most]
+
+
+def _params(leaves: Sequence[tuple[str, Any]]) -> list[Any]:
+    from mlflow.entities import Param
+
+    return [
+        Param(key(name), (value if isinstance(value, str) else json.dumps(value))[:LONGEST])
+        for name, value in leaves
+    ]
+
+
+def _leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a recipe by their paths."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def _say(what: str) -> None:
+    print(f"note: MLflow: {what}", file=sys.stderr, flush=True)

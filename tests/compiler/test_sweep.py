@@ -1,0 +1,75 @@
+"""`recipe sweep`: its combinations, what it starts, what it passes over, and its table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compiler.commands import recipe
+
+OVER = ["--over", "lora.rank=[8, 16]", "--over", "train.optimizer.learning_rate=[1e-4, 2e-4, 4e-4]"]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the artifacts whose train.py was started; one of rank 16 is the better for its rank."""
+    names: list[str] = []
+
+    def run(command: list[str], cwd: Path) -> Any:
+        names.append(cwd.name)
+        assert command[1:4] == ["train.py", "--resume", "--data-dir"]
+        lock = json.loads((cwd / "recipe.lock.json").read_text())["recipe"]
+        loss = 1 / lock["lora"]["rank"] + lock["train"]["optimizer"]["learning_rate"]
+        folder = cwd / "run"
+        folder.mkdir()
+        lines = [{"step": 1, "loss": 3 * loss}, {"step": 1, "eval_loss": loss}]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / "state.json").write_text('{"state": "done"}')
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return names
+
+
+def test_each_combination_is_run_once_and_the_best_comes_first(
+    recipe_file: Path, tmp_path: Path, started: list[str]
+) -> None:
+    arguments = [recipe_file, *OVER, "-o", tmp_path / "out", "--set", "checkpoint.directory=run"]
+    status, printed, errors = recipe("sweep", *arguments)
+    assert status == 0, errors
+    assert started == [f"example-{number}" for number in range(1, 7)]
+    rows = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert rows["by"] == "best_eval_loss"
+    first = rows["runs"][0]
+    assert (first["lora.rank"], first["train.optimizer.learning_rate"], first["at_step"]) == (16, 1e-4, 1)
+    assert printed.splitlines()[2].split()[:3] == ["example-4", "16", "0.0001"]
+    assert "example-4" in (tmp_path / "out" / "sweep.html").read_text()
+
+    status, _, errors = recipe("sweep", *arguments)
+    assert status == 0 and errors.count("has ended already") == 6 and len(started) == 6
+
+
+def test_a_draw_is_its_seeds_and_a_point_that_fails_its_checks_stops_all(
+    recipe_file: Path, tmp_path: Path, started: list[str]
+) -> None:
+    arguments = [
+        recipe_file,
+        *OVER,
+        "--random",
+        "2",
+        "-o",
+        tmp_path / "out",
+        "--set",
+        "checkpoint.directory=run",
+    ]
+    assert recipe("sweep", *arguments)[0] == 0
+    assert started == ["example-1", "example-2"]
+    wrong = [recipe_file, "--over", "lora.rank=[8, 0]", "-o", tmp_path / "other"]
+    status, _, errors = recipe("sweep", *wrong)
+    assert status == 1 and "lora.rank=0" in errors and "E0105" in errors
+    assert len(started) == 2 and not (tmp_path / "other").exists()
+    assert recipe("sweep", recipe_file, "--over", "lora.rank", "-o", tmp_path / "other")[0] == 2

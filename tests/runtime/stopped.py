@@ -1,0 +1,18 @@
+"""A run whose evaluation losses are given, so that it stops early."""
+
+LOSSES = {0: 9.0, 2: 3.0, 4: 1.0, 5: 0.1, 6: 2.0, 8: 1.5, 10: 0.5}
+
+STOPPING = f"""
+import dataclasses
+
+from runtime.metrics import run_report
+from runtime.settings import EarlyStopping
+
+TRAIN = dataclasses.replace(TRAIN, eval_every=2, early_stopping=EarlyStopping(2))
+CHECKPOINT = dataclasses.replace(CHECKPOINT, keep_best=True)
+evaluated = run_report.Report.evaluated
+run_report.Report.evaluated = lambda self, step, losses: evaluated(
+    self, step, {{"loss": {LOSSES}[step]}}
+)
+"""
+"""Code of an artifact that stops after step 8 of 10, the lowest counted loss being that of step 4."""

@@ -1,0 +1,137 @@
+"""What becomes of reasoning, with the templates that Qwen 3, Qwen 3.6 and Gemma 4 are published with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipec.runtime.data.encoding import Encoder, coding
+from recipec.runtime.data.formats import ParsedSample
+from recipec.runtime.errors import UserError
+from recipec.runtime.settings import DataSettings
+from tests.runtime.chats import chat, published, tokenizer, write
+from tests.runtime.preparing import prepared
+
+THOUGHT = chat("Hello", "Hi there", "And now?", "Good bye")
+THOUGHT[1] |= {"reasoning_content": "They greet."}
+THOUGHT[3] |= {"reasoning_content": "They leave."}
+BY_NAME = [{("thinking" if k == "reasoning_content" else k): v for k, v in m.items()} for m in THOUGHT]
+IN_TEXT = chat(
+    "Hello", "<think>\nThey greet.\n</think>\n\nHi there", "And now?", "<think>They leave.</think>Good bye"
+)
+IN_GEMMAS = chat("Hello", "<|channel>thought\nThey greet.\n<channel|>Hi there", "And now?")
+IN_GEMMAS += chat("", "<|channel>thought\nThey leave.\n<channel|>Good bye")[1:]
+
+EMPTY = "<think>\n\n</think>\n\n"
+LARGE = published("gemma4").replace(
+    "{{- '<|turn>model\\n' -}}\n    {%- endif -%}\n{%- endif -%}",
+    "{{- '<|turn>model\\n' -}}\n    {%- if not enable_thinking | default(false) -%}"
+    "{{- '<|channel>thought\\n<channel|>' -}}{%- endif -%}\n    {%- endif -%}\n{%- endif -%}",
+)
+"""Gemma 4's larger models prompt with an empty thought where they are not to think."""
+assert "channel>thought\\n<channel|>" in LARGE
+
+
+def learnt(
+    template: str, messages: list[dict[str, Any]], reasoning: str | None, loss_on: Any = "assistant"
+) -> Any:
+    """The text, and what of it carries loss; or why the sample is left out."""
+    text = template if "{" in template else published(template)
+    data = DataSettings(train=(), max_length=512, packing=False, loss_on=loss_on, reasoning=reasoning)
+    encoder = Encoder(coding(tokenizer(), text, data, None))
+    _, report = encoder.encode([ParsedSample("x:1", messages)], 0)
+    if not report.kept:
+        return next(
+            problem.reason
+            for name in ("inconsistent", "malformed", "masked")
+            for problem in getattr(report, name).first
+        )
+    shown = encoder.show(ParsedSample("x:1", messages))
+    assert shown is not None and not report.unused
+    return "".join(piece for piece, _ in shown.pieces), [piece for piece, target in shown.pieces if target]
+
+
+@pytest.mark.parametrize("messages", [THOUGHT, BY_NAME, IN_TEXT, IN_GEMMAS])
+@pytest.mark.parametrize(
+    ("template", "loss_on", "reasoning", "expected"),
+    [
+        ("qwen3", "last_assistant", "keep", ["<think>\nThey leave.\n</think>\n\nGood bye<|im_end|>"]),
+        ("qwen3", "assistant", "drop", ["Hi there<|im_end|>", f"{EMPTY}Good bye<|im_end|>"]),
+        # The prompt of a model that is told not to think has the empty thought already.
+        ("qwen3", "assistant", "empty", ["Hi there<|im_end|>", "Good bye<|im_end|>"]),
+        (
+            *("qwen3_6", "assistant", "keep"),
+            [
+                "They greet.\n</think>\n\nHi there<|im_end|>",
+                "They leave.\n</think>\n\nGood bye<|im_end|>",
+            ],
+        ),
+        (
+            "gemma4_v5",
+            "last_assistant",
+            "keep",
+            ["<|channel>thought\nThey leave.\n<channel|>Good bye<turn|>"],
+        ),
+        ("gemma4_v5", "assistant", "drop", ["Hi there<turn|>", "Good bye<turn|>"]),
+        ("gemma4_v5", "assistant", "empty", ["Hi there<turn|>", "Good bye<turn|>"]),
+        (LARGE, "assistant", "empty", ["Hi there<turn|>", "Good bye<turn|>"]),
+    ],
+)
+def test_reasoning_is_kept_dropped_or_empty_whatever_it_is_called(
+    template: str, loss_on: str, reasoning: str, expected: list[str], messages: list[dict[str, Any]]
+) -> None:
+    text, found = learnt(template, messages, reasoning, loss_on)
+    assert found == expected
+    assert ("They leave." in text) == (reasoning == "keep")
+    assert ("<|think|>" in text) == (reasoning == "keep" and template.startswith("gemma4"))
+    if template is LARGE:
+        assert text.endswith("<|turn>model\n<|channel>thought\n<channel|>Good bye<turn|>\n")
+        assert text.count("thought") == 1
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_6"])
+def test_empty_is_what_a_model_that_is_told_not_to_think_is_prompted_with(name: str) -> None:
+    """Against transformers' own rendering of the prompt."""
+    using = tokenizer(published(name))
+    prompt = using.apply_chat_template(
+        chat("Hello", "Hi there", "And now?"),
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=False,
+    )
+    text, found = learnt(name, THOUGHT, "empty", "last_assistant")
+    assert text == f"{prompt}Good bye<|im_end|>\n" and found == ["Good bye<|im_end|>"]
+
+
+def test_what_cannot_be_kept_is_left_out_with_the_reason() -> None:
+    assert learnt("qwen3", THOUGHT, "keep") == "the chat template leaves the reasoning of message 1 out"
+    assert learnt("llama3", THOUGHT[:2], "keep") == "the chat template leaves the reasoning of message 1 out"
+    light = [THOUGHT[0], {**THOUGHT[1], "weight": 0}, *THOUGHT[2:]]
+    assert learnt("qwen3", light, "keep")[1] == ["<think>\nThey leave.\n</think>\n\nGood bye<|im_end|>"]
+    unclosed = chat("Hello", "<think>They greet. Hi there")
+    for mode in ("keep", "drop", "empty"):
+        assert learnt("qwen3", unclosed, mode) == "message 1 opens <think> and does not close it"
+    odd = [*chat("Hello"), {"role": "assistant", "content": "Hi", "thinking": [["They greet."]]}]
+    assert learnt("qwen3", odd, "drop") == "the reasoning of message 1 is no text"
+    twice = [*chat("Hello"), {**THOUGHT[1], "content": "<think>They wave.</think>Hi"}]
+    assert learnt("qwen3", twice, "keep") == "message 1 has two texts of reasoning"
+    alone = chat("Hello", "<think>They greet.</think>")
+    assert "writes nothing of an assistant's turn" in learnt("qwen2_5", alone, "drop")
+
+
+def test_an_empty_thought_is_asked_of_templates_that_know_it(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", [THOUGHT] * 4)
+    with pytest.raises(UserError, match="the chat template knows no enable_thinking"):
+        prepared(tmp_path, rows=1, batch=1, reasoning="empty")
+    kept = [
+        prepared(tmp_path, rows=1, batch=1, reasoning=mode, chat_template=published("qwen3")).fingerprint
+        for mode in (None, "drop", "empty")
+    ]
+    assert len(set(kept)) == 3
+
+
+def test_all_tokens_carry_loss_the_empty_thought_too() -> None:
+    text, found = learnt(LARGE, THOUGHT[:2], "empty", "all")
+    assert "".join(found) == text.removeprefix("<bos>") and "<channel|>Hi there" in text

@@ -1,0 +1,213 @@
+"""Which messages carry loss: by role, by weight, and calls of tools beside their results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipec.runtime.data.masking import Inconsistent, Renderer
+from recipec.runtime.data.template import ChatTemplate
+from tests.runtime.chats import GEMMA4, MARKED, chat, published
+from tests.runtime.preparing import prepared
+from tests.runtime.tool_calls import CALL, TOOLS
+
+MISTRAL = """
+{{- bos_token }}
+{%- set asked = messages | selectattr('role', 'equalto', 'user') | list %}
+{%- set said = messages | rejectattr('role', 'equalto', 'tool') | list %}
+{%- for message in said | rejectattr('tool_calls', 'defined') %}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('roles must alternate') }}
+{%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}
+{%- if tools and message == asked[-1] %}
+{{- '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}
+{%- endif %}
+{{- '[INST]' + message.content + '[/INST]' }}
+{%- elif message.tool_calls is defined %}
+{{- '[TOOL_CALLS] [' }}
+{%- for call in message.tool_calls %}
+{%- if call.id | length != 9 %}{{ raise_exception('ids have 9 letters') }}{% endif %}
+{{- (call.function | tojson)[:-1] + ', "id": "' + call.id + '"}' + (', ' if not loop.last else '') }}
+{%- endfor %}
+{{- ']' + eos_token }}
+{%- elif message.role == 'assistant' %}{{ message.content + eos_token }}
+{%- else %}
+{{- '[TOOL_RESULTS] {"content": ' + message.content }}
+{{- ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
+{%- endif %}
+{%- endfor %}
+"""
+"""Calls, results and the place of the tools as Mistral's templates of 2024 and 2025 have them."""
+
+SPECIAL = (
+    *("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"),
+    *("<|turn>", "<turn|>", "<|tool_response>", "<tool_response|>", "<|tool_call>", "<tool_call|>", "</s>"),
+)
+
+
+def call(city: str, id: str, **more: Any) -> dict[str, Any]:
+    function = {"name": "weather", "arguments": {"city": city}}
+    return {
+        **{"role": "assistant", "content": "", **more},
+        "tool_calls": [{"id": id, "type": "function", "function": function}],
+    }
+
+
+def result(content: str, id: str) -> dict[str, Any]:
+    return {"role": "tool", "name": "weather", "tool_call_id": id, "content": content}
+
+
+TWICE: list[dict[str, Any]] = [
+    {"role": "user", "content": "How is Rome?"},
+    call("Rome", "abcdefgh1", reasoning_content="Look it up."),
+    result("sunny", "abcdefgh1"),
+    {"role": "assistant", "content": "It is sunny in Rome."},
+    {"role": "user", "content": "And Bern?"},
+    call("Bern", "abcdefgh2"),
+    result('{"sky": "rainy"}', "abcdefgh2"),
+    {"role": "assistant", "content": "It rains."},
+]
+
+
+def learnt(template: str, messages: list[dict[str, Any]], tools: Any, loss_on: Any) -> list[str]:
+    text = template if "{" in template else published(template)
+    renderer = Renderer(ChatTemplate(text, {"bos_token": "<s>", "eos_token": "</s>"}), SPECIAL, loss_on)
+    made = renderer.render(messages, tools)
+    assert "Tells the weather." in made.text and made.ended
+    assert not {"tool_calls", "tools", "tool messages"} & set(made.unused)
+    return [made.text[start:end] for start, end in made.spans]
+
+
+QWEN = '<tool_call>\n{{"name": "weather", "arguments": {{"city": "{}"}}}}\n</tool_call><|im_end|>'
+EMPTY = "<think>\n\n</think>\n\n"
+LLAMA = '{{"name": "weather", "parameters": {{"city": "{}"}}}}<|eot_id|>'
+GEMMA = '<|tool_call>call:weather{{city:<|"|>{}<|"|>}}<tool_call|><|tool_response>'
+OWN = '[TOOL_CALLS] [{{"name": "weather", "arguments": {{"city": "{}"}}, "id": "abcdefgh{}"}}]</s>'
+ANSWERS = ("It is sunny in Rome.", "It rains.")
+
+
+@pytest.mark.parametrize(
+    ("template", "calls", "ends", "results"),
+    [
+        # Qwen 3 leaves the first question's reasoning out; before the last answer alone an empty one stands.
+        ("qwen3", (QWEN.format("Rome"), QWEN.format("Bern")), "<|im_end|>", ("sunny", '{"sky": "rainy"}')),
+        ("qwen2_5", (QWEN.format("Rome"), QWEN.format("Bern")), "<|im_end|>", ("sunny", '{"sky": "rainy"}')),
+        (
+            "llama3_1",
+            (LLAMA.format("Rome"), LLAMA.format("Bern")),
+            *("<|eot_id|>", ("sunny", '{\\"sky\\": \\"rainy\\"}')),
+        ),
+        ("gemma4", (GEMMA.format("Rome"), GEMMA.format("Bern")), "<turn|>", ("sunny", '{"sky": "rainy"}')),
+        ("gemma4_v5", (GEMMA.format("Rome"), GEMMA.format("Bern")), "<turn|>", ("sunny", '{"sky": "rainy"}')),
+        (MISTRAL, (OWN.format("Rome", 1), OWN.format("Bern", 2)), "</s>", ("sunny", '{"sky": "rainy"}')),
+    ],
+)
+def test_calls_of_tools_are_learnt_and_their_results_where_they_are_asked_for(
+    template: str, calls: tuple[str, str], ends: str, results: tuple[str, str]
+) -> None:
+    first, second = (answer + ends for answer in ANSWERS)
+    second = EMPTY + second if template == "qwen3" else second
+    assert learnt(template, TWICE, TOOLS, "assistant") == [calls[0], first, calls[1], second]
+    assert learnt(template, TWICE, TOOLS, ("tool", "assistant")) == [
+        *(calls[0], results[0], first, calls[1], results[1], second)
+    ]
+    assert learnt(template, TWICE, TOOLS, ("tool",)) == [*results]
+    light = [{**TWICE[0]}, {**TWICE[1], "weight": 0}, {**TWICE[2], "weight": 0}, *TWICE[3:]]
+    assert learnt(template, light, TOOLS, ("assistant", "tool")) == [first, calls[1], results[1], second]
+
+
+def test_two_calls_at_once_and_words_before_them() -> None:
+    both = {
+        **TWICE[1],
+        "content": "I look.",
+        "tool_calls": [*TWICE[1]["tool_calls"], *TWICE[5]["tool_calls"]],
+    }
+    messages = [TWICE[0], both, TWICE[2], TWICE[6], *TWICE[3:5], {"role": "assistant", "content": "Why?"}]
+    found = learnt("qwen3", messages, TOOLS, "assistant")
+    assert found[0] == "I look.\n" + QWEN.format("Rome").replace("<|im_end|>", "\n") + QWEN.format("Bern")
+
+
+def test_a_call_that_is_written_otherwise_as_the_last_turn_is_refused() -> None:
+    odd = published("qwen3").replace("{{- '}\\n</tool_call>' }}", "{{- ('}' ~ messages | length) }}")
+    assert odd != published("qwen3")
+    with pytest.raises(Inconsistent, match="message 1 calls tools"):
+        learnt(odd, CALL, TOOLS, "assistant")
+
+
+@pytest.mark.parametrize("template", [GEMMA4, MARKED])
+@pytest.mark.parametrize(
+    ("loss_on", "expected"),
+    [
+        (("user",), ["one<turn|>", "three<turn|>"]),
+        (("user", "system"), ["Be brief<turn|>", "one<turn|>", "three<turn|>"]),
+        (("assistant", "user"), ["one<turn|>", "two<turn|>", "three<turn|>", "four<turn|>"]),
+        (("assistant",), ["two<turn|>", "four<turn|>"]),
+        ("assistant", ["two<turn|>", "four<turn|>"]),
+    ],
+)
+def test_roles(template: str, loss_on: Any, expected: list[str]) -> None:
+    renderer = Renderer(ChatTemplate(template, {"bos_token": "<bos>"}), SPECIAL, loss_on)
+    made = renderer.render(chat("one", "two", "three", "four", system="Be brief"))
+    assert [made.text[start:end] for start, end in made.spans] == expected
+
+
+def test_of_all_tokens_those_of_weight_0_carry_no_loss_whoever_speaks() -> None:
+    messages = chat("one", "two", "three", "four")
+    messages = [{**message, "weight": weight} for message, weight in zip(messages, (0, 1, 1, 0), strict=True)]
+    made = Renderer(ChatTemplate(GEMMA4, {"bos_token": "<bos>"}), SPECIAL, "all").render(messages)
+    parts = [made.text[start:end] for start, end in made.spans]
+    assert parts == [
+        "<bos><|turn>user\n",
+        "\n<|turn>model\ntwo<turn|>\n<|turn>user\nthree<turn|>\n<|turn>model\n",
+    ]
+
+
+def test_rows_nobody_thought_of_are_named_by_file_and_line(tmp_path: Path) -> None:
+    """Weights in quotes, between 0 and 1, and in lists; roles that are missing, lists and unknown."""
+    said = {"role": "user", "content": "hello"}
+    odd: list[Any] = [
+        [said, {"role": "assistant", "content": "fox", "train": "0"}],
+        [said, {"role": "assistant", "content": "fox", "train": 0.5}],
+        [said, {"role": "assistant", "content": "fox", "train": [0]}],
+        [said, {"role": "assistant", "content": "fox", "train": {"loss": 1}}],
+        [said, {"content": "fox"}],
+        [said, {"role": ["assistant"], "content": "fox"}],
+        [said, [["assistant", "fox"]]],
+        [[said, {"role": "assistant", "content": "fox"}]],
+        [said, {"role": "assistant", "content": [["fox"]]}],
+        [said, {"role": "assistant", "content": "fox", "train": 2}],
+    ]
+    good: list[Any] = [
+        [said, {"role": "assistant", "content": "fox", "train": weight}] for weight in (1, True, 1.0, None)
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"messages": m}) + "\n" for m in odd + good))
+    settings = {"fields": {"weight": "train"}, "max_invalid_ratio": 1.0}
+    report = prepared(tmp_path, rows=1, batch=1, **settings).report.train
+    assert (report.kept, report.malformed.count) == (4, len(odd))
+    assert [f"{one.origin}: {one.reason}" for one in report.malformed.first] == [
+        "train.jsonl:1: message 1 (assistant) has the weight '0': 0 carries no loss, and 1 does",
+        "train.jsonl:2: message 1 (assistant) has the weight 0.5: 0 carries no loss, and 1 does",
+        "train.jsonl:3: message 1 (assistant) has the weight [0]: 0 carries no loss, and 1 does",
+        "train.jsonl:4: message 1 (assistant) has the weight {'loss': 1}: 0 carries no loss, and 1 does",
+        "train.jsonl:5: message 1 has the role None, not one of system, user, assistant, tool",
+    ]
+    kept = prepared(tmp_path, rows=1, batch=1, loss_on=("assistant", "user"), **settings).samples
+    assert [int((sample.targets[1:] != sample.targets[:-1]).sum()) for sample in kept] == [4] * 4
+    (tmp_path / "train.jsonl").write_text(
+        "".join(json.dumps({"messages": m}) + "\n" for m in odd[4:9] + good[:1])
+    )
+    report = prepared(tmp_path, rows=1, batch=1, max_invalid_ratio=1.0).report.train
+    assert [one.origin for one in report.malformed.first] == [f"train.jsonl:{n}" for n in range(1, 6)]
+
+
+def test_an_unhashable_role_in_loss_on_is_not_known(tmp_path: Path) -> None:
+    from recipec.runtime.errors import UserError
+
+    with pytest.raises(UserError, match=r"data.loss_on \('assistant', 'human'\) means nothing"):
+        prepared(tmp_path, loss_on=("assistant", "human"))

@@ -1,0 +1,80 @@
+"""DPO of all weights: its reference is kept beside them, through steps and over a resumption."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.runtime import training
+from tests.runtime.preferred import BETA, collated, trainer_of
+from tests.runtime.references import losses
+
+MESH = {"fsdp": 2, "tp": 2}
+STEPS, RATE = 4, 1e-4
+
+
+def run(base: Path, folder: Path, batch: dict[str, np.ndarray], until: int) -> dict[str, np.ndarray]:
+    """Trains to a step, or on to it from a checkpoint in the folder; returns the model's arrays."""
+    import jax
+    import optax
+
+    from recipec.runtime.data.batches import TrainingData
+    from recipec.runtime.interrupts import Interrupts
+    from recipec.runtime.metrics.loggers import Metrics
+
+    def batches(step: int) -> Iterator[dict[str, np.ndarray]]:
+        while True:
+            yield batch
+
+    with jax.default_matmul_precision("highest"):
+        mesh, built = training.build(base, MESH, full=True)
+        with mesh:
+            how = {"objective": "dpo", "beta": BETA, "every_steps": 2}
+            trainer = training.trainer(built, mesh, folder, optax.sgd(RATE), 1, **how)
+            metrics = Metrics(folder, trainer.train_steps or None, tensorboard=False)
+            try:
+                trainer.fit(TrainingData(batches, []), until, lambda step: RATE, metrics, Interrupts())
+            finally:
+                metrics.close()
+                trainer.close()
+    return training.arrays(built.model)
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_the_steps_are_those_of_trl_and_a_resumed_run_is_exact(tmp_path: Path) -> None:
+    """To 1e-5 of the loss, which hangs on the reference from the second step on."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from recipec.compiler.rehearse.miniature import write_tokenizer
+
+    base = tmp_path / "base"
+    tiny.make_llama(base, vocab_size=512, num_hidden_layers=2)
+    write_tokenizer(base, "llama")
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    trainer = trainer_of("dpo", model, AutoTokenizer.from_pretrained(base), tmp_path / "trl")
+    inputs, batch = collated(trainer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    expected = []
+    for _ in range(STEPS):
+        loss = trainer.compute_loss(trainer.model, inputs)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        expected.append(float(loss))
+
+    whole = run(base, tmp_path / "run", batch, STEPS)
+    found = losses(tmp_path / "run")["loss"]
+    print(f"\nlosses {found} differ by {np.abs(np.array(found) - expected).max():.1e}")
+    assert found[0] == pytest.approx(np.log(2), abs=1e-6) and found[-1] < 0.9 * found[0]
+    assert found == pytest.approx(expected, abs=1e-5)
+
+    shutil.rmtree(tmp_path / "run" / str(STEPS))
+    resumed = run(base, tmp_path / "run", batch, STEPS)
+    assert losses(tmp_path / "run")["loss"] == found
+    assert all(np.array_equal(resumed[path], array) for path, array in whole.items())

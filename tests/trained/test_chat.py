@@ -1,0 +1,133 @@
+"""`recipe chat`: its answers are transformers' own, and what cannot be talked to is said."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from recipec.compiler.cli.main import app
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.trained.chat import Options, Talk
+from recipec.spec.diagnostics import printable
+
+GREEDY = ("--temperature", "0", "--max-tokens", "12")
+
+
+def expected(model: Path, turns: Sequence[str], adapter: Path | None = None) -> list[str]:
+    """What transformers answers to each turn: one token after the other, by the largest logit of the whole
+    text; as a terminal is shown it."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    network: Any = AutoModelForCausalLM.from_pretrained(model)
+    if adapter:
+        network = PeftModel.from_pretrained(network, adapter)
+    messages, answers = [], []
+    for turn in turns:
+        messages.append({"role": "user", "content": turn})
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        start = len(ids)
+        with torch.inference_mode():
+            while len(ids) - start < 12 and tokenizer.eos_token_id not in ids[start:]:
+                ids.append(int(network(torch.tensor([ids])).logits[0, -1].argmax()))
+        answers.append(tokenizer.decode(ids[start:], skip_special_tokens=True))
+        messages.append({"role": "assistant", "content": answers[-1]})
+    return [printable(answer) for answer in answers]
+
+
+def talked(*arguments: str, typed: str = "") -> str:
+    done = CliRunner().invoke(app, ["chat", *arguments], input=typed)
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.stdout
+
+
+def test_answers_are_the_likeliest_tokens_of_the_template(model: Path) -> None:
+    first, second = expected(model, ["Where is it?", "And why?"])
+    assert first != second
+    assert talked(str(model), *GREEDY, "--prompt", "Where is it?") == f"{first}\n"
+    # Lines of a pipe are the turns of a conversation, until it is begun anew.
+    typed = "Where is it?\nAnd why?\n/reset\nAnd why?\n/exit\nno more\n"
+    (alone,) = expected(model, ["And why?"])
+    assert alone != second
+    assert talked(str(model), *GREEDY, typed=typed) == f"{first}\n{second}\n{alone}\n"
+
+
+def test_an_adapter_is_talked_to_on_its_base(model: Path, adapter: Path, tmp_path: Path) -> None:
+    (plain,), (with_it,) = (expected(model, ["Where is it?"], each) for each in (None, adapter))
+    assert plain != with_it
+    assert talked(str(adapter), *GREEDY, "--prompt", "Where is it?") == f"{with_it}\n"
+    moved = shutil.copytree(adapter, tmp_path / "moved")
+    config = json.loads((moved / "adapter_config.json").read_text())
+    (moved / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "gone"}))
+    assert talked(str(moved), *GREEDY, "--base", str(model), "--prompt", "Where is it?") == f"{with_it}\n"
+    done = CliRunner().invoke(app, ["chat", str(moved), "--prompt", "Where is it?"])
+    assert isinstance(done.exception, ArtifactError) and "--base DIR" in str(done.exception.help)
+
+
+def test_an_adapters_own_template_is_taken(model: Path, adapter: Path, tmp_path: Path) -> None:
+    """merge.py's adapter has the record of its recipe alone."""
+    shutil.copytree(adapter, tmp_path / "merged-adapter")
+    lock = {"recipe": {"data": {"chat_template": "data/own.jinja"}}}
+    (tmp_path / "merged-adapter" / "recipe.lock.json").write_text(json.dumps(lock))
+    with pytest.raises(ArtifactError, match=r"data/own\.jinja, which is not beside it"):
+        Talk(tmp_path / "merged-adapter", Options(), print)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "own.jinja").write_text("{{ messages[0].content }}!")
+    talk = Talk(tmp_path / "merged-adapter", Options(), print)
+    assert talk.tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "a!"
+
+
+def test_a_refused_turn_leaves_the_conversation_as_it_was(model: Path, tmp_path: Path) -> None:
+    template = tmp_path / "picky.jinja"
+    template.write_text("{% if messages|length > 2 %}{{ raise_exception('one turn') }}{% endif %}Q")
+    said = io.StringIO()
+    talk = Talk(model, Options(template=template, max_tokens=2, temperature=0), said.write)
+    answer = talk.answer("a")
+    assert said.getvalue() == f"{answer}\n" and len(talk.messages) == 2
+    with pytest.raises(ArtifactError, match="one turn"):
+        talk.answer("b")
+    assert len(talk.messages) == 2
+
+
+def test_an_artifact_stands_for_its_merged_model(model: Path, tmp_path: Path) -> None:
+    artifact = tmp_path / "run"
+    artifact.mkdir()
+    (artifact / "recipe.lock.json").write_text(json.dumps({"recipe": {"merge": {"output": "out"}}}))
+    with pytest.raises(ArtifactError, match="is not there") as raised:
+        Talk(artifact, Options(), print)
+    assert raised.value.help == f"cd {artifact} && python merge.py"
+    (artifact / "out").symlink_to(model)
+    assert talked(str(artifact), *GREEDY, "--prompt", "Hi") == f"{expected(model, ['Hi'])[0]}\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "neither config.json nor adapter_config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"{}"), "cannot be loaded"),
+        (lambda folder: (folder / "config.json").write_text("{"), "cannot be loaded"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "cannot be loaded"),
+        (lambda folder: (folder / "chat_template.jinja").unlink(), "has no chat template"),
+        (lambda folder: (folder / "merge.partial.json").write_text("{}"), "begun and not finished"),
+        (
+            lambda folder: (folder / "merge.json").write_text('{"files": {"config.json": {"size": 1}}}'),
+            "config.json has",
+        ),
+        (shutil.rmtree, "there is no folder"),
+    ],
+)
+def test_what_is_not_whole_is_said(model: Path, tmp_path: Path, change: Any, message: str) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    change(folder)
+    with pytest.raises(ArtifactError, match=message):
+        Talk(folder, Options(), print)

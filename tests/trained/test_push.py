@@ -1,0 +1,159 @@
+"""`recipe push`: what arrives on a hub of this machine, what is said before, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from recipec.compiler.cli.main import app
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.trained.push import plan, upload
+from tests.compiler.hub_server import COMMIT, Hub, Repository, reached_by, serving
+
+FILES = {
+    "README.md": b"---\nlicense: mit\n---\n",
+    "config.json": b"{}",
+    "model.safetensors": bytes(range(256)) * 9,
+    "tokenizer.json": b'{"a": 1}',
+}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    with serving() as made:
+        reached_by(made, monkeypatch.setattr, str(tmp_path / "cache"))
+        monkeypatch.setenv("HF_TOKEN", made.token)
+        yield made
+
+
+@pytest.fixture
+def merged(tmp_path: Path) -> Path:
+    """A folder as merge.py leaves it, with files of others in it."""
+    folder = tmp_path / "merged"
+    folder.mkdir()
+    for name, content in {**FILES, "notes.txt": b"mine", ".env": b"secret"}.items():
+        (folder / name).write_bytes(content)
+    files = {
+        name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in FILES.items()
+    }
+    (folder / "merge.json").write_text(json.dumps({"files": files}))
+    return folder
+
+
+def pushed(*arguments: str, typed: str = "") -> Result:
+    return CliRunner().invoke(app, ["push", *arguments], input=typed)
+
+
+def test_a_merge_arrives_whole_and_private(hub: Hub, merged: Path) -> None:
+    done = pushed(str(merged), "our/model", typed="y\n")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert f"\n{hub.address}/our/model/commit/" in done.stdout
+    assert "to our/model, private, which will be made: main" in done.stderr
+    assert all(name in done.stderr for name in FILES) and "notes" not in done.stderr
+    there = hub.models["our/model"]
+    assert there.private and there.files == {
+        **FILES,
+        "merge.json": (merged / "merge.json").read_bytes(),
+        ".gitattributes": b"",
+    }
+
+
+def test_nothing_is_sent_before_it_is_agreed_to(hub: Hub, merged: Path) -> None:
+    for typed in ("n\n", ""):
+        assert "upload?" in pushed(str(merged), "our/model", typed=typed).stderr
+    assert not hub.models and not hub.asked("hub", "POST")
+
+
+def test_what_is_replaced_and_what_stays_is_said(hub: Hub, merged: Path) -> None:
+    hub.models["our/model"] = Repository({"config.json": b"old", "images/a.png": b""}, private=True)
+    assert pushed(str(merged), "our/model", typed="n\n").exit_code == 0
+    assert hub.models["our/model"].files["config.json"] == b"old"
+    done = pushed(str(merged), "our/model", "--yes")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "replaces there config.json" in done.stderr and "leaves there images/a.png" in done.stderr
+    assert hub.models["our/model"].files["config.json"] == b"{}"
+
+
+def test_another_branch_leaves_main_as_it_is(hub: Hub, merged: Path) -> None:
+    hub.models["our/model"] = Repository({"config.json": b"old"}, private=True)
+    done = pushed(str(merged), "our/model", "--yes", "--revision", "second")
+    assert done.exit_code == 0, (done.output, done.exception)
+    revisions = hub.models["our/model"].revisions
+    assert revisions["main"] == COMMIT and revisions["second"] != COMMIT
+
+
+def test_a_commit_that_came_between_is_not_overwritten(hub: Hub, merged: Path) -> None:
+    hub.models["our/model"] = Repository({"config.json": b"old"}, private=True)
+    planned = plan(merged, "our/model")
+    hub.models["our/model"].revisions = {"main": "f" * 40}
+    with pytest.raises(ArtifactError, match="412"):
+        upload(planned)
+    assert hub.models["our/model"].files == {"config.json": b"old"}
+
+
+def test_an_adapter_is_pushed_as_it_lies_there(hub: Hub, adapter: Path) -> None:
+    assert pushed(str(adapter), "our/adapter", "--public", "--yes").exit_code == 0
+    there = hub.models["our/adapter"]
+    assert not there.private
+    assert there.files == {path.name: path.read_bytes() for path in adapter.iterdir()} | {
+        ".gitattributes": b""
+    }
+
+
+@pytest.mark.parametrize(
+    ("repository", "public", "message", "help"),
+    [
+        (Repository({}, private=True), True, "is there and is private", "leave --public out"),
+        (Repository({}), False, "is there and is public", "--public says that all may read it"),
+        (
+            Repository({"model-00001-of-00002.safetensors": b""}, private=True),
+            False,
+            "which would stay beside these weights",
+            "another repository",
+        ),
+    ],
+)
+def test_what_is_there_already_may_be_in_the_way(
+    hub: Hub, merged: Path, repository: Repository, public: bool, message: str, help: str
+) -> None:
+    hub.models["our/model"] = repository
+    with pytest.raises(ArtifactError, match=message) as raised:
+        plan(merged, "our/model", public=public)
+    assert help in str(raised.value.help) and not hub.asked("hub", "POST")
+
+
+def test_only_the_environments_token_counts(
+    hub: Hub, merged: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text(hub.token)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(ArtifactError, match="answered 403"):
+        upload(plan(merged, "our/model"))
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(ArtifactError, match="HF_TOKEN is not set"):
+        plan(merged, "our/model")
+
+
+def test_a_folder_that_is_not_whole_is_not_pushed(hub: Hub, merged: Path, tmp_path: Path) -> None:
+    cut = shutil.copytree(merged, tmp_path / "cut")
+    (cut / "model.safetensors").write_bytes(b"half")
+    (merged / "merge.partial.json").write_text("{}")
+    for folder, message in ((cut, "not whole: model.safetensors has 4 bytes"), (merged, "not finished")):
+        with pytest.raises(ArtifactError, match=message):
+            plan(folder, "our/model")
+    assert not hub.requests
+
+
+def test_no_hub_is_said(merged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_any")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ArtifactError, match="our/model: the hub is not asked, as HF_HUB_OFFLINE is set"):
+        plan(merged, "our/model")
