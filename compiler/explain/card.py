@@ -68,10 +68,9 @@ class Found:
 
     @property
     def when(self) -> str:
-        """Versions and date in words; "" where there is nothing, or nothing was recorded."""
-        return ", ".join(
-            [*(f"{name} {version}" for name, version in self.versions.items()), *filter(None, [self.date])]
-        )
+        """Versions and date in words; "" where there is nothing."""
+        said = [*(f"{name} {version}" for name, version in self.versions.items()), *filter(None, [self.date])]
+        return ", ".join(said) or ("" if self.found == NOT_YET else "not recorded")
 
 
 def card(program: Program) -> dict[str, Found]:
