@@ -29,7 +29,12 @@ TARGETS = {
     "all": "Every token, the prompt too.",
 }
 
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = {
+    "system": "What the conversation is about.",
+    "user": "Who asks.",
+    "assistant": "Who answers, and calls tools.",
+    "tool": "What a tool gave.",
+}
 
 
 def _loss_on(value: Any) -> Any:
@@ -42,7 +47,7 @@ def _loss_on(value: Any) -> Any:
         raise fault("E0109", "`loss_on` lists no role", form)
     for index, role in enumerate(value):
         if role not in ROLES:
-            message = f"a role must be {', '.join(ROLES[:-1])} or {ROLES[-1]}, not `{flow(role)}`"
+            message = f"a role must be system, user, assistant or tool, not `{flow(role)}`"
             raise fault("E0104", message, form, at=f"[{index}]")
     return distinct(value)
 
@@ -56,7 +61,11 @@ LossOn = Annotated[
                 {"type": "string", "enum": list(get_args(Targets))},
                 {
                     "type": "array",
-                    "items": {"type": "string", "enum": list(ROLES)},
+                    "items": {
+                        "type": "string",
+                        "enum": list(ROLES),
+                        "enumDescriptions": list(ROLES.values()),
+                    },
                     "minItems": 1,
                     "uniqueItems": True,
                 },
