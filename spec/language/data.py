@@ -30,10 +30,10 @@ TARGETS = {
 }
 
 ROLES = {
-    "system": "What the conversation is about.",
-    "user": "Who asks.",
-    "assistant": "Who answers, and calls tools.",
-    "tool": "What a tool gave.",
+    "system": "What the system message says.",
+    "user": "What the user says.",
+    "assistant": "What the assistant writes, calls of tools too.",
+    "tool": "What tools return.",
 }
 
 
@@ -46,8 +46,9 @@ def _loss_on(value: Any) -> Any:
     if not value:
         raise fault("E0109", "`loss_on` lists no role", form)
     for index, role in enumerate(value):
-        if role not in ROLES:
-            message = f"a role must be system, user, assistant or tool, not `{flow(role)}`"
+        if not isinstance(role, str) or role not in ROLES:
+            *most, last = ROLES
+            message = f"a role must be {', '.join(most)} or {last}, not `{flow(role)}`"
             raise fault("E0104", message, form, at=f"[{index}]")
     return distinct(value)
 
