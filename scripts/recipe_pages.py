@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
+from typing import Any
 
+from recipec.compiler.explain import card
+from recipec.compiler.explain.card import Found
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.results import Memory
@@ -183,11 +187,104 @@ def with_head(text: str, lines: Sequence[str]) -> str:
     return "".join([*kept, *added, *given[end:]])
 
 
-def page(programs: Mapping[str, Program], record: Record) -> str:
+NAMED = ("libtpu", "jax", "google-tunix", "qwix")
+"""The packages whose versions a card names."""
+
+
+def verified(
+    programs: Mapping[str, Program],
+    plans: Mapping[str, Planned],
+    rehearsals: Mapping[str, Mapping[str, Any]],
+    proofs: Mapping[str, Mapping[str, Any]],
+) -> dict[str, dict[str, Found]]:
+    """What cards say, by kind and by a step's key or a family's name.
+
+    Args:
+        plans: of recipes/estimates.json.
+        rehearsals: recipes/rehearsed.json; of a recipe that was changed since they count no longer.
+        proofs: of docs/models.json: by family, and by variants of it.
+    """
+    compiled = {
+        card.key(programs[name]): Found(_compiled(one), _named(one.versions, 2), one.date)
+        for name, one in plans.items()
+    }
+    rehearsed = {
+        one["key"]: Found(_rehearsed(one["figures"]), _named(one["versions"]), one["date"])
+        for name, one in rehearsals.items()
+        if name in programs and one["key"] == card.key(programs[name])
+    }
+    families = sorted({case.partition("-")[0] for case in proofs})
+    return {
+        "compiled": compiled,
+        "rehearsed": rehearsed,
+        "numerics": {
+            name: _proved([found for case, found in proofs.items() if case.partition("-")[0] == name])
+            for name in families
+        },
+    }
+
+
+def _named(versions: Mapping[str, str], first: int | None = None) -> dict[str, str]:
+    return {name: versions[name] for name in NAMED[:first] if versions.get(name)}
+
+
+def _compiled(planned: Planned) -> str:
+    memory = planned.memory
+    return f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB on each device" + (
+        f", {span(*planned.step, 2)} s a step" if planned.seconds is not None else ""
+    )
+
+
+def _rehearsed(figures: Mapping[str, str]) -> str:
+    """A rehearsal in words: trained, killed, resumed, merged and verified."""
+    loss = re.search(r"loss [\d.]+ to [\d.]+", figures["train"])
+    apart = re.search(r"difference ([\d.e+-]+)", figures["verify"])
+    assert loss and apart and figures["compare"].endswith("bit-identical")
+    return f"{loss[0]}; killed and resumed, bit-identical; merged, logits within {apart[1]}"
+
+
+PROVED = {"logits": "logits", "losses": "losses of twenty steps", "merged": "the merged model's logits"}
+"""What the proofs of a family compare, in words."""
+
+
+def _proved(cases: Sequence[Mapping[str, Any]]) -> Found:
+    """The largest differences of a family's proofs; versions and date where all of them have the same."""
+    worst = {what: [float(case[what]) for case in cases if what in case] for what in PROVED}
+    found = [f"{PROVED[what]} within {max(apart):.0e}" for what, apart in worst.items() if apart]
+    dates = {case.get("date") for case in cases}
+    versions = [case.get("versions") for case in cases]
+    same = versions[0] or {} if all(one == versions[0] for one in versions) else {}
+    return Found(", ".join(found), _named(same), dates.pop() if len(dates) == 1 else None)
+
+
+def cards(programs: Mapping[str, Program], known: Mapping[str, Mapping[str, Found]]) -> str:
+    """The cards of all recipes: a row each."""
+    shown = []
+    for name, program in sorted(programs.items()):
+        names = {True: program.family.name, False: card.key(program)}
+        cells = []
+        for kind, how in card.KINDS.items():
+            of = known.get(kind, {}).get(names[how.of_family])
+            apart = how.tpu and program.accelerator.platform != "tpu"
+            cells.append("" if apart else card.NOT_YET if of is None else of.date or "no date recorded")
+        shown.append((f"`{name}`", *cells))
+    return table(("Recipe", *(how.title for how in card.KINDS.values())), shown)
+
+
+ABOUT_CARDS = """\
+What of a recipe has been verified, and when; `recipe card RECIPE` and the README.md of its artifact say what
+was found, and on which versions. It is made from records: `recipes/estimates.json`, `recipes/rehearsed.json`
+(made by `python -m scripts.recipes rehearse`), and the proofs in `docs/models.json`. What has no record is
+"not yet", though a test may cover it: `make nightly` rehearses every recipe, and keeps no record of that.
+"""
+
+
+def page(programs: Mapping[str, Program], record: Record, known: Mapping[str, Mapping[str, Found]]) -> str:
     """docs/recipes.md.
 
     Args:
         programs: of all recipes by their names.
+        known: what cards say, as `verified` has it.
     """
     of_tpus = [program for program in programs.values() if program.accelerator.platform == "tpu"]
     here = sorted(program.name for program in programs.values() if program not in of_tpus)
@@ -203,6 +300,9 @@ def page(programs: Mapping[str, Program], record: Record) -> str:
             else []
         ),
         f"On a CPU: {listing(f'`{_file(name)}`' for name in here)}.\n",
+        "## What was verified\n",
+        ABOUT_CARDS,
+        cards(programs, known),
         "## Experts\n",
         ABOUT_EXPERTS,
         table(

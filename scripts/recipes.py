@@ -2,7 +2,8 @@
 
     python -m scripts.recipes plan [NAME...]     compile what changed: minutes each
     python -m scripts.recipes fits               the bounds of docs/recipes.md's second table (a minute)
-    python -m scripts.recipes write              the heads of the recipes, and docs/recipes.md
+    python -m scripts.recipes rehearse NAME...   run `recipe rehearse`, and keep what it finds: minutes each
+    python -m scripts.recipes write              the heads of the recipes, docs/recipes.md and what cards say
 
 Planning needs the extras train and plan. The record holds the compiler's figures; tests/recipes/ holds heads,
 page and record against one another, and the record against the recipes as they stand.
@@ -11,6 +12,9 @@ page and record against one another, and the record against the recipes as they 
 from __future__ import annotations
 
 import argparse
+import json
+import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,6 +24,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.explain import card
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan import identity, store
@@ -29,14 +34,29 @@ from recipec.compiler.plan.planner import plan
 from recipec.compiler.plan.results import Estimate, Plan
 from recipec.compiler.plan.search import received
 from recipec.spec.load import load
-from scripts.recipe_pages import MACHINES, METHODS, Parts, Planned, Record, head, page, with_head
+from scripts.recipe_pages import (
+    MACHINES,
+    METHODS,
+    Parts,
+    Planned,
+    Record,
+    head,
+    page,
+    verified,
+    with_head,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "recipes"
 RECORD = FOLDER / "estimates.json"
+CARDS = ROOT / "compiler" / "data" / "verified.json"
+REHEARSED = FOLDER / "rehearsed.json"
+PROOFS = ROOT / "docs" / "models.json"
 PAGE = ROOT / "docs" / "recipes.md"
 
 RECORDS: TypeAdapter[Record] = TypeAdapter(Record)
+
+REHEARSAL = ("--steps", "4")
 
 MODELS = (
     "google/gemma-3-4b-it",
@@ -75,10 +95,17 @@ def main(given: Sequence[str] | None = None) -> int:
     planning = commands.add_parser("plan", help="compile the steps of recipes that changed")
     planning.add_argument("names", nargs="*", metavar="NAME", help="of a recipe; all when none is given")
     commands.add_parser("fits", help="work out where the models fit")
-    commands.add_parser("write", help="write heads and docs/recipes.md from the record")
+    rehearsing = commands.add_parser("rehearse", help="rehearse recipes, and keep what is found")
+    rehearsing.add_argument("names", nargs="+", metavar="NAME", help="of a recipe")
+    commands.add_parser("write", help="write heads, docs/recipes.md and cards from the records")
     asked = parser.parse_args(given)
     try:
-        {"plan": lambda: _plan(asked.names), "fits": _fits, "write": write}[asked.command]()
+        {
+            "plan": lambda: _plan(asked.names),
+            "fits": _fits,
+            "rehearse": lambda: _rehearse(asked.names),
+            "write": write,
+        }[asked.command]()
     except ArtifactError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -159,11 +186,20 @@ def texts(record: Record) -> Iterator[tuple[Path, str]]:
         programs[path.stem] = program(path)
         known = record.recipes.get(path.stem)
         yield path, with_head(path.read_text(encoding="utf-8"), head(known) if known else [])
-    yield PAGE, page(programs, record)
+    rehearsals = json.loads(REHEARSED.read_text(encoding="utf-8")) if REHEARSED.exists() else {}
+    proofs = json.loads(PROOFS.read_text(encoding="utf-8"))["proofs"]
+    current = {
+        name: one
+        for name, one in record.recipes.items()
+        if name in programs and one.key == key(programs[name])
+    }
+    known = verified(programs, current, rehearsals, proofs)
+    yield CARDS, card.dumped(known)
+    yield PAGE, page(programs, record, known)
 
 
 def write() -> None:
-    """Writes the heads of the recipes and docs/recipes.md."""
+    """Writes the heads of the recipes, docs/recipes.md and compiler/data/verified.json."""
     for path, text in list(texts(read())):
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
@@ -188,6 +224,35 @@ def cell(model: str, machine: str, method: str, folder: Path) -> float | None:
         return None
     least = bound(found, found.recipe.data.max_length).memory_bytes
     return None if least > found.accelerator.hbm_bytes_per_device else round(least / 2**30, 3)
+
+
+def figures(path: Path, *options: str) -> dict[str, str]:
+    """What `recipe rehearse` says of each of its steps.
+
+    Raises:
+        ArtifactError: one of them fails.
+    """
+    command = ["-m", "recipec.compiler.cli.main", "rehearse", str(path), *REHEARSAL, *options]
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise ArtifactError(f"{path} is not rehearsed: {done.stdout}", "recipe rehearse shows where")
+    return dict(re.findall(r"^(\w+) +ok +[\d.]+ s  (.*)$", done.stdout, re.MULTILINE))
+
+
+def _rehearse(names: Sequence[str]) -> None:
+    for name in names:
+        path = FOLDER / f"{name}.yaml"
+        of = program(path)
+        found = {
+            "key": card.key(of),
+            "date": datetime.now(UTC).date().isoformat(),
+            "versions": identity.versions(),
+            "figures": figures(path),
+        }
+        kept = json.loads(REHEARSED.read_text(encoding="utf-8")) if REHEARSED.exists() else {}
+        REHEARSED.write_text(
+            json.dumps(kept | {name: found}, indent=1, sort_keys=True) + "\n", encoding="utf-8"
+        )
 
 
 def _plan(names: Sequence[str]) -> None:

@@ -1503,6 +1503,26 @@ PLAN: dict[str, Code] = {
     ),
 }
 
+NOTEBOOK: dict[str, Code] = {
+    "E1040": Code(
+        "a machine that no notebook has",
+        "`recipe build --notebook` writes a notebook for the machine of the recipe: Colab lends v5e-1 and "
+        "v6e-1, Kaggle v5e-8, and a recipe for virtual CPU devices runs anywhere.",
+        "Another `mesh.accelerator`, or no --notebook.",
+    ),
+    "E1041": Code(
+        "a notebook and a bucket",
+        "A notebook's session has no account of Google Cloud, so that it reads and writes no bucket. Its "
+        "results are kept in Drive, or as Kaggle's output.",
+        "A folder in the bucket's place, or no --notebook.",
+    ),
+    "E1042": Code(
+        "a model that a notebook cannot download",
+        "On Colab and Kaggle the model comes from the Hugging Face hub, and the recipe names a folder.",
+        "The model's id on the hub, or no --notebook.",
+    ),
+}
+
 PARITY: dict[str, Code] = {
     "E1050": Code(
         "fewer than two backends to compare",
@@ -1908,6 +1928,7 @@ CODES: dict[str, Code] = {
     **MODEL,
     **UNAVAILABLE,
     **PLAN,
+    **NOTEBOOK,
     **PARITY,
     **PORT,
     **COMMANDS,

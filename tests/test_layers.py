@@ -41,7 +41,7 @@ DOORS = {
     "compiler.cli": {"compiler.cli.main"},
     "compiler.emitters": {
         *("compiler.emitters.backends", "compiler.emitters.emit", "compiler.emitters.render"),
-        *("compiler.emitters.python_text", "compiler.emitters.recipe_text"),
+        *("compiler.emitters.notebook", "compiler.emitters.python_text", "compiler.emitters.recipe_text"),
     },
     "compiler.lsp": {"compiler.lsp.frames", "compiler.lsp.server"},
     "compiler.watch": {"compiler.watch.screen"},

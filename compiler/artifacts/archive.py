@@ -20,6 +20,7 @@ from recipec.compiler.artifacts.artifact import (
     artifacts_in,
     backends_of,
     digest,
+    has_notebook,
     installs_runtime,
     is_current,
     locked_files,
@@ -157,7 +158,7 @@ def _refuse_stale(folder: Path, recipe: Path) -> None:
     program = lower(load(recipe)).program
     if program is None:
         raise ArtifactError(f"{recipe} has errors", f"see them with: recipe check {recipe}")
-    program = replace(program, installs_runtime=installs_runtime(folder))
+    program = replace(program, installs_runtime=installs_runtime(folder), notebook=has_notebook(folder))
     if program.name != folder.name:
         raise ArtifactError(
             f"{recipe} is the recipe of `{program.name}`, not of `{folder.name}`",

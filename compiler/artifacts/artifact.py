@@ -38,6 +38,7 @@ LOCK = "recipe.lock.json"
 LOCK_VERSION = 1
 """Of the lock's own layout."""
 RUNTIME = "runtime"
+NOTEBOOK = "notebook.ipynb"
 SCHEMA = "recipe.schema.json"
 """The language's JSON Schema, for the editors of those who read an artifact's recipe.yaml. No lock records
 it: nothing that runs depends on it."""
@@ -213,6 +214,11 @@ def needs(lock: Mapping[str, Any]) -> Mapping[str, str]:
     """The files of runtime/ that an artifact needs, with their digests, by its lock."""
     files = lock.get("runtime")
     return {path: str(files[path]) for path in files if is_inside(path)} if isinstance(files, dict) else {}
+
+
+def has_notebook(folder: Path) -> bool:
+    """Whether the artifact in a folder was built with a notebook, by its lock."""
+    return NOTEBOOK in locked_files(folder)
 
 
 def installs_runtime(folder: Path) -> bool:

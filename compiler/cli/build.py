@@ -32,6 +32,7 @@ from recipec.compiler.emitters.backends import Backend, diagnosed, others
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.lower import Lowered
+    from recipec.compiler.lowering.program import Program
     from recipec.spec.diagnostics import Diagnostic
     from recipec.spec.load import Loaded
 
@@ -72,10 +73,20 @@ def build(
             show_default=False,
         ),
     ] = None,
+    notebook: Annotated[
+        bool | None,
+        typer.Option(
+            "--notebook/--no-notebook",
+            help="Whether there is a notebook too: for Colab (v5e-1, v6e-1), Kaggle (v5e-8) or a CPU. "
+            "By default what the artifact on disk was built for.",
+            show_default=False,
+        ),
+    ] = None,
     sets: Sets = None,
     format: Shown = Format.TEXT,
 ) -> None:
     """Write the artifacts of recipes, or check that they are current."""
+    from recipec.compiler.artifacts.artifact import has_notebook
     from recipec.spec.diagnostics import in_order
 
     if not check:
@@ -83,7 +94,9 @@ def build(
     pairs = _read_all(recipes, sets)
     programs = {
         item.program.name: replace(
-            item.program, installs_runtime=_installs(runtime, output, item.program.name)
+            item.program,
+            installs_runtime=_installs(runtime, output, item.program.name),
+            notebook=has_notebook(output / item.program.name) if notebook is None else notebook,
         )
         for _, item in pairs
         if item.program is not None
@@ -93,6 +106,7 @@ def build(
         [
             *(d for _, item in pairs for d in item.diagnostics),
             *(d for loaded, item in pairs for d in _of_backends(loaded, item, backends)),
+            *(d for loaded, item in pairs for d in _of_notebook(loaded, item, programs)),
             *_same_names(pairs),
         ]
     )
@@ -107,7 +121,9 @@ def build(
     for name, program in each("making the artifacts", list(programs.items())):
         with doing(f"making {name}"):
             artifacts[name] = emit(program, backends[name])
-    again = " ".join(["recipe build", *map(str, recipes), *_as_options(output, sets, backend, runtime)])
+    again = " ".join(
+        ["recipe build", *map(str, recipes), *_as_options(output, sets, backend, runtime, notebook)]
+    )
     if check:
         difference = artifact.check(output, artifacts)
         if difference:
@@ -217,17 +233,29 @@ def _of_backends(
     return locate(diagnosed(program, backends[program.name]), loaded.sources) if program is not None else []
 
 
+def _of_notebook(loaded: Loaded, lowered: Lowered, programs: Mapping[str, Program]) -> list[Diagnostic]:
+    """What keeps a recipe from the notebook that is asked for."""
+    from recipec.compiler.emitters.notebook import check
+    from recipec.spec.load import locate
+
+    if lowered.program is None or not programs[lowered.program.name].notebook:
+        return []
+    return locate([*check(lowered.program)], loaded.sources)
+
+
 def _as_options(
     output: Path,
     sets: Sequence[str] | None,
     backends: Sequence[Backend] | None,
     runtime: Runtime | None,
+    notebook: bool | None,
 ) -> list[str]:
     from shlex import quote
 
     chosen = [] if output == Path("generated") else ["-o", quote(str(output))]
     chosen += [word for backend in backends or () for word in ("--backend", backend.value)]
     chosen += ["--runtime", runtime.value] if runtime is not None else []
+    chosen += [] if notebook is None else ["--notebook" if notebook else "--no-notebook"]
     return [*chosen, *(word for item in sets or () for word in ("--set", quote(item)))]
 
 

@@ -106,6 +106,27 @@ def explain(
 
 
 @app.command()
+def card(
+    recipe: Recipe,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    sets: Sets = None,
+) -> None:
+    """Show what of a recipe has been verified, by what, on which versions and date."""
+    import json
+
+    from recipec.compiler.explain import card as cards
+
+    _, lowered = read(recipe, sets)
+    if lowered.program is None:
+        show(lowered.diagnostics, Format.TEXT)
+        raise typer.Exit(FAILED)
+    if as_json:
+        print(json.dumps(cards.as_json(lowered.program), indent=2))
+    else:
+        result(cards.text(lowered.program), end="")
+
+
+@app.command()
 def pack(
     name: Annotated[
         str,

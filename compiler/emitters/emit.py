@@ -12,6 +12,7 @@ from recipec.compiler.emitters.ignored import emit_ignored
 from recipec.compiler.emitters.launch import emit_launch
 from recipec.compiler.emitters.lock import emit_lock
 from recipec.compiler.emitters.merge import emit_merge
+from recipec.compiler.emitters.notebook import emit_notebook
 from recipec.compiler.emitters.readme import emit_readme
 from recipec.compiler.emitters.render import render
 from recipec.compiler.emitters.serve import emit_serve
@@ -49,6 +50,7 @@ def emit(program: Program, backends: Sequence[Backend] = ()) -> dict[str, bytes]
         **emit_bench(program),
         **emit_evaluate(program),
         **emit_launch(program),
+        **emit_notebook(program),
     }
     files = {path: text.encode() for path, text in texts.items()}
     files = data_files(program) | files

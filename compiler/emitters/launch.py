@@ -77,7 +77,7 @@ def launch_section(program: Program) -> dict[str, Any]:
         "slices": program.accelerator.slices,
         "archive": _archive(program) if "gke" in kinds else None,
         "secret_flags": _secret_flags(program),
-        "tokens": _tokens(program),
+        "tokens": run_tokens(program),
         "restarts": plural(restarts, "time") if restarts else None,
         "jobset": _short(program.name, JOBSET_NAME),
         "xpk": XPK,
@@ -125,7 +125,7 @@ def _values(program: Program) -> dict[str, Any]:
         "image": launch.image,
         "max_restarts": launch.max_restarts,
         "grace": grace_seconds(program),
-        "tokens": _tokens(program),
+        "tokens": run_tokens(program),
     }
 
 
@@ -156,7 +156,7 @@ def _words(values: Mapping[str, str]) -> list[str]:
     return [f"--{key}={shell_word(value)}" for key, value in values.items()]
 
 
-def _tokens(program: Program) -> list[str]:
+def run_tokens(program: Program) -> list[str]:
     """Secrets, and an address, that the hosts are handed, by the names of their variables."""
     tokens = ["HF_TOKEN"] if is_hub_id(program.recipe.model.id) else []
     log = program.recipe.train.log
@@ -218,7 +218,7 @@ def _capacity(launch: Launch) -> list[str]:
 
 
 def _token_words(program: Program) -> list[str]:
-    return [f"--token={token}" for token in _tokens(program)]
+    return [f"--token={token}" for token in run_tokens(program)]
 
 
 def _jobset(program: Program, app: str) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def _skypilot(program: Program) -> dict[str, Any]:
         "accelerator_type": accelerator_type(accelerator.name),
         "runtime_version": launch.runtime_version or accelerator.runtime_version,
         "gcp_queued": launch.queued,
-        "secrets": _tokens(program),
+        "secrets": run_tokens(program),
         "secret_flags": _secret_flags(program),
     }
 
@@ -281,7 +281,7 @@ def _archive(program: Program) -> str:
 
 def _secret_flags(program: Program) -> str:
     """What hands a managed job its secrets, with a space before."""
-    return "".join(f" --secret {token}" for token in _tokens(program))
+    return "".join(f" --secret {token}" for token in run_tokens(program))
 
 
 def _short(name: str, length: int) -> str:

@@ -14,6 +14,7 @@ from recipec.compiler.emitters.lock import compiler_name
 from recipec.compiler.emitters.places import in_words, is_hub_id, places
 from recipec.compiler.emitters.render import code_span, render, shell_word
 from recipec.compiler.emitters.settings import kind
+from recipec.compiler.explain.card import markdown
 from recipec.compiler.lowering import pins
 from recipec.compiler.serving.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address
 from recipec.compiler.wording import listing, mesh_axes, plural
@@ -49,6 +50,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         kind=kind(program),
         wheel=wheel.REQUIREMENT if program.installs_runtime else None,
         backends=backends,
+        notebook=program.notebook,
         full=program.lora is None,
         transforms=list(dict.fromkeys(one.partition(":")[0] for one in recipe.data.transforms.values())),
         model=recipe.model.id,
@@ -56,6 +58,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         accelerator=accelerator,
         described=accelerator.describe(),
         figures=_figures(program),
+        card=markdown(program),
         notes=program.notes,
         cpu=cpu,
         large=large,

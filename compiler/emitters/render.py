@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -82,6 +83,11 @@ def shell_word(text: str) -> str:
     return f'"{within_quotes(text)}"'
 
 
+def command(words: Sequence[str]) -> str:
+    """A Python string of a command's words, as shlex.split takes it apart."""
+    return json.dumps(shlex.join(words), ensure_ascii=False)
+
+
 def within_quotes(text: str) -> str:
     """A part of a shell's word that is in double quotes."""
     quoted = re.sub(r'(["\\$`])', r"\\\1", text)
@@ -124,5 +130,6 @@ def _environment() -> Environment:
         kubernetes=kubernetes_string,
         shell=shell_word,
         quoted=within_quotes,
+        command=command,
     )
     return environment

@@ -39,6 +39,7 @@ class Program:
         text: recipe.yaml of the artifact: the recipe as it was written.
         notes: warnings and notes of the checks that hang on the recipe alone, not on files beside it.
         installs_runtime: whether its artifact installs the runtime from its wheel, and has no copy beside it.
+        notebook: whether its artifact has a notebook.
     """
 
     recipe: Recipe
@@ -58,6 +59,7 @@ class Program:
     text: str
     notes: tuple[Diagnostic, ...] = ()
     installs_runtime: bool = False
+    notebook: bool = False
 
     def serving(self, **changes: object) -> Program:
         """The program with a server of other settings."""

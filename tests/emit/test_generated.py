@@ -32,14 +32,16 @@ def test_generated_is_what_the_recipes_give_wherever_they_lie(
     shutil.copytree(root / "recipes", tmp_path / "elsewhere")
     artifacts = {}
     for path in recipes(root):
-        program = replace(compiled(tmp_path / "elsewhere" / path.name), installs_runtime=True)
-        backends = others(artifact.backends_of(root / "generated" / program.name))
+        program = compiled(tmp_path / "elsewhere" / path.name)
+        committed = root / "generated" / program.name
+        program = replace(program, installs_runtime=True, notebook=artifact.has_notebook(committed))
+        backends = others(artifact.backends_of(committed))
         artifacts[program.name] = emit(program, backends)
     if update:
         artifact.write(root / "generated", artifacts)
     assert artifact.check(root / "generated", artifacts) == ""
-    committed = {path.name for path in (root / "generated").iterdir() if path.is_dir()}
-    assert committed == {*artifacts}
+    folders = {path.name for path in (root / "generated").iterdir() if path.is_dir()}
+    assert folders == {*artifacts}
 
 
 def test_an_artifacts_own_recipe_gives_the_artifact(variants: Path) -> None:

@@ -1,7 +1,7 @@
 """The golden cases: every folder beside this file.
 
 A case holds recipe.yaml with whatever it needs, and what is expected of it: stderr.txt, the text that
-`recipe check` prints (with a backend `recipe build`, which alone asks one), or expected/, the tree that
+`recipe check` prints (with a backend or a notebook `recipe build`, which alone asks for one), or expected/, the tree that
 `recipe build` writes (but for runtime/, which another test holds). command.txt holds further arguments, one a
 line. `pytest --update` rewrites what is expected; of a new case without either it writes stderr.txt.
 """
@@ -64,7 +64,7 @@ def test_a_recipe_gives_the_expected_diagnostics_and_files(case: str, update: bo
         for name, content in built.items():
             assert content == expected[name], name
         return
-    command = ["build", "-o", str(tmp_path)] if "--backend" in arguments else ["check"]
+    command = ["build", "-o", str(tmp_path)] if {"--backend", "--notebook"} & {*arguments} else ["check"]
     status, errors = recipe(*command, "recipe.yaml", *arguments)
     golden = folder / "stderr.txt"
     if update:

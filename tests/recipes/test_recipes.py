@@ -245,14 +245,15 @@ def test_a_head_has_the_figures(planned: Planned) -> None:
 def test_the_page_has_a_row_for_each_recipe_and_model(
     programs: Mapping[str, Program], record: Record
 ) -> None:
-    text = page(programs, record)
+    text = page(programs, record, {})
     of_tpus = [name for name, program in programs.items() if program.accelerator.platform == "tpu"]
     assert all(text.count(f"| `recipe build recipes/{name}.yaml` |") == 1 for name in of_tpus)
     assert all(f"`{name}`" in text or f"recipes/{name}.yaml" in text for name in programs)
     experts = [
         name for name in of_tpus if programs[name].architecture.expert_layers and record.recipes[name].parts
     ]
-    assert text.count("\n| ") == len(of_tpus) + len(record.fits) + len(experts) + 6  # a head and a rule each
+    rows = len(of_tpus) + len(record.fits) + len(experts) + len(programs)
+    assert text.count("\n| ") == rows + 8  # a head and a rule each
 
 
 def test_the_script_writes_what_is_stale(
@@ -262,13 +263,16 @@ def test_the_script_writes_what_is_stale(
     folder.mkdir()
     text = (recipes.FOLDER / "llama31-8b-v6e8.yaml").read_text(encoding="utf-8")
     (folder / "llama31-8b-v6e8.yaml").write_text(with_head(text, []), encoding="utf-8")
-    for name, value in {"ROOT": tmp_path, "FOLDER": folder, "PAGE": tmp_path / "recipes.md"}.items():
+    places = {"FOLDER": folder, "PAGE": tmp_path / "recipes.md", "CARDS": tmp_path / "verified.json"}
+    for name, value in {"ROOT": tmp_path, "REHEARSED": folder / "rehearsed.json", **places}.items():
         monkeypatch.setattr(recipes, name, value)
     kept = Record({"llama31-8b-v6e8": record.recipes["llama31-8b-v6e8"]}, record.fits)
     monkeypatch.setattr(recipes, "read", lambda: kept)
     assert recipes.main(["write"]) == 0
     assert (folder / "llama31-8b-v6e8.yaml").read_text(encoding="utf-8") == text
-    assert capsys.readouterr().out == "recipes/llama31-8b-v6e8.yaml: written\nrecipes.md: written\n"
+    assert capsys.readouterr().out == (
+        "recipes/llama31-8b-v6e8.yaml: written\nverified.json: written\nrecipes.md: written\n"
+    )
     assert recipes.main(["write"]) == 0 and capsys.readouterr().out == ""
 
     (folder / "llama31-8b-v6e8.yaml").write_text("recipe: 1\nname: x\n", encoding="utf-8")

@@ -138,7 +138,10 @@ def highest() -> Any:
     ],
 )
 def test_logits_are_those_of_transformers(
-    kind: str, axes: dict[str, int], checkpoint: Callable[[str], tuple[Path, Any]]
+    kind: str,
+    axes: dict[str, int],
+    checkpoint: Callable[[str], tuple[Path, Any]],
+    record_property: Callable[[str, object], None],
 ) -> None:
     import torch
 
@@ -152,6 +155,7 @@ def test_logits_are_those_of_transformers(
     real = one["segment_ids"] > 0
     difference = np.abs(found - expected)[real].max()
     print(f"\n{kind} {axes}: logits differ by {difference:.1e} of {np.abs(expected[real]).max():.1f}")
+    record_property("logits", difference / np.abs(expected[real]).max())
     assert np.abs(expected[real]).max() > 10, "logits are not flat"
     assert difference <= LOGITS
 
@@ -191,7 +195,11 @@ def test_packed_samples_are_as_alone_in_transformers(
     ids=lambda value: value if isinstance(value, str) else mesh_name(value),
 )
 def test_twenty_training_steps_are_those_of_peft(
-    kind: str, axes: dict[str, int], checkpoint: Callable[[str], tuple[Path, Any]], tmp_path: Path
+    kind: str,
+    axes: dict[str, int],
+    checkpoint: Callable[[str], tuple[Path, Any]],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """20 steps of 2 micro-batches with rematerialisation, from the same initial adapters."""
     folder, _ = checkpoint(kind)
@@ -199,6 +207,7 @@ def test_twenty_training_steps_are_those_of_peft(
     if kind == "gemma4-experts":
         policy, targets = "block", (*training.TARGETS, "experts", "router.proj")
     alike = twenty_steps(folder, KINDS[kind](tmp_path / "again"), axes, tmp_path, policy, targets)
+    record_property("losses", alike.losses / alike.of_loss)
     print(f"\n{kind} {axes}: {alike}")
     assert alike.losses <= LOSS
     assert alike.gradients <= 1e-4

@@ -1,0 +1,158 @@
+"""notebook.ipynb: the artifact's own commands, a cell each, for the TPUs that Colab and Kaggle lend."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from recipec.compiler.artifacts.artifact import NOTEBOOK
+from recipec.compiler.emitters.launch import run_tokens
+from recipec.compiler.emitters.places import is_hub_id
+from recipec.compiler.emitters.render import render
+from recipec.compiler.emitters.settings import kind
+from recipec.compiler.wording import listing
+from recipec.spec.diagnostics import Diagnostic
+
+if TYPE_CHECKING:
+    from recipec.compiler.lowering.program import Program
+
+CELL = re.compile(r"^%% ([a-z-]+)( markdown)?\n", re.MULTILINE)
+"""How a cell begins in the template: its id, and whether it is text."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a notebook runs.
+
+    Attributes:
+        title: its name.
+        work: the folder of what ends with the session.
+        kept: the folder of what is there in the next one.
+        hours: after which the training is ended with a checkpoint, before the session is; None for never.
+        metadata: of the notebook, by which the place knows the machine.
+    """
+
+    title: str
+    work: str
+    kept: str
+    hours: int | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+DRIVE = "/content/drive/MyDrive/recipec"
+HERE = Place("this machine", ".", "kept")
+
+
+def _colab(machine: str) -> Place:
+    metadata = {"accelerator": "TPU", "colab": {"gpuType": machine}}
+    return Place("Colab", "/content", DRIVE, 11, metadata)
+
+
+PLACES = {
+    "v5e-1": _colab("V5E1"),
+    "v6e-1": _colab("V6E1"),
+    "v5e-8": Place(
+        "Kaggle",
+        "/tmp",
+        "/kaggle/working",
+        8,
+        {"kaggle": {"accelerator": "tpuV5e8", "isInternetEnabled": True, "language": "python"}},
+    ),
+}
+"""By accelerator. A session ends after 12 hours on Colab and after 9 with a TPU on Kaggle."""
+
+
+def place(program: Program) -> Place | None:
+    """Where the notebook of a recipe runs; None where nobody lends its machine by notebooks."""
+    accelerator = program.accelerator
+    if accelerator.platform == "cpu":
+        return HERE
+    return PLACES.get(accelerator.name) if accelerator.slices == 1 else None
+
+
+def check(program: Program) -> Iterator[Diagnostic]:
+    """What keeps a recipe from being a notebook."""
+    recipe, where = program.recipe, place(program)
+    if where is None:
+        yield Diagnostic(
+            "E1040",
+            f"--notebook: neither Colab nor Kaggle lends {program.accelerator.describe()}",
+            "mesh.accelerator",
+            f"{listing(PLACES, 'or')}; or build without --notebook",
+        )
+        return
+    outside = {
+        "checkpoint.directory": recipe.checkpoint.directory,
+        "merge.output": recipe.merge.output,
+        "model.id": recipe.model.id,
+        **{
+            f"data.{split}[{number}].path": source.path
+            for split, sources in {"train": recipe.data.train, "eval": recipe.data.eval}.items()
+            for number, source in enumerate(sources)
+        },
+    }
+    for path, value in outside.items():
+        if "://" in value and not value.startswith("hf://"):
+            yield Diagnostic(
+                "E1041",
+                f"--notebook: {value} is in a bucket, and a notebook's session has no account for it",
+                path,
+                "a folder beside the recipe, the hub, or build without --notebook",
+            )
+    if where is not HERE and not is_hub_id(recipe.model.id):
+        yield Diagnostic(
+            "E1042",
+            f"--notebook: {where.title} downloads the model from the hub, which has no {recipe.model.id}",
+            "model.id",
+            "the model's Hugging Face id, or build without --notebook",
+        )
+
+
+def emit_notebook(program: Program) -> dict[str, str]:
+    """The text of notebook.ipynb by its path; none where none is asked for."""
+    where = place(program)
+    if not program.notebook or where is None:
+        return {}
+    recipe = program.recipe
+    merged, adapter = recipe.merge.output.rstrip("/"), recipe.merge.adapter and program.lora is not None
+    text = render(
+        NOTEBOOK,
+        name=program.name,
+        kind=kind(program),
+        model=recipe.model.id,
+        revision=["--revision", recipe.model.revision] if recipe.model.revision else [],
+        machine=program.accelerator.name,
+        place=where,
+        kept=f"{where.kept}/{program.name}-run",
+        hub=is_hub_id(recipe.model.id),
+        tokens=run_tokens(program),
+        wheel=program.installs_runtime,
+        checkpoints=recipe.checkpoint.directory.rstrip("/"),
+        merged=merged,
+        result=f"{merged}-adapter" if adapter else merged,
+        adapter=adapter,
+        chat=recipe.data.format not in ("text", "prompt_completion"),
+    )
+    notebook = {
+        "cells": [*_cells(text)],
+        "metadata": {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+            **where.metadata,
+        },
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    return {NOTEBOOK: json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"}
+
+
+def _cells(text: str) -> Iterator[dict[str, Any]]:
+    """The cells of a filled template."""
+    _, *parts = CELL.split(text)
+    for name, markdown, source in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        lines = source.strip("\n").splitlines(keepends=True)
+        cell = {"cell_type": "markdown" if markdown else "code", "id": name, "metadata": {}, "source": lines}
+        yield cell if markdown else {**cell, "execution_count": None, "outputs": []}

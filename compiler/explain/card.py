@@ -1,0 +1,131 @@
+"""A recipe's card: what of it has been verified, by what, on which versions and date.
+
+It is made from data/verified.json, which `python -m scripts.recipes write` makes of the repository's records.
+What has no record there is "not yet". A record holds for the step that it was made of, not for a name.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipec.compiler.plan import identity, store
+
+if TYPE_CHECKING:
+    from recipec.compiler.lowering.program import Program
+
+DATA = Path(__file__).parents[1] / "data" / "verified.json"
+NOT_YET = "not yet"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to verify a recipe.
+
+    Attributes:
+        title, by: what is verified, and what does it.
+        tpu: whether it is of TPUs alone.
+        of_family: whether it holds for all models of a family, rather than for a recipe's step.
+    """
+
+    title: str
+    by: str
+    tpu: bool = False
+    of_family: bool = False
+
+
+KINDS = {
+    "compiled": Kind("compiled ahead of time", "recipe plan", tpu=True),
+    "rehearsed": Kind("rehearsed in miniature on CPU devices", "recipe rehearse"),
+    "numerics": Kind(
+        "numerics of its family, beside transformers and PEFT",
+        "python -m scripts.families prove",
+        of_family=True,
+    ),
+    "served": Kind("served on a CPU", "tests/e2e/test_vllm.py"),
+    "probed": Kind("probed on hardware", "a run on its TPU", tpu=True),
+}
+"""By their names in data/verified.json."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a verification found.
+
+    Attributes:
+        found: its figures; NOT_YET for none.
+        versions: of packages, as far as they were recorded.
+        date: as YYYY-MM-DD, where it was recorded.
+    """
+
+    found: str = NOT_YET
+    versions: Mapping[str, str] = field(default_factory=dict)
+    date: str | None = None
+
+    @property
+    def when(self) -> str:
+        """Versions and date in words; "" where there is nothing."""
+        said = [*(f"{name} {version}" for name, version in self.versions.items()), *filter(None, [self.date])]
+        return ", ".join(said) or ("" if self.found == NOT_YET else "not recorded")
+
+
+def card(program: Program) -> dict[str, Found]:
+    """What is known of each kind that a recipe can be verified by."""
+    names = {True: program.family.name, False: key(program)}
+    return {
+        kind: Found(**verified().get(kind, {}).get(names[how.of_family], {}))
+        for kind, how in KINDS.items()
+        if program.accelerator.platform == "tpu" or not how.tpu
+    }
+
+
+def rows(program: Program) -> list[tuple[str, str, str, str]]:
+    """The card as a table: what, by what, found, versions and date."""
+    return [(KINDS[kind].title, KINDS[kind].by, one.found, one.when) for kind, one in card(program).items()]
+
+
+def text(program: Program) -> str:
+    """The card for a terminal."""
+    lines = [program.name]
+    for title, by, found, when in rows(program):
+        lines.append(f"  {title} ({by}): {found}{f' ({when})' if when else ''}")
+    return "\n".join(lines) + "\n"
+
+
+def as_json(program: Program) -> dict[str, Any]:
+    """The card as a JSON value; None for what was not verified yet."""
+    found = card(program)
+    return {
+        "name": program.name,
+        "verified": {
+            kind: None if one.found == NOT_YET else {"by": KINDS[kind].by, **asdict(one)}
+            for kind, one in found.items()
+        },
+    }
+
+
+def key(program: Program) -> str:
+    """A name for the step that a recipe means: the same on every machine."""
+    return store.key(identity.step(program))
+
+
+@functools.cache
+def verified() -> Mapping[str, Mapping[str, Any]]:
+    """data/verified.json: records by kind, then by a step's key or a family's name."""
+    found: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
+    return found
+
+
+def dumped(records: Mapping[str, Mapping[str, Found]]) -> str:
+    """The text of data/verified.json."""
+    kept = {kind: {name: asdict(one) for name, one in found.items()} for kind, found in records.items()}
+    return json.dumps(kept, indent=1, sort_keys=True) + "\n"
+
+
+def markdown(program: Program) -> Sequence[str]:
+    """The rows of the card's table in Markdown."""
+    return [f"| {title} | {by} | {found} | {when} |" for title, by, found, when in rows(program)]

@@ -1,0 +1,74 @@
+"""The card of a recipe: what the repository's records say of it, and "not yet" where they say nothing."""
+
+from __future__ import annotations
+
+import json
+
+from typer.testing import CliRunner
+
+from recipec.compiler.cli.main import app
+from recipec.compiler.emitters.readme import emit_readme
+from recipec.compiler.explain import card
+from recipec.compiler.lowering.program import Program
+from scripts import recipes
+from scripts.recipe_pages import verified
+from tests.emit.emitting import compiled
+
+RECIPE = recipes.FOLDER / "qwen3-32b-v6e8.yaml"
+
+
+def program(*sets: str) -> Program:
+    return compiled(RECIPE, sets)
+
+
+def test_a_card_says_what_the_records_say() -> None:
+    found = card.card(program())
+    planned = json.loads(recipes.RECORD.read_text())["recipes"][RECIPE.stem]
+    used = sum(size for part, size in planned["memory"].items() if part != "available") / 2**30
+    assert found["compiled"].found.startswith(f"{used:.1f} of 31.25 GiB on each device, ")
+    assert found["compiled"].date == planned["date"]
+    assert found["compiled"].versions == {name: planned["versions"][name] for name in ("libtpu", "jax")}
+    proofs = json.loads(recipes.PROOFS.read_text())["proofs"]
+    assert f"logits within {float(proofs['qwen3']['logits']):.0e}" in found["numerics"].found
+    assert found["probed"] == found["served"] == card.Found()
+
+
+def test_another_step_was_not_verified() -> None:
+    """A record is of what was compiled: neither of another rank under the name, nor only of its name."""
+    assert card.card(program("lora.rank=8"))["compiled"] == card.Found()
+    assert card.card(program("name=mine", "launch.zone=us-east5-a")) == card.card(program())
+
+
+def test_a_rehearsal_counts_as_long_as_its_recipe_stands() -> None:
+    figures = {
+        "train": "4 steps, loss 12.38 to 5.15, 1448 tokens/s",
+        "compare": "step 4: 87 arrays, bit-identical",
+        "verify": "verified: max logits difference 1.3e-05 (tolerance 5.3e-04)",
+    }
+    made = {"key": card.key(program()), "date": "2026-01-02", "versions": {"jax": "1", "flax": "2"}}
+    records = {RECIPE.stem: {**made, "figures": figures}}
+    known = verified({RECIPE.stem: program()}, {}, records, {})["rehearsed"]
+    said = "loss 12.38 to 5.15; killed and resumed, bit-identical; merged, logits within 1.3e-05"
+    assert known == {card.key(program()): card.Found(said, {"jax": "1"}, "2026-01-02")}
+    assert not verified({RECIPE.stem: program("lora.rank=8")}, {}, records, {})["rehearsed"]
+
+
+def test_the_command_and_the_readme_say_the_same() -> None:
+    def shown(*options: str) -> str:
+        done = CliRunner().invoke(app, ["card", str(RECIPE), *options], catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.stdout
+
+    values = json.loads(shown("--json"))
+    assert values["verified"]["probed"] is None
+    assert "probed on hardware (a run on its TPU): not yet" in shown()
+    readme = emit_readme(program())
+    for kind, row in zip(card.KINDS, card.rows(program()), strict=True):
+        assert f"| {' | '.join(row)} |" in readme
+        assert row[2] == (values["verified"][kind] or {"found": "not yet"})["found"]
+        assert row[0] in shown() and row[2] in shown()
+
+
+def test_a_cpu_has_nothing_to_compile_ahead_of_time() -> None:
+    found = card.card(compiled(recipes.FOLDER / "quickstart.yaml"))
+    assert set(found) == {"rehearsed", "numerics", "served"}
