@@ -154,10 +154,6 @@ def _cells(text: str) -> Iterator[dict[str, Any]]:
     _, *parts = CELL.split(text)
     for name, markdown, source in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         lines = source.strip("\n").splitlines(keepends=True)
-        cell: dict[str, Any] = {
-            "cell_type": "markdown" if markdown else "code",
-            "id": name,
-            "metadata": {},
-            "source": lines,
-        }
-        yield cell if markdown else {**cell, "execution_count": None, "outputs": []}
+        ran: dict[str, Any] = {} if markdown else {"execution_count": None, "outputs": []}
+        as_what = "markdown" if markdown else "code"
+        yield {"cell_type": as_what, "id": name, "metadata": {}, "source": lines, **ran}

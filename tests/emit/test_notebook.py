@@ -182,3 +182,25 @@ def test_nothing_of_the_machine_is_in_it(tmp_path: Path) -> None:
     texts = {json.dumps(made(tmp_path / name, [])) for name in ("one", "two")}
     assert len(texts) == 1
     assert "runtime.txt" in texts.pop() and "runtime.txt" not in json.dumps(made(tmp_path, [], wheel=False))
+
+
+def test_kaggles_next_session_has_what_the_last_one_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # both are as before after the test
+    monkeypatch.setenv("PYTHONUNBUFFERED", "")
+    there, work = tmp_path / "kaggle", tmp_path / "work"
+    for path in ("input/archive/sample/train.py", "input/last/sample-run/checkpoints/3/state"):
+        (there / path).parent.mkdir(parents=True)
+        (there / path).write_text(path)
+    (there / "working" / "sample-run").mkdir(parents=True)
+    work.mkdir()
+    cells = {cell.id: cell.source for cell in made(tmp_path / "made", SHAPES["kaggle"]).cells}
+    artifact = cells["artifact"].replace('"/tmp"', repr(str(work))).replace("/kaggle", str(there))
+    values: dict[str, Any] = {}
+    exec(cells["run"], values)
+    exec(artifact, values)
+    assert (work / "sample" / "train.py").read_text() == "input/archive/sample/train.py"
+    assert (there / "working" / "sample-run" / "checkpoints" / "3" / "state").is_file()
+    with pytest.raises(RuntimeError, match="ended with 2"):
+        values["run"]("ls none")
