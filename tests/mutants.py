@@ -212,7 +212,7 @@ MUTANTS = (
     Mutant("mask-generation-prompt", "test_data_masking -k gemma4_the_answers",
            "messages[:turn], tools, add_generation_prompt=True", "messages[:turn], tools"),
     Mutant("mask-last-answer", "test_data_masking -k last_answer",
-           "wanted = turns[-1:] if", "wanted = turns[:1] if"),
+           "return turns[-1:] if", "return turns[:1] if"),
     Mutant("mask-of-a-completion", "test_data_masking -k share_a_token",
            "encoding, [(start, len(ids))]", "encoding, [(0, len(ids))]"),
     Mutant("truncation", "test_data_prepare -k overlong",

@@ -29,7 +29,12 @@ TARGETS = {
     "all": "Every token, the prompt too.",
 }
 
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = {
+    "system": "What the system message says.",
+    "user": "What the user says.",
+    "assistant": "What the assistant writes, calls of tools too.",
+    "tool": "What tools return.",
+}
 
 
 def _loss_on(value: Any) -> Any:
@@ -41,8 +46,9 @@ def _loss_on(value: Any) -> Any:
     if not value:
         raise fault("E0109", "`loss_on` lists no role", form)
     for index, role in enumerate(value):
-        if role not in ROLES:
-            message = f"a role must be {', '.join(ROLES[:-1])} or {ROLES[-1]}, not `{flow(role)}`"
+        if not isinstance(role, str) or role not in ROLES:
+            *most, last = ROLES
+            message = f"a role must be {', '.join(most)} or {last}, not `{flow(role)}`"
             raise fault("E0104", message, form, at=f"[{index}]")
     return distinct(value)
 
@@ -56,7 +62,11 @@ LossOn = Annotated[
                 {"type": "string", "enum": list(get_args(Targets))},
                 {
                     "type": "array",
-                    "items": {"type": "string", "enum": list(ROLES)},
+                    "items": {
+                        "type": "string",
+                        "enum": list(ROLES),
+                        "enumDescriptions": list(ROLES.values()),
+                    },
                     "minItems": 1,
                     "uniqueItems": True,
                 },

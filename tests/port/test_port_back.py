@@ -338,7 +338,7 @@ def test_sources_of_several_formats_go_to_axolotl_and_back() -> None:
     told = ported("recipe.yaml", "axolotl")
     assert returned(told, "axolotl", "sft")["data"]["train"] == MIXED
     for tool in ("trl", "llama-factory"):
-        status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
+        status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml", "--force")
         assert status == 1 and "`data.train` cannot be said" in errors, errors
 
 

@@ -221,8 +221,24 @@ def test_full_fine_tuning_in_bfloat16_has_no_master_weights(tmp_path: Path) -> N
     assert values(ledger, "train.optimizer.master_weights") == [False]
 
 
-def test_data_sets_of_two_kinds_are_refused(tmp_path: Path) -> None:
-    other = {"_component_": "torchtune.datasets.text_completion_dataset", "source": "c/d"}
+def test_data_sets_of_two_kinds_have_each_its_own_unless_they_are_learnt_in_two_ways(tmp_path: Path) -> None:
+    packed = bool(LORA["dataset"].get("packed"))
+    text = {"_component_": "torchtune.datasets.text_completion_dataset", "source": "c/d", "packed": packed}
+    asked = {"_component_": "torchtune.datasets.samsum_dataset", "source": "e/f", "packed": packed}
+    ledger = ported("torchtune", tmp_path, {**LORA, "dataset": [text, LORA["dataset"], asked]})
+    assert codes(ledger) == []
+    spoken(ledger)
+    train = ledger.value("data.train")
+    assert train[0] == {"path": "hf://c/d", "loss_on": "all"}
+    assert {name: train[2][name] for name in ("format", "transform")} == {
+        "format": "chat",
+        "transform": f"convert{'_2' * ('transform' in train[1])}.py:convert",
+    }
+    assert values(ledger, "data.format", "data.transform", "data.loss_on") == ["text", None, "assistant"]
+    other = {**LORA["dataset"], "train_on_input": not LORA["dataset"].get("train_on_input", False)}
+    ledger = ported("torchtune", tmp_path, {**LORA, "dataset": [LORA["dataset"], other]})
+    assert codes(ledger) == [("E1142", "dataset[1]._component_")]
+    other = {**text, "packed": not packed}
     ledger = ported("torchtune", tmp_path, {**LORA, "dataset": [LORA["dataset"], other]})
     assert codes(ledger) == [("E1142", "dataset[1]._component_")]
     both = ported(

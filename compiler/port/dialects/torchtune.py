@@ -16,10 +16,12 @@ from recipec.compiler.port.meaning import (
     conversion,
     datasets,
     models,
+    rows,
     sharding,
     templates,
     training,
 )
+from recipec.compiler.port.meaning.rows import Rows
 from recipec.compiler.port.names import known
 from recipec.compiler.wording import listing
 
@@ -366,66 +368,90 @@ def _data(keys: Keys, model: Model | None, objective: str) -> None:
     if not entries:
         help = "dataset: {_component_: torchtune.datasets.alpaca_dataset}"
         keys.refuse("dataset", "E1143", "the file names no data set", help)
-    made, settings = _read(keys, entries, objective, {}, "data.train")
-    if made:
-        keys.ledger.set("data.train", made)
-    _validation(keys, objective, settings)
+    train = _read(keys, entries, objective, [], "data.train")
+    held = _validation(keys, objective, train)
+    found = [*train, *held]
+    settings = next((its for _, its in found if its["data.format"] != "text"), found[0][1] if found else {})
+    forms = [Rows(its["data.format"], its.get("data.fields", {}), its["transform"]) for _, its in found]
+    made = [source for source, _ in found]
+    apart = not rows.alike(forms)
+    if apart:
+        made = rows.apart(keys.ledger, list(zip(made, forms, strict=True)))
+        every = settings.get("data.loss_on") == "all"
+        made = [
+            rows.with_own(source, {"loss_on": "all"} if form.format == "text" and not every else {})
+            for source, form in zip(made, forms, strict=True)
+        ]
+    elif settings.get("transform"):
+        keys.ledger.files[conversion.FILE] = settings["transform"]
+        keys.ledger.set("data.transform", conversion.TRANSFORM)
+    for path, part in (("data.train", made[: len(train)]), ("data.eval", made[len(train) :])):
+        if part:
+            keys.ledger.set(path, part)
     for path, value in settings.items():
-        keys.ledger.set(path, value)
+        if path != "transform" and not (apart and path in ("data.format", "data.fields")):
+            keys.ledger.set(path, value)
     keys.ledger.set("data.packing", bool(settings.get("data.packing")))
     _tokenizer(keys, model, settings)
 
 
-def _read(
-    keys: Keys, entries: list[Keys], objective: str, settings: dict[str, Any], path: str
-) -> tuple[list[Any], dict[str, Any]]:
-    """The sources of some data sets, and the settings that they share with those of before.
+Read = list[tuple[Any, dict[str, Any]]]
+
+
+def _read(keys: Keys, entries: list[Keys], objective: str, before: Read, path: str) -> Read:
+    """The sources of some data sets, each with its settings; `transform` is the text of a file.
 
     Args:
+        before: those that they are trained beside.
         path: of the recipe that the sources go to.
     """
-    made: list[Any] = []
+    made: Read = []
     alike: list[Keys] = []
     for entry in entries:
         found = _one(keys, entry, objective, path)
         if found is None:
             continue
-        source, its = found
-        made.append(source)
-        if settings and its != settings:
-            message = "data sets of two kinds cannot be mixed: a recipe's rows are all alike"
+        if any(_at_odds(found[1], its) for _, its in (*before, *made)):
+            message = "data sets that are learnt or packed in two ways cannot be mixed"
             help = keeps(entries[0].prefix.partition("[")[0].rstrip("."), [_whole(each) for each in alike])
             if path == "data.eval":
                 help = "--set run_val_every_n_steps=null ports the run without its evaluation"
             entry.refuse("_component_", "E1142", message, help)
         else:
             alike.append(entry)
-        settings = settings or its
+        made.append(found)
         entry.same("_component_", note="how rows become what is learnt: data.format and data.loss_on")
-    return made, settings
+    return made
+
+
+def _at_odds(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two data sets differ in what a run has once: packing, and of conversations the loss."""
+    talks = "text" not in (one["data.format"], other["data.format"])
+    names = ("data.packing", *(("data.loss_on",) if talks else ()))
+    return any(one.get(name) != other.get(name) for name in names)
 
 
 def _whole(entry: Keys) -> Any:
     return entry.source.get(entry.prefix.rstrip("."))
 
 
-def _validation(keys: Keys, objective: str, settings: dict[str, Any]) -> None:
+def _validation(keys: Keys, objective: str, train: Read) -> Read:
     """`dataset_val`, which is gone through every `run_val_every_n_steps`."""
     every = keys.integer("run_val_every_n_steps")
     if not every or every < 0:
         note = "run_val_every_n_steps is not set: nothing is evaluated"
         keys.passive(("dataset_val", "run_val_every_n_steps", "batch_size_val"), note)
-        return
+        return []
     entries = _entries(keys, "dataset_val")
     if not entries:
         message = "torchtune stops on run_val_every_n_steps without dataset_val"
         help = "dataset_val: {_component_: torchtune.datasets.alpaca_dataset, split: 'train[95%:]'}"
         keys.refuse("run_val_every_n_steps", "E1145", message, help)
-    made, _ = _read(keys, entries, objective, settings, "data.eval")
+    made = _read(keys, entries, objective, train, "data.eval")
     if made:
-        keys.ledger.set("data.eval", made)
         keys.same("run_val_every_n_steps", {"train.eval_every": every})
     keys.passive(("run_val_every_n_steps", "batch_size_val"), "how it evaluates, which trains nothing")
+    return made
 
 
 def _entries(keys: Keys, key: str) -> list[Keys]:
@@ -461,7 +487,7 @@ def _one(keys: Keys, entry: Keys, objective: str, path: str) -> tuple[Any, dict[
     if builder in SOURCES:
         entry.defaults["source"] = SOURCES[builder]
     source = _source(entry, path)
-    settings = _SETTINGS[kind](keys, entry, builder)
+    settings = {"transform": "", **_SETTINGS[kind](keys, entry, builder)}
     if kind == "text":
         settings["data.loss_on"] = "all"
         entry.same("train_on_input", note="all of a text is learnt")
@@ -505,10 +531,8 @@ def _columns(entry: Keys) -> dict[str, str]:
 def _alpaca(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
     asked = ("instruction", "input", "output")
     columns = {key: name for key, name in _columns(entry).items() if key in asked}
-    keys.ledger.files[conversion.FILE] = conversion.alpaca_messages(
-        conversion.alpaca_prompt(columns), "Alpaca's prompts"
-    )
-    return {"data.format": "chat", "data.transform": conversion.TRANSFORM}
+    made = conversion.alpaca_messages(conversion.alpaca_prompt(columns), "Alpaca's prompts")
+    return {"data.format": "chat", "transform": made}
 
 
 def _pairs(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
@@ -517,8 +541,7 @@ def _pairs(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
     system = entry.text("new_system_prompt")
     entry.passive(("new_system_prompt",), "the first message of each row")
     made = conversion.paired(columns.get("input", asked), columns.get("output", answered), system)
-    keys.ledger.files[conversion.FILE] = made
-    return {"data.format": "chat", "data.transform": conversion.TRANSFORM}
+    return {"data.format": "chat", "transform": made}
 
 
 def _chat(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
@@ -554,8 +577,7 @@ def _preference(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
     entry.unless("new_system_prompt", (None,), "each row keeps its own system message here")
     if builder in RANKED:
         names = [(columns or RANKED[builder]).get(key, key) for key in ("prompt", "chosen", "rejected")]
-        keys.ledger.files[conversion.FILE] = conversion.ranked(*names)
-        return {"data.format": "preference", "data.transform": conversion.TRANSFORM}
+        return {"data.format": "preference", "transform": conversion.ranked(*names)}
     fields = {key: columns[key] for key in ("chosen", "rejected") if columns.get(key, key) != key}
     return {"data.format": "preference", **({"data.fields": fields} if fields else {})}
 

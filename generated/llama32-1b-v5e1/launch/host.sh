@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# What each host of the run does; the other files of this folder call it there.
+# host.sh --help lists the steps.
+set -euo pipefail
+
+here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+
+values=(
+    --name=llama32-1b-v5e1
+    --hub=meta-llama/Llama-3.2-1B-Instruct
+    --weights=/dev/shm/Llama-3.2-1B-Instruct
+    --weights-mib=2358
+    --stop-seconds=300
+)
+
+# Where `recipe pack` puts it; where recipec or its runtime is installed, it is the package's own.
+runtime="$here/../../runtime"
+[[ -d "$runtime" ]] ||
+    runtime="$(PYTHONSAFEPATH=1 python3 -c 'import runtime; print(*runtime.__path__)' 2> /dev/null)" || {
+    echo "error: the runtime is not installed: python3 -m pip install -r runtime.txt" >&2
+    exit 1
+}
+exec bash "$runtime/launch/host.sh" "${values[@]}" -- "$@"

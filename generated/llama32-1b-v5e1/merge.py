@@ -1,0 +1,36 @@
+"""Merges the adapters that train.py makes into meta-llama/Llama-3.2-1B-Instruct.
+
+Made by recipec from the recipe llama32-1b-v5e1: edit recipe.yaml and build again.
+Rank, alpha and the adapters' layout come from the checkpoint's own record.
+"""
+
+import sys
+from pathlib import Path
+
+try:
+    from runtime.merging.merge import main
+    from runtime.settings import ModelSettings
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}: install ../runtime.txt, then requirements-train.txt")
+
+ARTIFACT = Path(__file__).resolve().parent
+
+MODEL = ModelSettings(id="meta-llama/Llama-3.2-1B-Instruct", family="llama")
+CHECKPOINT = "checkpoints"
+OUTPUT = "merged"
+DTYPE = "bfloat16"
+MAX_SHARD_SIZE = "5GB"
+ADAPTER = True
+
+if __name__ == "__main__":
+    sys.exit(
+        main(
+            ARTIFACT,
+            model=MODEL,
+            checkpoint=CHECKPOINT,
+            output=OUTPUT,
+            dtype=DTYPE,
+            max_shard_size=MAX_SHARD_SIZE,
+            adapter=ADAPTER,
+        )
+    )

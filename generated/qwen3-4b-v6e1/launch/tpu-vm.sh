@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# qwen3-4b-v6e1 on v6e-1 (a host of 1 chip), by gcloud.
+# tpu-vm.sh --help lists the commands.
+set -euo pipefail
+
+here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+
+values=(
+    --name=qwen3-4b-v6e1
+    --vm=qwen3-4b-v6e1
+    --zone="${ZONE:-}"
+    --accelerator-type=v6e-1
+    --runtime-version=v2-alpha-tpuv6e
+    --hosts=1
+    --max-restarts=20
+    --token=HF_TOKEN
+    --checkpoints=qwen3-4b-v6e1/checkpoints
+    --merged=qwen3-4b-v6e1/merged
+    --adapter
+)
+
+# Where `recipe pack` puts it; where recipec or its runtime is installed, it is the package's own.
+runtime="$here/../../runtime"
+[[ -d "$runtime" ]] ||
+    runtime="$(PYTHONSAFEPATH=1 python3 -c 'import runtime; print(*runtime.__path__)' 2> /dev/null)" || {
+    echo "error: the runtime is not installed: python3 -m pip install -r runtime.txt" >&2
+    exit 1
+}
+exec bash "$runtime/launch/tpu-vm.sh" "$0" "${values[@]}" -- "$@"
