@@ -187,8 +187,8 @@ def with_head(text: str, lines: Sequence[str]) -> str:
     return "".join([*kept, *added, *given[end:]])
 
 
-NAMED = ("libtpu", "jax", "google-tunix", "qwix")
-"""The packages whose versions a card names."""
+COMPILERS, LIBRARIES = ("libtpu", "jax"), ("jax", "google-tunix", "qwix")
+"""The packages whose versions a card names: of what compiled for a TPU, and of what ran on a CPU."""
 
 
 def verified(
@@ -205,11 +205,11 @@ def verified(
         proofs: of docs/models.json: by family, and by variants of it.
     """
     compiled = {
-        card.key(programs[name]): Found(_compiled(one), _named(one.versions, 2), one.date)
+        card.key(programs[name]): Found(_compiled(one), _named(one.versions, COMPILERS), one.date)
         for name, one in plans.items()
     }
     rehearsed = {
-        one["key"]: Found(_rehearsed(one["figures"]), _named(one["versions"]), one["date"])
+        one["key"]: Found(_rehearsed(one["figures"]), _named(one["versions"], LIBRARIES), one["date"])
         for name, one in rehearsals.items()
         if name in programs and one["key"] == card.key(programs[name])
     }
@@ -224,8 +224,8 @@ def verified(
     }
 
 
-def _named(versions: Mapping[str, str], first: int | None = None) -> dict[str, str]:
-    return {name: versions[name] for name in NAMED[:first] if versions.get(name)}
+def _named(versions: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    return {name: versions[name] for name in names if versions.get(name)}
 
 
 def _compiled(planned: Planned) -> str:
@@ -254,7 +254,7 @@ def _proved(cases: Sequence[Mapping[str, Any]]) -> Found:
     dates = {case.get("date") for case in cases}
     versions = [case.get("versions") for case in cases]
     same = versions[0] or {} if all(one == versions[0] for one in versions) else {}
-    return Found(", ".join(found), _named(same), dates.pop() if len(dates) == 1 else None)
+    return Found(", ".join(found), _named(same, LIBRARIES), dates.pop() if len(dates) == 1 else None)
 
 
 def cards(programs: Mapping[str, Program], known: Mapping[str, Mapping[str, Found]]) -> str:

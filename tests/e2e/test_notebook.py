@@ -45,6 +45,7 @@ def session(notebook: Any, folder: Path) -> Any:
 def test_a_notebook_runs_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("XLA_FLAGS", "JAX_PLATFORMS"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_NO_COMPILE", "1")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
     shutil.copytree(RECIPE.parent, tmp_path / "recipes")
     recipe = tmp_path / "recipes" / "short.yaml"
