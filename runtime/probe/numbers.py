@@ -26,7 +26,7 @@ from ..merging.logits import logits as logits_of
 from ..model.families.base import parameter_path
 from ..model.loading import Built, build
 from ..model.mesh import arrange
-from ..model.sharding import shard_rows
+from ..model.sharding import Rows
 from ..settings import RunSettings
 from ..training.objectives import OBJECTIVES
 from ..training.step import Step, fit_shardings, micro_batch_loss, trained_type, update_rule
@@ -147,6 +147,14 @@ def batch(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:
     return made | {"norm": np.asarray(norm, np.float32)}
 
 
+def placed(rows: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """A whole micro-batch, of which each process puts its own rows on its devices."""
+    where = Rows.of(mesh, len(rows["tokens"]))
+    return where.place(
+        {name: value[list(where.here)] if value.ndim else value for name, value in rows.items()}
+    )
+
+
 class Kept(NamedTuple):
     """State of `keep_gradients`: those of the last step."""
 
@@ -175,17 +183,20 @@ def outcome(
     Args:
         settings: of the run, with the miniature's own LoRA.
         optimizer: the chain of the recipe, from a schedule.
+        with_logits: whether they are asked for; of a mesh of one process.
     """
-    model = replace(settings.model, dtype=dtype, attention="dot")
+    model, lora = replace(settings.model, dtype=dtype, attention="dot"), settings.lora
+    if lora is not None and dtype == "float32":
+        lora = replace(lora, products=None)  # eight bits are no float32
     with ExitStack() as stack:
         stack.enter_context(jax.default_device(mesh.local_devices[0]))
         stack.enter_context(mesh)
         if dtype == "float32":
             stack.enter_context(jax.default_matmul_precision("highest"))
-        built = build(base, model, settings.lora, mesh, settings.rules, settings.train.seed)
+        built = build(base, model, lora, mesh, settings.rules, settings.train.seed)
         rows = batch(settings, base.architecture.vocab_size)
         seen = None
-        if with_logits:
+        if with_logits and not mesh.is_multi_process:
             seen = logits_of(
                 built, {name: rows[name] for name in ("tokens", "positions", "segment_ids")}, mesh
             )
@@ -198,8 +209,8 @@ def outcome(
         live, train = jax.device_put(step.live, step.shardings), step.jit()
         losses, gradients = [], {}
         for number in range(STEPS):
-            placed = shard_rows({**rows, "index": np.asarray(number, np.int32)}, mesh)
-            live, loss, *_ = train(live, step.base, placed)
+            given = placed({**rows, "index": np.asarray(number, np.int32)}, mesh)
+            live, loss, *_ = train(live, step.base, given)
             losses.append(loss)
             if not gradients:
                 nnx.update(state, live[1])

@@ -163,7 +163,9 @@ def _probe(probed: Probed, output: Path, hosts: SingleProcess | ProcessGroup) ->
     with tempfile.TemporaryDirectory() as work:
         miniature = _numbers(report, probed, mesh, Path(work))
         _time(report, probed, mesh)
-        if hosts.first and miniature is not None and hosts.count == 1:
+        if hosts.count > 1:
+            report.notes.append("no logits and no merge: they are of a run on one host")
+        elif miniature is not None:
             _merge(report, probed, mesh, miniature, Path(work))
     if not hosts.first:
         return 1 if report.problems else 0

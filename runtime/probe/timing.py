@@ -18,11 +18,11 @@ from jax.sharding import Mesh
 
 from ..model.loading import build
 from ..model.random_weights import RandomCheckpoint
-from ..model.sharding import shard_rows
 from ..settings import RunSettings
 from ..training.objectives import OBJECTIVES
 from ..training.step import Step, fit_shardings, micro_batch_loss, trained_type, update_rule
 from .machine import memory
+from .numbers import placed
 
 WARM, TIMED = 2, 5
 
@@ -74,14 +74,14 @@ def timed(
         fit_shardings(state, mesh)
         step = Step(built, state, train, mesh, functools.partial(micro_batch_loss, built, train))
         live = jax.device_put(step.live, step.shardings)
-        placed = shard_rows(_rows(settings, base.architecture.vocab_size), mesh)
+        given = placed(_rows(settings, base.architecture.vocab_size), mesh)
         begun = time.monotonic()
-        compiled = step.jit().lower(live, step.base, placed).compile()
+        compiled = step.jit().lower(live, step.base, given).compile()
         ready = time.monotonic()
         taken = []
         for _ in range(WARM + TIMED):
             start = time.perf_counter()
-            live, loss, *_ = compiled(live, step.base, placed)
+            live, loss, *_ = compiled(live, step.base, given)
             jax.block_until_ready((live, loss))
             taken.append(time.perf_counter() - start)
     sizes = compiled.memory_analysis()
@@ -92,7 +92,7 @@ def timed(
         sizes.argument_size_in_bytes + sizes.temp_size_in_bytes,
         memory("peak_bytes_in_use"),
     )
-    del built, state, step, live, placed, compiled
+    del built, state, step, live, given, compiled
     gc.collect()  # a model's modules refer to each other, and hold its arrays
     return found
 
