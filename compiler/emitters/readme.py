@@ -52,6 +52,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         backends=backends,
         notebook=program.notebook,
         full=program.lora is None,
+        probe=program.family.tunix,
         transforms=list(dict.fromkeys(one.partition(":")[0] for one in recipe.data.transforms.values())),
         model=recipe.model.id,
         revision=recipe.model.revision,

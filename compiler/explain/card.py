@@ -47,7 +47,7 @@ KINDS = {
         of_family=True,
     ),
     "served": Kind("served on a CPU", "tests/e2e/test_vllm.py"),
-    "probed": Kind("probed on hardware", "a run on its TPU", tpu=True),
+    "probed": Kind("probed on hardware", "probe.py", tpu=True),
 }
 """By their names in data/verified.json."""
 

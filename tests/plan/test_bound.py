@@ -163,17 +163,20 @@ def test_quantised_experts_are_smaller() -> None:
     assert sizes["int8"] - sizes["nf4"] == pytest.approx(quantized / 4 / 2, rel=0.001)
 
 
+PAIRS = ("data.packing=false", "data.loss_on=completion", "serve=null")
+
+
 def test_full_fine_tuning_keeps_the_optimizer_s_state() -> None:
-    """AdamW on bfloat16: 2 bytes a weight, and 12 of float32 copy and moments; norms are not split."""
-    full = program(
-        "gemma4-31b-v5p8",
-        "lora=null",
-        "merge.adapter=false",
-        "mesh.accelerator=v5p-64",
-        "mesh.axes={fsdp: 32}",
-        "train.global_batch_size=32",
-    )
+    """AdamW on bfloat16: 2 bytes a weight, and 12 of float32 copy and moments, with a reference 2 more; norms
+    are not split."""
+    sets = [
+        *("lora=null", "merge.adapter=false", "mesh.accelerator=v5p-64"),
+        *("mesh.axes={fsdp: 32}", "train.global_batch_size=32"),
+    ]
+    full = program("gemma4-31b-v5p8", *sets)
     assert state_bytes(full) == pytest.approx(full.base_parameters * 14 / 32, rel=0.002)
+    dpo = program("gemma4-31b-v5p8", *sets, "train.objective=dpo", "data.format=preference", *PAIRS)
+    assert state_bytes(dpo) == pytest.approx(full.base_parameters * 16 / 32, rel=0.002)
 
 
 def test_rows_of_a_preference_are_two() -> None:

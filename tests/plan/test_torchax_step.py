@@ -59,6 +59,25 @@ def test_a_step_of_shapes_is_lowered_with_the_bytes_of_one_device(program: Progr
     assert made.sizes.batch == 512 * (3 * 4 + 1) + 8
 
 
+def test_the_reference_of_all_weights_is_a_copy_of_them(program: Program, tmp_path: Path) -> None:
+    import jax
+
+    from recipec.compiler.plan.abstract_torchax import abstract_torchax_step
+    from recipec.runtime.model.mesh import arrange
+
+    sizes = []
+    for sets in (["train.objective=orpo"], ["train.objective=dpo"]):
+        sets += ["lora=null", "data.format=preference", "data.packing=false", "data.loss_on=completion"]
+        made_of = lower(load(tmp_path / "recipe.yaml", sets), planning=True).program
+        assert made_of is not None
+        mesh = arrange({"fsdp": 4, "tp": 2}, jax.devices("cpu"))
+        with mesh:
+            made = abstract_torchax_step(made_of, range(2), run_settings(made_of), mesh)
+            made.step.jit().lower(*made.arguments)
+        sizes.append(made.sizes.weights)
+    assert sizes[1] == pytest.approx(2 * sizes[0], rel=1e-3)
+
+
 def test_a_shortened_model_has_fewer_layers_and_adapters(program: Program) -> None:
     import jax
 

@@ -1,0 +1,15 @@
+"""Holds tpu7x-8 against the recipe: devices, numbers, time, a merge.
+
+Made by recipec from the recipe qwen3-8b-full-tpu7x8: edit recipe.yaml and build again.
+"""
+
+import sys
+from pathlib import Path
+
+try:
+    from runtime.probe.probe import main
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}: install ../runtime.txt, then requirements-train.txt")
+
+if __name__ == "__main__":
+    sys.exit(main(Path(__file__).resolve().parent))

@@ -1,0 +1,14 @@
+"""Holds v5p-8 against the recipe: devices, numbers, time, a merge.
+
+Made by recipec from the recipe baseline: edit recipe.yaml and build again.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+
+from runtime.probe.probe import main
+
+if __name__ == "__main__":
+    sys.exit(main(Path(__file__).resolve().parent))
