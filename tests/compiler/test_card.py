@@ -63,7 +63,7 @@ def test_the_command_and_the_readme_say_the_same() -> None:
 
     values = json.loads(shown("--json"))
     assert values["verified"]["probed"] is None
-    assert "probed on hardware (a run on its TPU): not yet" in shown()
+    assert "probed on hardware (probe.py): not yet" in shown()
     readme = emit_readme(program())
     for kind, row in zip(card.KINDS, card.rows(program()), strict=True):
         assert f"| {' | '.join(row)} |" in readme
