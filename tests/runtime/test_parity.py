@@ -155,7 +155,7 @@ def test_logits_are_those_of_transformers(
     real = one["segment_ids"] > 0
     difference = np.abs(found - expected)[real].max()
     print(f"\n{kind} {axes}: logits differ by {difference:.1e} of {np.abs(expected[real]).max():.1f}")
-    record_property("logits", difference / np.abs(expected[real]).max())
+    record_property("logits", float(difference / np.abs(expected[real]).max()))
     assert np.abs(expected[real]).max() > 10, "logits are not flat"
     assert difference <= LOGITS
 
