@@ -360,6 +360,14 @@ MESH: dict[str, Code] = {
         "tokens: a row is padded to a multiple.",
         "A `data.max_length` that is a multiple of 256 times cp.",
     ),
+    "N0227": Code(
+        "LoRA with all of a v5p-8 on fsdp",
+        "marin-community/marin's issue 4903 has runs of DPO (rank 64, learning rate 1e-6) that stay at a "
+        "loss of 0.66 there after nine steps, where fsdp 2 x tp 2 is at 0.27. They trace it to the order of "
+        "a sum over the chips, which cancels in B's first gradient. Whether it strikes others is not known.",
+        "`probe.py` compares B's first gradients on both meshes. `lora.init: zero_a`, or fsdp 2 x tp 2, "
+        "whose cost `recipe plan --set 'mesh.axes={fsdp: 2, tp: 2}'` tells.",
+    ),
     "E0221": Code(
         "hosts that the accelerator is not",
         "A slice is a fixed number of machines: as Cloud TPU VMs, or on GKE as machines of 4 chips. "

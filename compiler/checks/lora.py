@@ -319,6 +319,7 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             "lora.init",
             "init: peft",
         )
+    yield from _cancelled(facts, section)
     yield from _dora(facts, section)
     yield from _whole(facts, section)
     yield from _products(facts, section)
@@ -349,6 +350,21 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                 "lora.rank",
                 f"rank: {narrowest}",
             )
+
+
+def _cancelled(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
+    """Where B's first gradient was seen to come out otherwise than on every other mesh."""
+    a = facts.accelerator
+    if a is None or section.init == "zero_a" or (a.generation, a.chips) != ("v5p", 4):
+        return
+    if facts.axes.get("fsdp", 1) == a.devices:
+        yield Diagnostic(
+            "N0227",
+            "all four chips of a v5p-8 are on fsdp, where LoRA whose B starts at zero was seen to learn less "
+            "than on fsdp 2 x tp 2 (github.com/marin-community/marin/issues/4903: DPO, learning rate 1e-6)",
+            "mesh.axes",
+            "init: zero_a, or axes: {fsdp: 2, tp: 2}",
+        )
 
 
 def _dora(facts: Facts, section: Lora) -> Iterator[Diagnostic]:

@@ -14,6 +14,7 @@ from typer.models import CommandInfo
 
 from recipec.compiler.cli import adapters as cli_adapters
 from recipec.compiler.cli import build as cli_build
+from recipec.compiler.cli import calibrate as cli_calibrate
 from recipec.compiler.cli import completion
 from recipec.compiler.cli import lsp as cli_lsp
 from recipec.compiler.cli import models as cli_models
@@ -169,6 +170,7 @@ def diff(
 app.command()(cli_new.new)
 app.command()(cli_parity.parity)
 app.command()(cli_plan.plan)
+app.command()(cli_calibrate.calibrate)
 app.command()(cli_plan.cost)
 app.command()(cli_port.port)
 app.command()(cli_report.report)

@@ -12,6 +12,7 @@ from recipec.compiler.emitters.ignored import emit_ignored
 from recipec.compiler.emitters.launch import emit_launch
 from recipec.compiler.emitters.lock import emit_lock
 from recipec.compiler.emitters.merge import emit_merge
+from recipec.compiler.emitters.probe import emit_probe
 from recipec.compiler.emitters.readme import emit_readme
 from recipec.compiler.emitters.render import render
 from recipec.compiler.emitters.serve import emit_serve
@@ -42,6 +43,7 @@ def emit(program: Program, backends: Sequence[Backend] = ()) -> dict[str, bytes]
         "recipe.yaml": program.text,
         "train.py": emit_train(program),
         "merge.py": emit_merge(program),
+        **(emit_probe(program) if program.family.tunix else {}),
         REQUIREMENTS: _requirements(program),
         **other_backends.files(program, backends),
         **emit_serve(program),

@@ -26,9 +26,9 @@ def emit_ignored(program: Program, files: Iterable[str], backends: Sequence[Back
     """
     own = [PurePosixPath(path).parts for path in (*files, IGNORE)]
     folders = sorted({*_left(program, backends)})
-    return render(
-        "gitignore", lines=["__pycache__/", *(line for folder in folders for line in _lines(folder, own))]
-    )
+    found = ["/probe.json"] if "probe.py" in files else []
+    lines = ["__pycache__/", *found, *(line for folder in folders for line in _lines(folder, own))]
+    return render("gitignore", lines=lines)
 
 
 def _left(program: Program, backends: Sequence[Backend]) -> Iterator[str]:

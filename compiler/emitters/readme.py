@@ -49,6 +49,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         wheel=wheel.REQUIREMENT if program.installs_runtime else None,
         backends=backends,
         full=program.lora is None,
+        probe=program.family.tunix,
         transforms=list(dict.fromkeys(one.partition(":")[0] for one in recipe.data.transforms.values())),
         model=recipe.model.id,
         revision=recipe.model.revision,

@@ -64,6 +64,18 @@ def _few(program: Program) -> tuple[int, ...]:
     return tuple(found) if 2 * len(found) < len(every) else every
 
 
+def probed(program: Program) -> tuple[tuple[int, ...], ...]:
+    """The layers that are run to tell what one takes: those that are compiled to the end, and as many whole
+    patterns of the longest stretch again; all layers alone where these are all."""
+    few = _few(program)
+    if len(few) == program.architecture.num_layers:
+        return (few,)
+    start, length, _ = max(_stretches(_kinds(program)), key=lambda stretch: stretch[1])
+    own = [layer for layer in few if start <= layer < start + length]
+    more = range(start, start + min(length, 2 * len(own)))
+    return few, tuple(sorted({*few, *more}))
+
+
 def shortened(architecture: Architecture, layers: Sequence[int]) -> Architecture:
     """An architecture with only some of its layers, which are numbered anew."""
     if isinstance(architecture, TransformersArchitecture):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan import rates
+from recipec.compiler.plan import calibration, rates
 from recipec.compiler.plan.bound import model_flops, rows
 from recipec.compiler.plan.memory import memory, with_refusal
 from recipec.compiler.plan.prices import priced
@@ -25,7 +25,9 @@ def estimate(program: Program, compiled: Sequence[Compiled]) -> Estimate:
     timeline = Timeline()
     if whole.out_of_memory is None:
         timeline = timeline_of(priced(whole.schedule, few.prices), rates.reached(accelerator.generation))
-    seconds = timeline.seconds
+    lora = program.lora is not None
+    measured = calibration.known(accelerator.generation, lora)
+    seconds = timeline.seconds * (measured.factor if measured else 1.0)
     needed = model_flops(program, rows(program) * program.recipe.data.max_length) / accelerator.devices
     peak = accelerator.peak_flops_per_device
     return Estimate(
@@ -36,7 +38,7 @@ def estimate(program: Program, compiled: Sequence[Compiled]) -> Estimate:
         bytes=whole.bytes,
         timeline=timeline,
         seconds=seconds,
-        interval=rates.interval(accelerator.generation, program.lora is not None),
+        interval=measured.interval if measured else rates.interval(accelerator.generation, lora),
         peak_flops=peak,
         bandwidth=accelerator.bandwidth_per_device,
         model_flops=needed,

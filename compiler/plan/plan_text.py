@@ -22,6 +22,8 @@ from recipec.compiler.wording import plural
 
 EXPOSED, COLLECTIVES, KERNELS, TEMPORARIES = 4, 4, 4, 4
 """Rows that are shown of each."""
+ROUNDED = 1e-6
+"""Share of a step below which its parts are all of it."""
 
 
 def text(plan: Plan) -> str:
@@ -94,6 +96,8 @@ def _time(plan: Plan) -> Iterator[str]:
     yield "One micro-batch, forward, backward and update (estimates)"
     parts = {name: of(estimate.timeline) for name, of in TIMES.items()}
     rows = [[name, milliseconds(seconds)] for name, seconds in parts.items() if seconds]
+    if abs(more := estimate.seconds - estimate.timeline.seconds) > ROUNDED * estimate.seconds:
+        rows.append(["by probes of such machines", milliseconds(more)])
     low, high = estimate.interval.of(estimate.seconds)
     fast, slow = (run.tokens_per_second * estimate.seconds / seconds for seconds in (low, high))
     rows += [

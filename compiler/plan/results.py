@@ -268,7 +268,8 @@ class Estimate:
         memory: of one device.
         flops, bytes: of matrix products, and read and written; kernels are not among them.
         timeline: of the step.
-        seconds: of the step, the sum of the timeline's parts; 0 where the compiler refused it.
+        seconds: of the step, the sum of the timeline's parts, times what probes found beside such sums; 0
+            where the compiler refused it.
         interval: what the time of published runs was beside such an estimate.
         peak_flops, bandwidth: of one device, FLOP/s in bfloat16 and bytes/s.
         model_flops: of the micro-batch on one device, from the model's shapes: what the algorithm needs,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,13 +49,15 @@ def write_checkpoint(
         embedding_scale: standard deviation of the token embeddings, which sets how far the logits are
             from flat: about 8 times this at hidden size 64.
     """
+    from recipec.runtime.model.random_weights import random_tensor
+
     family = family_of(config)
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     offset = family.norm_offset(family.architecture(config))
-    tensors = {name: _tensor(name, shape, offset, seed) for name, shape in _tensors(config)}
+    tensors = {name: random_tensor(name, shape, offset, seed) for name, shape in _tensors(config)}
     for name in tensors:
         if "embed_tokens" in name or name == "lm_head.weight":
             tensors[name] *= embedding_scale
@@ -82,24 +83,6 @@ def _tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]
     if multimodal:
         tower = TOWERS[family.name].tensors
         yield from tower(config["vision_config"], config["text_config"]["hidden_size"])
-
-
-def _tensor(name: str, shape: tuple[int, ...], offset: float, seed: int) -> np.ndarray:
-    """Random values: matrices keep their input's variance, norms stay near the one that does nothing."""
-    import numpy as np
-
-    generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    values = generator.standard_normal(shape, dtype=np.float32)
-    if "embed_tokens" in name or "position_embedding" in name or name == "lm_head.weight":
-        return values
-    if len(shape) > 1:
-        # Of matrices that lie in one tensor, such as all experts', each by itself.
-        inputs = shape[-1] if len(shape) == 3 else math.prod(shape[1:])
-        return values * np.float32(inputs**-0.5)
-    if name.endswith(".bias"):
-        return values * np.float32(0.1)
-    neutral = 1.0 - offset if "norm.weight" in name else 1.0
-    return np.float32(0.1) * values + np.float32(neutral)
 
 
 def _cast(values: np.ndarray, dtype: str) -> np.ndarray:

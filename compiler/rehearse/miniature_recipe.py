@@ -112,7 +112,7 @@ def derive(
         recipe["train"]["schedule"]["warmup_steps"] = 1
     recipe["checkpoint"] = {"directory": "checkpoints", "every_steps": max(1, steps // 4), "keep": 3}
     recipe["merge"]["output"] = "merged"
-    _shrink_lora(recipe, program, family, small)
+    shrink_lora(recipe, program, family, small)
     paths = [parameter.path for parameter in family.parameters(small)]
     recipe["sharding"]["rules"] = [
         rule
@@ -122,7 +122,13 @@ def derive(
     return recipe, list(replacements(original, recipe))
 
 
-def _shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small: Architecture) -> None:
+def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small: Architecture) -> None:
+    """Fits the `lora` section of a recipe's plain data to a miniature: layers, ranks and projections.
+
+    Args:
+        recipe: of the program, changed in place.
+        family, small: of the miniature.
+    """
     lora = recipe["lora"]
     if lora is None or program.lora is None:
         return

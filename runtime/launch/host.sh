@@ -5,13 +5,14 @@ set -euo pipefail
 
 uv=0.13.9
 python=3.11
-steps="setup, stage, train, start, state, follow, stop or merge"
+steps="setup, stage, probe, train, start, state, follow, stop or merge"
 
 usage() {
     cat << END
 Usage: host.sh STEP..., of which each sees what is done already:
   setup    an environment of Python $python with the pinned packages, in venv/
   stage    the base weights, in \$WEIGHTS ($weights)
+  probe    holds the machine against the recipe in ten minutes, and writes probe.json; needs no weights
   train    trains on from the newest checkpoint, or from the beginning
   start    the same, detached from the connection; its output goes to train.log
   state    says \`running\`, \`stopped\`, \`ended STATUS\` or \`not started\`
@@ -72,10 +73,23 @@ $(((weights_mib + 1023) / 1024)) GiB" "name a folder on a larger disk in WEIGHTS
     touch "$weights/.complete"
 }
 
+see_python() {
+    [[ -x venv/bin/python ]] || fail "there is no environment in venv/ yet" "bash $name/launch/host.sh setup stage"
+}
+
 # What is missing or another model's is said before anything runs in the background.
 see_what_is_there() {
-    [[ -x venv/bin/python ]] || fail "there is no environment in venv/ yet" "bash $name/launch/host.sh setup stage"
+    see_python
     refuse_others
+}
+
+# The file is shown as well: of a pod the log alone is left.
+probe() {
+    local status=0
+    see_python
+    venv/bin/python "$name/probe.py" --output . || status="$?"
+    if [[ -f probe.json ]]; then cat probe.json; fi
+    return "$status"
 }
 
 train() {
@@ -171,7 +185,7 @@ fi
 (($# > 0)) || fail "no step is given" "$steps; host.sh --help explains them"
 for step in "$@"; do
     case "$step" in
-        setup | stage | train | start | attend | state | follow | stop | merge) "$step" ;;
+        setup | stage | probe | train | start | attend | state | follow | stop | merge) "$step" ;;
         --help) usage ;;
         *) fail "no step \`$step\`" "$steps" ;;
     esac

@@ -4,7 +4,7 @@
 # SCRIPT is how the caller was called, for what is said. It runs on laptops too: nothing here needs a bash after 3.2.
 set -euo pipefail
 
-help="one of up, push, setup, stage, train, logs, status, stop, merge, fetch, run and down"
+help="one of up, push, setup, stage, probe, train, logs, status, stop, merge, fetch, run and down"
 
 usage() {
     cat << END
@@ -13,6 +13,8 @@ Usage: $script [--dry-run] [--queue] COMMAND
   push         copies $name.tar.gz, which \`recipe pack $name\` makes, to every host
   setup        Python 3.11 and the pinned packages, on every host
   stage        the base weights, on every host; WEIGHTS names another folder than the recipe's
+  probe NAME   up, push and setup, then probe.py on every host, for ten minutes and without weights; brings probe.json to
+               results/$name, and deletes what up created; the name is to be typed out
   train        trains on every host, whether or not this terminal stays; starts again what was cut off
   logs         follows the training from here
   status       says what each host is at
@@ -352,6 +354,22 @@ status() {
     fi
 }
 
+# Whatever the probe says, and whatever fails before it, nothing is left running.
+probe() {
+    local status=0 results="results/$name"
+    [[ "${1:-}" == "$vm" ]] || fail "probe deletes $vm at its end, and its name is to be typed out" "$script probe $vm"
+    [[ -f "$name.tar.gz" ]] || $dry_run || fail "$name.tar.gz is not in this folder" "recipe pack $name"
+    up || return
+    if trains; then fail "a training runs on $vm" "$script stop ends it"; fi
+    tokens=""
+    trap 'say "$vm is still there: $script down $vm deletes it."; exit 130' INT
+    (push && patiently steps setup && steps probe) || status="$?"
+    call mkdir -p "$results"
+    tpus tpu-vm scp "${nodes[0]}:probe.json" "$results/" --worker=0 || status=1
+    down "$vm"
+    return "$status"
+}
+
 down() {
     local now
     [[ "${1:-}" == "$vm" ]] || fail "down deletes $vm, and its name is to be typed out" "$script down $vm"
@@ -441,6 +459,7 @@ case "$command" in
         [[ -z "$typed" || "$typed" == "$vm" ]] || fail "this is $vm, not $typed" "$script run $vm"
         run
         ;;
+    probe) probe "${2:-}" ;;
     down) down "${2:-}" ;;
     *) fail "no command \`$command\`" "$help" ;;
 esac

@@ -125,6 +125,7 @@ next="$(head -n 1 "$plan" 2> /dev/null)"
 [[ ! -s "$plan" ]] || sed -i 1d "$plan"
 trap 'echo "saved at a signal"; exit 143' TERM
 echo "$HOST $*" >> "$CLOUD/trainings"
+if [[ "$1" == *probe.py && "$next" != wait ]]; then echo "{}" > probe.json; fi
 echo "step 1 on $HOST"
 mkdir -p sample/logs && echo "process of $HOST" > "sample/logs/process-${HOST##*-}.log"
 if [[ "$next" == wait ]]; then

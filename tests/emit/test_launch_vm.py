@@ -101,6 +101,21 @@ def test_every_step_sees_what_is_done(clouds: Callable[..., Cloud]) -> None:
     assert (logs / "process-2.log").read_text() == "process of sample-2\n"
 
 
+def test_a_probe_leaves_its_file_and_no_machine(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds()
+    assert cloud.run("probe").status == 1 and not cloud.calls("create")
+    assert cloud.run("probe", NAME).status == 0
+    assert (cloud.laptop / "results" / NAME / "probe.json").read_text() == "{}\n"
+    assert len(cloud.lines("trainings")) == 4 and not cloud.lines("hf")
+    assert len(cloud.calls("delete")) == 1 and cloud.run("status").out == "absent\n"
+    # A number outside its tolerance, and a host where nothing can be installed.
+    cloud.plan("sample-2", 1)
+    assert cloud.run("probe", NAME).status == 1
+    (cloud.folder / "fault-2").write_text("x\n" * 9)
+    assert cloud.run("probe", NAME).status == 1
+    assert len(cloud.calls("delete")) == 3 and cloud.run("status").out == "absent\n"
+
+
 def test_what_was_cut_off_is_started_again_and_an_error_is_not(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds()
     prepared(cloud)

@@ -1,0 +1,82 @@
+"""probe.py, and the shapes that it runs: a miniature of the model, and the model with some of its layers."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from recipec.compiler.emitters.python_text import docstring
+from recipec.compiler.emitters.render import render
+from recipec.compiler.emitters.settings import about, devices
+from recipec.compiler.lowering.fewer_layers import with_layers
+from recipec.compiler.plan.depth import probed
+from recipec.compiler.rehearse.miniature import shrink
+from recipec.compiler.rehearse.miniature_recipe import shrink_lora
+from recipec.runtime.model.families import family_of
+
+if TYPE_CHECKING:
+    from recipec.compiler.lowering.program import Program
+
+SHAPES = "probe_models.json"
+HEADS = (
+    *("num_attention_heads", "num_key_value_heads", "num_global_key_value_heads"),
+    *("linear_num_key_heads", "linear_num_value_heads"),
+)
+"""What tp splits, by config.json's keys."""
+
+
+def emit_probe(program: Program) -> dict[str, str]:
+    """The text of probe.py, and of the shapes."""
+    script = render(
+        "probe.py",
+        title=docstring(f"Holds {devices(program)} against the recipe: devices, numbers, time, a merge."),
+        about=about(program),
+        wheel=program.installs_runtime,
+    )
+    return {"probe.py": script, SHAPES: json.dumps(_shapes(program), indent=1) + "\n"}
+
+
+def _shapes(program: Program) -> dict[str, Any]:
+    a, architecture, axes = program.accelerator, program.architecture, program.recipe.mesh.axes
+    hbm = None if a.hbm_gib is None else round(a.hbm_gib * 2**30 / a.devices_per_chip)
+    return {
+        "machine": {
+            "accelerator": a.name,
+            "devices": a.devices,
+            "topology": a.topology,
+            "hbm_bytes": hbm,
+        },
+        "layers": architecture.num_layers,
+        "sizes": {
+            "parameters": program.base_parameters,
+            "layers": architecture.num_layers,
+            "hidden_size": architecture.hidden_size,
+            "vocab_size": architecture.vocab_size,
+        },
+        "miniature": _miniature(program, axes),
+        "depths": [
+            {"layers": list(layers), "config": with_layers(program.config, layers)}
+            for layers in probed(program)
+        ],
+    }
+
+
+def _miniature(program: Program, axes: Any) -> dict[str, Any]:
+    """The miniature's config.json, its `lora` section, and the number that tp has to divide: as many ways to
+    split the heads as the model and the devices allow."""
+    text = program.config.get("text_config", program.config)
+    both = axes.get("fsdp", 1) * axes.get("tp", 1)
+    tp = math.gcd(both, *(text[key] for key in HEADS if text.get(key)))
+    config = shrink(program.config, {**axes, "fsdp": both // tp, "tp": tp})
+    family = family_of(config)
+    small = family.architecture(config)
+    recipe = program.recipe.model_dump(mode="json", include={"lora"})
+    shrink_lora(recipe, program, family, small)
+    kept = config.get("text_config", config)
+    return {
+        "config": config,
+        "layers": small.num_layers,
+        "lora": recipe["lora"],
+        "heads": math.gcd(*(kept[key] for key in HEADS if kept.get(key))),
+    }

@@ -1,0 +1,187 @@
+"""Steps that probes found on machines, beside what was planned of them: what estimates are multiplied by.
+
+One file in the folder of plans, `calibration.json`. A factor is of one generation, and of adapters or of all
+weights: the geometric mean of found over planned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from recipec.compiler.artifacts.writing import write_text
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.libtpu import flags
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.recorded import to_record
+from recipec.compiler.plan import rates, store
+from recipec.compiler.plan.results import Estimate, Interval, Plan
+from recipec.compiler.plan.units import gib, milliseconds
+from recipec.compiler.wording import plural
+
+FILE = "calibration.json"
+VERSION = 1
+"""Of probe.json."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A step that a probe found.
+
+    Attributes:
+        recipe: a digest of the resolved recipe; a later probe of the same takes its place.
+        generation: of the machine.
+        lora: whether adapters are trained.
+        planned, found: seconds of a micro-batch, without a calibration and measured.
+        date: of the probe.
+    """
+
+    recipe: str
+    generation: str
+    lora: bool
+    planned: float
+    found: float
+    date: str
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What probes say of estimates of one kind.
+
+    Attributes:
+        factor: found over planned.
+        interval: of what is estimated by it.
+    """
+
+    factor: float
+    interval: Interval
+
+
+def path() -> Path:
+    """Where it is kept."""
+    return store.folder() / FILE
+
+
+def kept() -> list[Measured]:
+    """What was taken in so far; nothing where the file cannot be read."""
+    try:
+        return [Measured(**row) for row in json.loads(path().read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def keep(rows: Sequence[Measured]) -> None:
+    """Takes steps in.
+
+    Raises:
+        ArtifactError: when the file cannot be written.
+    """
+    every = {row.recipe: row for row in (*kept(), *rows)}
+    path().parent.mkdir(parents=True, exist_ok=True)
+    write_text(path(), json.dumps([asdict(row) for row in every.values()], indent=1) + "\n")
+
+
+def known(generation: str, lora: bool) -> Calibration | None:
+    """What the probes of a generation say; None without one."""
+    rows = [row for row in kept() if (row.generation, row.lora) == (generation, lora)]
+    if not rows:
+        return None
+    factor = math.exp(sum(math.log(row.found / row.planned) for row in rows) / len(rows))
+    published = rates.interval(generation, lora)
+    basis = f"{plural(len(rows), 'probe')} on {generation} took {factor:.3g} times the estimate: {path()}."
+    return Calibration(factor, Interval(published.low, published.high, f"{basis} {published.basis}"))
+
+
+def digest(program: Program) -> str:
+    """Of the resolved recipe, as probe.json has it."""
+    text = json.dumps(to_record(program.recipe), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A probe.json.
+
+    Raises:
+        ArtifactError: when it is none, or its numbers count for nothing.
+    """
+    made = "probe.py of an artifact writes it; launch/tpu-vm.sh probe brings it"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if found["probe"] != VERSION:
+            raise ArtifactError(f"{file}: a probe of version {found['probe']}", "probe again")
+        platform, problems, times = found["machine"]["platform"], found["problems"], found.get("time", {})
+    except OSError as error:
+        raise ArtifactError(f"{file}: {error.strerror or error}", made) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ArtifactError(f"{file}: no file of a probe", made) from None
+    if platform != "tpu":
+        raise ArtifactError(
+            f"{file}: of a {platform}, and plans are for TPUs", "probe on the recipe's machine"
+        )
+    if problems:
+        raise ArtifactError(
+            f"{file}: {problems[0]}", "times of a machine whose numbers are wrong say nothing"
+        )
+    seconds = times.get("micro_batch_seconds")
+    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ArtifactError(f"{file}: has no time of the step", "probe again, and let it come to its end")
+    return dict(found)
+
+
+def measured(program: Program, probe: Mapping[str, Any], plan: Plan) -> Measured:
+    """A probe beside the plan of its recipe."""
+    return Measured(
+        probe["recipe"],
+        program.accelerator.generation,
+        program.lora is not None,
+        plan.estimate.timeline.seconds,
+        probe["time"]["micro_batch_seconds"],
+        str(probe["date"]),
+    )
+
+
+def compared(program: Program, probe: Mapping[str, Any], plan: Plan, row: Measured) -> Iterator[str]:
+    """What was found beside what was planned, in lines; of what is outside the interval, why that may be."""
+    interval, ratio = rates.interval(row.generation, row.lora), row.found / row.planned
+    inside = interval.low <= ratio <= interval.high
+    yield (
+        f"a micro-batch took {milliseconds(row.found)}, {ratio:.3f} times the planned "
+        f"{milliseconds(row.planned)}; the interval is {interval.low:.3f} to {interval.high:.3f}"
+    )
+    used, peak = plan.estimate.memory.used, probe["time"].get("peak_bytes")
+    if peak is not None:
+        yield f"HBM at its peak: {gib(peak)} GiB, planned {gib(used)}"
+    if not inside:
+        causes = [said for said in _causes(program, probe, plan, row) if said]
+        yield f"outside the interval; a likely cause: {causes[0] if causes else 'none that the files show'}"
+
+
+def _causes(program: Program, probe: Mapping[str, Any], plan: Plan, row: Measured) -> Iterator[str]:
+    """Reasons, the likeliest first."""
+    there = probe.get("versions", {})
+    other = [
+        name for name, version in plan.versions.items() if version and there.get(name, version) != version
+    ]
+    if other:
+        name = other[0]
+        yield f"the probe ran {name} {there[name]}, and the plan was compiled with {plan.versions[name]}"
+    wanted, had = set(flags(program)), set(probe["machine"].get("flags", ()))
+    if wanted != had:
+        yield f"the probe ran with other flags of libtpu: {', '.join(sorted(wanted ^ had)[:3])}"
+    yield from _hidden(plan.estimate, row)
+    if row.found < row.planned:
+        yield f"products or kernels of this shape reach more than those of published runs on {row.generation}"
+
+
+def _hidden(estimate: Estimate, row: Measured) -> Iterator[str]:
+    hidden = sum(one.seconds - one.exposed for one in estimate.timeline.transfers)
+    if 0 < row.found - row.planned <= hidden:
+        yield (
+            f"transfers that the plan has beside products, {milliseconds(hidden)} in all, wait: see a trace "
+            "of the step"
+        )

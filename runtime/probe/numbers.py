@@ -1,0 +1,269 @@
+"""The miniature's numbers on a mesh, held against those of one CPU device in float32.
+
+The miniature has random weights from a fixed seed, and one batch of random tokens. Its first gradients are
+compared array by array and, where LoRA trains, element by element in B, which alone moves the model at first;
+then the losses of twenty steps. A trap of this kind is known: LoRA with all four chips of a v5p-8 on the
+data axis learns otherwise than on other meshes (marin-community/marin, issue 4903).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from ..merging.logits import logits as logits_of
+from ..model.families.base import parameter_path
+from ..model.loading import Built, build
+from ..model.mesh import arrange
+from ..model.sharding import Rows
+from ..settings import RunSettings
+from ..training.objectives import OBJECTIVES
+from ..training.step import Step, fit_shardings, micro_batch_loss, trained_type, update_rule
+from ..training.trace import count_targets
+from ..weights.checkpoint import HFCheckpoint
+
+STEPS, LENGTH, LEARNING_RATE = 20, 64, 1e-3
+
+TOLERANCES: Mapping[str, Mapping[str, float]] = {
+    "float32": {"loss": 1e-5, "logits": 1e-4, "gradients": 1e-3, "elements": 1e-2, "losses": 1e-3},
+    "bfloat16": {"loss": 2e-2, "logits": 5e-2, "gradients": 2e-1, "elements": 1.0, "losses": 1e-1},
+}
+"""The most that each number may differ: the first loss by its share; logits and gradients by the norm of the
+difference over the norm, of the worst array; an element of B's gradient by its array's root mean square; the
+losses of twenty steps by the share of what they fall. On virtual CPU devices a Qwen 3 of two layers was at
+5e-7, 1e-6, 3e-6 and 5e-6 in float32, and at 1e-2, 3e-2, 1e-1 and 3e-2 in bfloat16 (logits, gradients,
+elements, losses; 2026-11-26). The room is for a TPU's own sums, exponentials and products; none was tried."""
+
+WORDS = {
+    "loss": "the loss",
+    "logits": "logits",
+    "gradients": "gradients",
+    "elements": "an element of B's gradient",
+    "losses": "the losses of 20 steps",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a miniature computes.
+
+    Attributes:
+        losses: of each step.
+        gradients: float32, of the first step, by path.
+        trained: what was trained, after the last step, by path.
+        logits: of all tokens before the first step; None where they are not asked for.
+        built: the model, whose trained arrays are those after the last step.
+    """
+
+    losses: tuple[float, ...]
+    gradients: Mapping[str, np.ndarray]
+    trained: Mapping[str, np.ndarray]
+    logits: np.ndarray | None
+    built: Built
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A miniature on a mesh against the CPU's.
+
+    Attributes:
+        where: "the recipe's mesh", "fsdp 2, tp 2", "another order of the devices".
+        found: by the keys of TOLERANCES.
+    """
+
+    where: str
+    dtype: str
+    found: Mapping[str, float]
+
+    @property
+    def beyond(self) -> dict[str, float]:
+        """What is outside its tolerance."""
+        allowed = TOLERANCES[self.dtype]
+        return {name: value for name, value in self.found.items() if not value <= allowed[name]}
+
+    @property
+    def problem(self) -> str | None:
+        """A sentence, where a number is outside its tolerance."""
+        if not self.beyond:
+            return None
+        allowed = TOLERANCES[self.dtype]
+        parts = [
+            f"{WORDS[name]} by {value:.1e} (allowed {allowed[name]:.0e})"
+            for name, value in self.beyond.items()
+        ]
+        what = f"on {self.where} in {self.dtype} the miniature differs from the CPU's float32"
+        return f"{what} in {', '.join(parts)}"
+
+
+def reference_mesh(axes: Mapping[str, int]) -> Mesh:
+    """One CPU device of this process, under the recipe's axes."""
+    return arrange(dict.fromkeys(axes, 1), jax.local_devices(backend="cpu")[:1])
+
+
+def meshes(axes: Mapping[str, int], mesh: Mesh, heads: int) -> Iterator[tuple[str, Mesh]]:
+    """The recipe's mesh, each other split of the same devices over fsdp and tp, and the devices the other
+    way round.
+
+    Args:
+        heads: a number that tp has to divide.
+    """
+    yield "the recipe's mesh", mesh
+    devices = list(mesh.devices.flat)
+    both = axes.get("fsdp", 1) * axes.get("tp", 1)
+    for tp in (tp for tp in range(1, both + 1) if both % tp == 0 and heads % tp == 0):
+        other = {**axes, "fsdp": both // tp, "tp": tp}
+        if other["fsdp"] != axes.get("fsdp", 1):
+            yield f"fsdp {other['fsdp']}, tp {tp}", arrange(other, devices)
+    if len(devices) > 1:
+        yield (
+            "another order of the devices",
+            Mesh(mesh.devices.ravel()[::-1].reshape(mesh.devices.shape), mesh.axis_names),
+        )
+
+
+def batch(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:
+    """Rows of two segments of random tokens and some padding, half of whose tokens carry loss."""
+    pair = OBJECTIVES[settings.train.objective].rows
+    shape = (settings.mesh.devices * pair, LENGTH)
+    random, places = np.random.default_rng(0), np.broadcast_to(np.arange(LENGTH), shape)
+    border, end = LENGTH // 2 + 5, LENGTH - 3
+    second = (places >= border) & (pair == 1)
+    made: dict[str, np.ndarray] = {
+        "tokens": random.integers(3, vocabulary, shape).astype(np.int32),
+        "positions": np.where(second, places - border, places).astype(np.int32),
+        "segment_ids": np.where(places >= end, 0, 1 + second).astype(np.int32),
+        "loss_mask": random.random(shape) < 0.5,
+    }
+    norm = shape[0] // 2 if pair > 1 else count_targets(made)
+    return made | {"norm": np.asarray(norm, np.float32)}
+
+
+def placed(rows: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """A whole micro-batch, of which each process puts its own rows on its devices."""
+    where = Rows.of(mesh, len(rows["tokens"]))
+    return where.place(
+        {name: value[list(where.here)] if value.ndim else value for name, value in rows.items()}
+    )
+
+
+class Kept(NamedTuple):
+    """State of `keep_gradients`: those of the last step."""
+
+    kept_gradients: Any
+
+
+def keep_gradients() -> optax.GradientTransformation:
+    """Passes gradients through, and keeps them in its state."""
+
+    def begin(params: Any) -> Kept:
+        return Kept(jax.tree.map(lambda array: jnp.zeros_like(array, jnp.float32), params))
+
+    return optax.GradientTransformation(begin, lambda updates, state, params=None: (updates, Kept(updates)))
+
+
+def outcome(
+    base: HFCheckpoint,
+    settings: RunSettings,
+    optimizer: Callable[[Any], optax.GradientTransformation],
+    mesh: Mesh,
+    dtype: str,
+    with_logits: bool = False,
+) -> Outcome:
+    """Trains a miniature for STEPS steps of one micro-batch each.
+
+    Args:
+        settings: of the run, with the miniature's own LoRA.
+        optimizer: the chain of the recipe, from a schedule.
+        with_logits: whether they are asked for; of a mesh of one process.
+    """
+    model, lora = replace(settings.model, dtype=dtype, attention="dot"), settings.lora
+    if lora is not None and dtype == "float32":
+        lora = replace(lora, products=None)  # eight bits are no float32
+    with ExitStack() as stack:
+        stack.enter_context(jax.default_device(mesh.local_devices[0]))
+        stack.enter_context(mesh)
+        if dtype == "float32":
+            stack.enter_context(jax.default_matmul_precision("highest"))
+        built = build(base, model, lora, mesh, settings.rules, settings.train.seed)
+        rows = batch(settings, base.architecture.vocab_size)
+        seen = None
+        if with_logits and not mesh.is_multi_process:
+            seen = logits_of(
+                built, {name: rows[name] for name in ("tokens", "positions", "segment_ids")}, mesh
+            )
+        rule = optax.chain(keep_gradients(), optimizer(optax.constant_schedule(LEARNING_RATE)))
+        state: Any = nnx.Optimizer(built.model, update_rule(built, rule), wrt=trained_type(built))
+        fit_shardings(state, mesh)
+        step = Step(
+            built, state, settings.train, mesh, functools.partial(micro_batch_loss, built, settings.train)
+        )
+        live, train = jax.device_put(step.live, step.shardings), step.jit()
+        losses, gradients = [], dict[str, np.ndarray]()
+        for number in range(STEPS):
+            given = placed({**rows, "index": np.asarray(number, np.int32)}, mesh)
+            live, loss, *_ = train(live, step.base, given)
+            losses.append(loss)
+            if not gradients:
+                nnx.update(state, live[1])
+                gradients = arrays(optax.tree_utils.tree_get(nnx.pure(state.opt_state), "kept_gradients"))
+        nnx.update(built.model, live[0])
+        trained = arrays(nnx.pure(nnx.state(built.model, trained_type(built))))
+        return Outcome(tuple(float(fetch(loss)) for loss in losses), gradients, trained, seen, built)
+
+
+def arrays(tree: Any) -> dict[str, np.ndarray]:
+    """The arrays of a state in float32, whole, by path."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {parameter_path(path): fetch(leaf) for path, leaf in leaves}
+
+
+def fetch(array: jax.Array) -> np.ndarray:
+    """A whole array in float32, of whichever processes it lies on."""
+    if not array.is_fully_addressable and not array.is_fully_replicated:
+        from jax.experimental.multihost_utils import process_allgather
+
+        array = process_allgather(array, tiled=True)
+    return np.asarray(array, np.float32)
+
+
+def compare(where: str, dtype: str, found: Outcome, reference: Outcome) -> Compared:
+    """Holds a miniature against the CPU's in float32."""
+    first, fall = reference.losses[0], abs(reference.losses[0] - reference.losses[-1])
+    # What is zero but for rounding, as A's gradient where B is zero, is held against the others.
+    whole = math.sqrt(sum(float(np.sum(array**2)) for array in reference.gradients.values()))
+    least = 1e-6 * whole
+    worst = max(
+        norm(found.gradients[path] - array) / max(norm(array), least)
+        for path, array in reference.gradients.items()
+    )
+    numbers = {"loss": abs(found.losses[0] - first) / abs(first), "gradients": worst}
+    high = [
+        path
+        for path in reference.gradients
+        if path.endswith("lora_b") and norm(reference.gradients[path]) > least
+    ]
+    if high:
+        numbers["elements"] = max(
+            float(np.abs(found.gradients[path] - reference.gradients[path]).max())
+            / float(np.sqrt(np.mean(reference.gradients[path] ** 2)))
+            for path in high
+        )
+    if found.logits is not None and reference.logits is not None:
+        numbers["logits"] = norm(found.logits - reference.logits) / norm(reference.logits)
+    apart = np.abs(np.subtract(found.losses, reference.losses)).max()
+    return Compared(where, dtype, numbers | {"losses": float(apart) / fall})
+
+
+def norm(array: np.ndarray) -> float:
+    return float(np.linalg.norm(array.ravel()))

@@ -1,0 +1,156 @@
+"""How long the recipe's own step takes: some of the model's layers, random weights in their real shapes."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from ..model.loading import build
+from ..model.random_weights import RandomCheckpoint
+from ..settings import RunSettings
+from ..training.objectives import OBJECTIVES
+from ..training.step import Step, fit_shardings, micro_batch_loss, trained_type, update_rule
+from .machine import memory
+from .numbers import placed
+
+WARM, TIMED = 2, 5
+
+
+@dataclass(frozen=True)
+class Depth:
+    """A step of some layers.
+
+    Attributes:
+        layers: how many.
+        compile_seconds: of the step.
+        seconds: of one micro-batch, the median of TIMED.
+        compiled_bytes: of a device's memory, by the compiler: arguments and temporaries.
+        peak_bytes: by the device, of all so far; None where it does not tell.
+    """
+
+    layers: int
+    compile_seconds: float
+    seconds: float
+    compiled_bytes: int
+    peak_bytes: int | None
+
+
+def timed(
+    config: Mapping[str, Any],
+    layers: Sequence[int],
+    settings: RunSettings,
+    optimizer: Callable[[Any], optax.GradientTransformation],
+    mesh: Mesh,
+) -> Depth:
+    """Compiles and runs the step of full rows.
+
+    Args:
+        config: config.json of the model with these layers alone.
+        layers: their numbers in the whole model.
+        optimizer: the chain of the recipe, from a schedule.
+    """
+    lora, train = settings.lora, settings.train
+    if lora is not None and lora.layers is not None:
+        lora = replace(lora, layers=tuple(new for new, old in enumerate(layers) if old in lora.layers))
+    base = RandomCheckpoint.of(config)
+    with mesh:
+        built = build(base, settings.model, lora, mesh, settings.rules, train.seed)
+        rule: Any = update_rule(built, optimizer(optax.constant_schedule(1e-5)))
+        accumulation = train.accumulation_steps(settings.mesh.data_parallel)
+        if accumulation > 1:
+            rule = optax.MultiSteps(rule, accumulation)
+        state: Any = nnx.Optimizer(built.model, rule, wrt=trained_type(built))
+        fit_shardings(state, mesh)
+        step = Step(built, state, train, mesh, functools.partial(micro_batch_loss, built, train))
+        live = jax.device_put(step.live, step.shardings)
+        given = placed(_rows(settings, base.architecture.vocab_size), mesh)
+        begun = time.monotonic()
+        compiled = step.jit().lower(live, step.base, given).compile()
+        ready = time.monotonic()
+        taken = []
+        for _ in range(WARM + TIMED):
+            start = time.perf_counter()
+            live, loss, *_ = compiled(live, step.base, given)
+            jax.block_until_ready((live, loss))
+            taken.append(time.perf_counter() - start)
+    sizes = compiled.memory_analysis()
+    found = Depth(
+        len(layers),
+        ready - begun,
+        statistics.median(taken[WARM:]),
+        sizes.argument_size_in_bytes + sizes.temp_size_in_bytes,
+        memory("peak_bytes_in_use"),
+    )
+    del built, state, step, live, given, compiled
+    gc.collect()  # a model's modules refer to each other, and hold its arrays
+    return found
+
+
+def summary(depths: Sequence[Depth], settings: RunSettings, layers: int) -> dict[str, Any]:
+    """The depths, what a layer takes, all around the layers, and a step of the whole model.
+
+    The layers that differ between the two stand for all that are in neither.
+
+    Args:
+        layers: of the whole model.
+    """
+    accumulation = settings.train.accumulation_steps(settings.mesh.data_parallel)
+    out: dict[str, Any] = {
+        "depths": [asdict(depth) for depth in depths],
+        "layers": layers,
+        "micro_batches": accumulation,
+    }
+    few, more = depths[0], depths[-1]
+    if few.layers == more.layers:
+        whole = {name: getattr(few, name) for name in ("seconds", "compiled_bytes", "peak_bytes")}
+        return out | {"micro_batch_seconds": whole["seconds"]} | _whole(whole, accumulation)
+    share = (layers - few.layers) / (more.layers - few.layers)
+    whole = {
+        name: None if getattr(more, name) is None else _along(getattr(few, name), getattr(more, name), share)
+        for name in ("seconds", "compiled_bytes", "peak_bytes")
+    }
+    layer = (more.seconds - few.seconds) / (more.layers - few.layers)
+    return (
+        out
+        | {"layer_seconds": layer, "outside_seconds": few.seconds - few.layers * layer}
+        | {"micro_batch_seconds": whole["seconds"]}
+        | _whole(whole, accumulation)
+    )
+
+
+def _whole(whole: Mapping[str, Any], accumulation: int) -> dict[str, Any]:
+    return {
+        "step_seconds": whole["seconds"] * accumulation,
+        "compiled_bytes": whole["compiled_bytes"],
+        "peak_bytes": whole["peak_bytes"],
+    }
+
+
+def _along(first: float, second: float, share: float) -> float:
+    return first + share * (second - first)
+
+
+def _rows(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:
+    """A micro-batch of full rows, each one segment."""
+    train = settings.train
+    rows = train.micro_batch_size * settings.mesh.data_parallel * OBJECTIVES[train.objective].rows
+    shape = (rows, settings.data.max_length)
+    return {
+        "tokens": np.random.default_rng(0).integers(3, vocabulary, shape).astype(np.int32),
+        "positions": np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
+        "segment_ids": np.ones(shape, np.int32),
+        "loss_mask": np.ones(shape, bool),
+        "norm": np.asarray(shape[0] * (shape[1] - 1), np.float32),
+        "index": np.asarray(0, np.int32),
+    }

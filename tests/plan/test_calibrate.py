@@ -1,0 +1,100 @@
+"""`recipe calibrate`: probes beside plans, and plans that use them; with a compiler that compiles nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from recipec.compiler.cli import main as cli
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.plan import calibration
+from recipec.spec.load import load
+from tests.plan.test_commands import RECIPE
+
+RUNNER = CliRunner()
+pytestmark = pytest.mark.usefixtures("full_speed")
+
+
+@pytest.fixture(autouse=True)
+def told(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_WORKER_TOLD", "compiled")
+
+
+def probe(folder: Path, seconds: float, **changes: Any) -> Path:
+    """A recipe and a probe of it."""
+    (folder / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
+    program = lower(load(folder / "recipe.yaml")).program
+    assert program is not None
+    found = {
+        "probe": 1,
+        "date": "2026-11-26",
+        "recipe": calibration.digest(program),
+        "machine": {"platform": "tpu", "flags": list(calibration.flags(program))},
+        "versions": {},
+        "time": {"micro_batch_seconds": seconds, "peak_bytes": None},
+        "problems": [],
+        **changes,
+    }
+    (folder / "probe.json").write_text(json.dumps(found), encoding="utf-8")
+    return folder / "probe.json"
+
+
+def run(*arguments: Any) -> str:
+    return RUNNER.invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False).stdout
+
+
+def planned(folder: Path) -> tuple[float, str]:
+    estimate = json.loads(run("plan", folder / "recipe.yaml", "--json"))["plan"]["estimate"]
+    return estimate["seconds"], estimate["interval"]["basis"]
+
+
+def test_plans_use_what_probes_found_and_name_it(tmp_path: Path) -> None:
+    file = probe(tmp_path, 35.2)
+    before, _ = planned(tmp_path)
+    assert before == pytest.approx(32)  # 2 outside of the layers and 0.5 in each of the 60
+    said = run("calibrate", file)
+    assert "1.100 times the planned" in said and "outside" not in said
+    seconds, basis = planned(tmp_path)
+    assert seconds == pytest.approx(35.2)
+    assert "1 probe on v5p took 1.1 times the estimate" in basis and str(calibration.path()) in basis
+    assert "by probes of such machines" in run("plan", tmp_path / "recipe.yaml")
+    # The same recipe again takes its place, and is held against the plan without what is known by then.
+    run("calibrate", probe(tmp_path, 32.0))
+    assert planned(tmp_path)[0] == pytest.approx(32)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "changes", "cause"),
+    [
+        (64.0, {"versions": {"jax": "0.0.1"}}, "the probe ran jax 0.0.1"),
+        (64.0, {"machine": {"platform": "tpu", "flags": []}}, "other flags of libtpu"),
+        (16.0, {}, "reach more than those of published runs"),
+        (64.0, {}, "none that the files show"),
+    ],
+)
+def test_what_is_outside_the_interval_has_a_likely_cause(
+    tmp_path: Path, seconds: float, changes: dict[str, Any], cause: str
+) -> None:
+    said = run("calibrate", probe(tmp_path, seconds, **changes))
+    assert "outside the interval; a likely cause: " in said and cause in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"probe": 2}, "a probe of version 2"),
+        ({"machine": {"platform": "cpu"}}, "of a cpu"),
+        ({"problems": ["on a mesh it differs"]}, "on a mesh it differs"),
+        ({"time": {}}, "no time of the step"),
+        ({"recipe": "another"}, "of another recipe"),
+    ],
+)
+def test_what_is_no_measurement_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        run("calibrate", probe(tmp_path, 32.0, **changes))
+    assert not calibration.path().exists()
