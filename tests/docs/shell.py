@@ -19,13 +19,14 @@ from recipec.compiler.cli.main import app
 ROOT = Path(__file__).resolve().parents[2]
 
 OTHERS = {"cat", "cd", "cp", "curl", "docker", "export", "gcloud", "git", "head", "kubectl", "ls", "mkdir"}
-OTHERS |= {"pipx", "pre-commit", "sky", "source", "ssh", "tar", "tensorboard", "uv", "wandb"}
+OTHERS |= {"pipx", "pre-commit", "sed", "sky", "source", "ssh", "tar", "tensorboard", "uv", "wandb"}
 """Programs that a page may name beside this project's own."""
 
 OWN_FOLDERS = ("recipec", "recipes", "scripts", "spec", "compiler", "templates", "runtime", "tests", "docs")
 SCRIPTS = {
     "train.py": ("training/train.py", "settings.py", "training/session.py"),
     "merge.py": ("merging/merge.py",),
+    "probe.py": ("probe/probe.py",),
     "train_trl.py": ("backends/arguments.py", "backends/trl"),
     "train_torchax.py": ("backends/arguments.py", "backends/torchax", "training/session.py"),
 }

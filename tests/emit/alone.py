@@ -49,7 +49,7 @@ def main(folders: list[str]) -> None:
         sys.path[:] = [*dict.fromkeys([*outside, *packages])]
         lock = next(Path(folder).glob("*/recipe.lock.json"))
         artifact = lock.parent
-        for script in ("train.py", "merge.py", "train_torchax.py", "baseline/train_trl.py"):
+        for script in ("train.py", "merge.py", "probe.py", "train_torchax.py", "baseline/train_trl.py"):
             if (artifact / script).is_file():
                 sys.argv = [str(artifact / script), "--help"]
                 try:

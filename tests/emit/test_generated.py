@@ -67,6 +67,7 @@ def test_the_runtime_is_copied_verbatim(variants: Path, root: Path) -> None:
     [
         ("train.py", "requirements-train.txt"),
         ("merge.py", "requirements-train.txt"),
+        ("probe.py", "requirements-train.txt"),
         ("train_torchax.py", "requirements-torchax.txt"),
         ("baseline/train_trl.py", "requirements-trl.txt"),
     ],
@@ -157,7 +158,7 @@ def test_odd_texts_do_not_break_the_scripts(tmp_path: Path) -> None:
     entry = json.loads(catalog.DATA.read_text())["google/gemma-4-31B-it"]
     (folder / "config.json").write_text(json.dumps(entry["config"]))
     files = files_of(tmp_path, [f"model.id={json.dumps('./' + folder.name)}", 'launch.zone="a\'b $c"'])
-    for name in ("train.py", "merge.py"):
+    for name in ("train.py", "merge.py", "probe.py"):
         (tmp_path / name).write_bytes(files[name])
         module = ast.parse(files[name])
         assert './a"""b\\d' in str(ast.get_docstring(module))

@@ -259,7 +259,8 @@ def test_a_managed_job_tells_the_slices_of_each_other(
     (folder / "host.sh").write_text(
         'echo "$1 $MEGASCALE_NUM_SLICES $MEGASCALE_SLICE_ID $MEGASCALE_COORDINATOR_ADDRESS"'
     )
-    ran = run_script(folder / "run.sh", SKYPILOT_NODE_RANK="1", SKYPILOT_NODE_IPS="10.0.0.7\n10.0.0.9")
+    places = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.9"}
+    ran = run_script(folder / "run.sh", **places, **task["envs"])
     assert ran.stdout == "train 2 1 10.0.0.7\n", ran.stderr
     single = YAML(typ="safe").load(launches["everything"]["skypilot.yaml"])
     assert "num_nodes" not in single and "MEGASCALE" not in single["run"]

@@ -69,7 +69,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
     program = lower(load(place / "recipe.yaml")).program
     assert program is not None
-    write({program.name: emit(program)}, place / "generated")
+    write(place / "generated", {program.name: emit(program)})
     return place / "generated" / program.name
 
 
