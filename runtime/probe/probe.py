@@ -134,16 +134,15 @@ def main(artifact: Path, argv: Sequence[str] | None = None) -> int:
     output: Path = parser.parse_args(argv).output
     with Interrupts(lambda signum: GONE) as interrupts:
 
-        def work(interrupts: Interrupts, hosts: SingleProcess | ProcessGroup) -> int:
-            return _probe(Probed.of(artifact), output, hosts)
-
         def joined() -> int:
-            hosts = Probed.of(artifact).settings.mesh.hosts
-            if alone(hosts):
-                return work(interrupts, SINGLE)
+            probed = Probed.of(artifact)
+            if alone(probed.settings.mesh.hosts):
+                return _probe(probed, output, SINGLE)
             from ..hosts.group import together
 
-            return together(hosts, interrupts, work)
+            return together(
+                probed.settings.mesh.hosts, interrupts, lambda _, hosts: _probe(probed, output, hosts)
+            )
 
         try:
             return guarded(joined)

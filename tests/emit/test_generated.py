@@ -158,7 +158,7 @@ def test_odd_texts_do_not_break_the_scripts(tmp_path: Path) -> None:
     entry = json.loads(catalog.DATA.read_text())["google/gemma-4-31B-it"]
     (folder / "config.json").write_text(json.dumps(entry["config"]))
     files = files_of(tmp_path, [f"model.id={json.dumps('./' + folder.name)}", 'launch.zone="a\'b $c"'])
-    for name in ("train.py", "merge.py", "probe.py"):
+    for name in ("train.py", "merge.py"):
         (tmp_path / name).write_bytes(files[name])
         module = ast.parse(files[name])
         assert './a"""b\\d' in str(ast.get_docstring(module))
