@@ -277,7 +277,7 @@ def test_help_explains_every_command(clouds: Callable[..., Cloud]) -> None:
     command = ["bash", str(cloud.laptop / "generated/sample/launch/host.sh")]
     told = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
     assert re.findall(r"^  (\S+)", told, re.MULTILINE) == [
-        *("setup", "stage", "train", "start", "state", "follow", "stop", "merge"),
+        *("setup", "stage", "probe", "train", "start", "state", "follow", "stop", "merge"),
     ]
     assert subprocess.run(command, capture_output=True).returncode == 1
 
