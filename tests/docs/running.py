@@ -43,7 +43,6 @@ NOT_RUN = {
     "python scripts": "it downloads, compiles, or rewrites this repository's files",
     "python train.py": "it trains",
     "python merge.py": "it wants a run's checkpoints",
-    "python probe.py": "it wants the recipe's machine",
     "gcloud": "it wants Google Cloud",
     "kubectl": "it wants a cluster",
     "sky": "it wants Google Cloud",

@@ -165,7 +165,9 @@ def test_a_managed_job_has_these_values(hostile: list[tuple[Program, dict[str, s
         zone = program.recipe.launch.zone or ""
         region = zone.rpartition("-")[0]
         assert task["resources"]["infra"] == (f"gcp/{region}/{zone}" if region else "gcp")
-        assert set(task) <= {"name", "num_nodes", "resources", "secrets", "file_mounts", "setup", "run"}
+        assert set(task) <= {
+            *("name", "num_nodes", "resources", "envs", "secrets", "file_mounts", "setup", "run")
+        }
 
 
 COMMANDS = {
@@ -247,7 +249,8 @@ def test_a_readme_has_its_own_blocks_alone(
         for block in blocks:
             subprocess.run(["bash", "-n"], input=block, text=True, check=True)
         assert re.findall(r"^#+ (.*)$", re.sub(r"^```sh\n.*?^```$", "", page, flags=re.M | re.S), re.M) == [
-            *(program.name, "The run", "Launch", "Base weights", "Train", "Merge", "Clean up")
+            *(program.name, "The run", "Verified", "Launch", "Probe", "Base weights"),
+            *("Train", "Merge", "Clean up"),
         ]
         prose = re.sub(r"(`+)( ?).*?\2\1(?!`)", "", re.sub(r"^```sh\n.*?^```$", "", page, flags=re.M | re.S))
         assert CANARY not in prose and "<b>" not in prose

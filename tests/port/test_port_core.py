@@ -27,7 +27,8 @@ ACCELERATE = (
 
 
 def codes(made: Ported) -> list[str]:
-    return [diagnostic.code for diagnostic in made.diagnostics]
+    """Without the note of every run on all of a v5p-8."""
+    return [diagnostic.code for diagnostic in made.diagnostics if diagnostic.code != "N0227"]
 
 
 def verdicts(made: Ported) -> dict[str, Verdict]:
@@ -80,7 +81,7 @@ def test_every_key_is_in_the_report_once(ported: Port) -> None:
 def test_unknown_keys_are_told_with_the_nearest_spelling(ported: Port) -> None:
     made = ported(CONFIG.replace("fake_rank: 16", "fake_rnk: 16") + "zzz: 1\n")
     assert codes(made) == ["W1114", "W1114"] and made.whole
-    first, second = made.diagnostics
+    first, second, *_ = made.diagnostics
     assert first.help == "did you mean `fake_rank`?" and first.span is not None and first.span.line == 2
     assert second.help is not None and "did you mean" not in second.help
 

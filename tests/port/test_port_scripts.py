@@ -48,7 +48,11 @@ def value(made: Ported, path: str) -> Any:
 
 
 def codes(made: Ported) -> list[str]:
-    return [each.code for each in made.diagnostics if each.code not in ("W0407", "W0504", "W0308", "W0408")]
+    return [
+        each.code
+        for each in made.diagnostics
+        if each.code not in ("W0407", "W0504", "W0308", "W0408", "N0227")
+    ]
 
 
 def notebook(*cells: str | list[str]) -> str:

@@ -63,7 +63,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> HFCheckpoint:
 
 def save(directory: str, steps: Mapping[int, Mapping[Any, Any]]) -> None:
     """Saves trees of parameters as a run does."""
-    manager = saving.manager(directory, keep=5)
+    manager = saving.manager(directory, saving.Preserved(5))
     for step, tree in steps.items():
         items = {
             name: ocp.args.PyTreeSave(item=item)
@@ -134,7 +134,7 @@ def test_a_damaged_step_is_set_aside_file_by_file(bucket: Bucket, capsys: pytest
     assert not bucket.names("run/4/")
     assert bucket.names("run/corrupt-4/") == [name.replace("run/4/", "run/corrupt-4/") for name in before]
     assert step_folders(run) == [2] and "it is now corrupt-4" in capsys.readouterr().err
-    saving.manager(run, 2).close()
+    saving.manager(run, saving.Preserved(2)).close()
     assert bucket.names("run/corrupt-4/")
 
 
@@ -254,7 +254,7 @@ def test_a_store_that_goes_on_refusing_is_one_sentence(
         lambda: choose_step(run, "best"),
         lambda: load_trained(run, "latest", base),
         lambda: remote_metrics.fetch(tmp_path / "metrics.jsonl", run),
-        lambda: saving.manager(run, 2),
+        lambda: saving.manager(run, saving.Preserved(2)),
         lambda: locate_model(ModelSettings(id=run, family="gemma4", dtype="float32", remat="none")),
     ):
         bucket.waits.clear()
@@ -311,7 +311,7 @@ def test_weights_are_copied_whole_and_anew_when_they_have_changed(
 def test_a_bucket_that_is_not_there_is_told_before_anything_begins(bucket: Bucket, tmp_path: Path) -> None:
     for action in (
         lambda: step_folders("gs://none-such/run"),
-        lambda: saving.manager("gs://none-such/run", 2),
+        lambda: saving.manager("gs://none-such/run", saving.Preserved(2)),
     ):
         assert refusal(action).message == (
             "gs://none-such/run: cannot be read: no such file, folder or bucket"

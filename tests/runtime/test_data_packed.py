@@ -45,7 +45,7 @@ def differentiated(built: Any, mesh: Any) -> Callable[[dict[str, np.ndarray]], t
     from recipec.runtime.training.step import micro_batch_loss
 
     graph, state = nnx.split(built.model)
-    settings: Any = SimpleNamespace(objective="sft")
+    settings: Any = SimpleNamespace(objective="sft", label_smoothing=0.0, z_loss=0.0)
 
     @jax.jit
     def step(state: Any, inputs: Any) -> Any:

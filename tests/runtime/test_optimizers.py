@@ -93,7 +93,7 @@ def trainer(built: Any, mesh: Any, folder: Path, rule: Any, accumulation: int = 
     from recipec.runtime.training.trainer import Checkpointing, Trainer
 
     class Toy(Trainer):
-        def _loss(self, model: Any, inputs: Any) -> Any:
+        def _loss(self, model: Any, inputs: Any, _: Any) -> Any:
             return loss(model, inputs["tokens"]), {}
 
     settings = TrainSettings(steps=9, global_batch_size=8 * accumulation, micro_batch_size=1, log_every=99)
