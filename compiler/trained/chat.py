@@ -145,8 +145,9 @@ def _loaded(found: Trained, options: Options) -> tuple[Any, Any]:
     template = _template(found, options)
     if template is not None:
         tokenizer.chat_template = template
-    if torch.accelerator.is_available():
-        model = model.to(torch.accelerator.current_accelerator())
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is not None and device.type in ("cuda", "xpu", "mps"):  # not what torchax registers
+        model = model.to(device)
     return model.eval(), tokenizer
 
 
