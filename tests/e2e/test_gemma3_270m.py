@@ -104,6 +104,7 @@ SETS = (
     'model.add_tokens={"<note>": "<unused7>"}',
     "train.steps=30",
     "train.eval_every=5",
+    "train.samples={prompts: data/gemma3-270m/prompts.jsonl, max_tokens: 6}",
     "train.early_stopping={patience: 1, min_delta: 0.2}",
     "checkpoint.every_steps=5",
     "checkpoint.keep_best=true",
@@ -116,10 +117,7 @@ def test_methods_and_habits_together(
     """DoRA, a norm trained whole, a new token, early stopping and samples; merged, and chatted with."""
     from transformers import AutoTokenizer
 
-    asked = tmp_path / "prompts.jsonl"
-    asked.write_text(json.dumps({"prompt": questions[0]}) + "\n", encoding="utf-8")
-    samples_of = f"train.samples={{prompts: {json.dumps(str(asked))}, max_tokens: 6}}"
-    made = tune(root, checkpoint, tmp_path, *SETS, samples_of)
+    made = tune(root, checkpoint, tmp_path, *SETS)
     rows = [json.loads(line) for line in (made.run / "checkpoints/metrics.jsonl").open()]
     losses = [row["eval_loss"] for row in rows if "eval_loss" in row]
     last = max(row["step"] for row in rows)
