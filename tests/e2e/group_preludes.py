@@ -18,7 +18,7 @@ LORA = None
 
 PREFERENCES = """
 DATA = dataclasses.replace(
-    DATA, train=("pairs.jsonl",), eval=None, format="preference", loss_on="completion", max_length=48
+    DATA, train=("pairs.jsonl",), eval=(), format="preference", loss_on="completion", max_length=48
 )
 TRAIN = dataclasses.replace(TRAIN, objective="dpo")
 """
