@@ -110,7 +110,7 @@ def logits_bytes(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights) 
     parameters = [math.prod(p.shape) for p in base.family.parameters(base.architecture)]
     adapters = 0
     if isinstance(trained, TrainedAdapters):
-        adapters = sum(a.size + b.size for a, b in trained.arrays.values())
+        adapters = sum(array.size for arrays in trained.arrays.values() for array in arrays)
     logits = len(LENGTHS) * max(LENGTHS) * base.architecture.vocab_size
     return 4 * (sum(parameters) + adapters + 2 * max(parameters) + 4 * logits) + SPARE
 

@@ -104,7 +104,7 @@ SETS = (
     'model.add_tokens={"<note>": "<unused7>"}',
     "train.steps=30",
     "train.eval_every=5",
-    "train.samples={prompts: data/gemma3-270m/prompts.jsonl, max_tokens: 6}",
+    "train.samples={prompts: data/gemma3-270m/prompts.jsonl, max_tokens: 12}",
     "train.early_stopping={patience: 1, min_delta: 0.2}",
     "checkpoint.every_steps=5",
     "checkpoint.keep_best=true",
@@ -124,6 +124,7 @@ def test_methods_and_habits_together(
     assert last < 30 and losses[-2] - losses[-1] <= 0.2 < losses[0] - losses[1]
     samples = [json.loads(line) for line in (made.run / "checkpoints/samples.jsonl").open()]
     assert {row["step"] for row in samples} == {0, *range(5, last + 1, 5)}
+    assert in_format([samples[-1]["answer"]]) == 1, samples
     before, after = (AutoTokenizer.from_pretrained(folder) for folder in (checkpoint, made.run / "merged"))
     note = after.convert_tokens_to_ids("<note>")
     assert note == before.convert_tokens_to_ids("<unused7>")
