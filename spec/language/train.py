@@ -145,7 +145,8 @@ class Samples(Section):
     """Answers to fixed prompts, while the model is trained."""
 
     prompts: str = field(
-        'A file as data.train has them, of lines with "messages", or with "prompt", a text or messages.',
+        'A file as data.train has them, of lines with "messages", which the chat template writes, or with '
+        '"prompt": messages, or a text that is tokenized as it stands.',
         min_length=1,
         example="data/prompts.jsonl",
     )
