@@ -160,8 +160,8 @@ def test_a_model_learns_by_rounded_products(model: Path, monkeypatch: pytest.Mon
     }
     print(f"\nloss {stored:.5f} of stored weights, {loss:.5f} of products, {alone:.5f} on another mesh")
     print(f"cosines of gradients {found}")
-    # One code that another machine's last bits round otherwise moves the loss by a few parts in ten thousand.
-    assert abs(loss - expected) <= 2e-3 * loss
+    # Two programs: a code that the last bits of a sum round otherwise moves the loss (3.4e-4 of it was seen).
+    assert abs(loss - expected) <= 1e-3 * loss
     assert both == loss and abs(alone - loss) <= 2e-3 * loss and 0 < abs(loss - stored) <= 0.01 * stored
     assert min(found.values()) > 0.99
     eight = [one.count("xi8>, tensor<") for one in (text, both_text)]
