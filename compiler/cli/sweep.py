@@ -33,6 +33,7 @@ from recipec.compiler.cli.base import (
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
+    from recipec.compiler.report.place import Place
     from recipec.compiler.report.run import Run
 
 SUMMARY, PAGE = "sweep.json", "sweep.html"
@@ -57,14 +58,18 @@ class Point:
         directory = self.program.recipe.checkpoint.directory
         return directory if "://" in directory else str(self.folder / directory)
 
+    @property
+    def place(self) -> Place:
+        """Of the checkpoints, whether they are there or not."""
+        from recipec.compiler.report.place import open_place
+
+        return open_place(self.checkpoints)
+
     def ended(self) -> bool:
         """Whether the run has done all of its steps."""
         from recipec.runtime.metrics.run_state import FILE
 
-        try:
-            state = json.loads((Path(self.checkpoints) / FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return False
+        state = self.place.value(FILE)
         return isinstance(state, dict) and state.get("state") == "done"
 
 
@@ -116,6 +121,10 @@ def sweep(
     The runs come one after the other. The same command again goes on where it stopped: a run that has ended
     is not repeated, one that was stopped is resumed.
     """
+    try:
+        launched = shlex.split(launch or "")
+    except ValueError as error:
+        raise typer.BadParameter(f"{launch}: {error}", param_hint="--launch") from None
     points = _points(recipe, _combinations(over, draw, seed), sets or (), output)
     _build(points, output)
     tell(f"{output}: {len(points)} runs")
@@ -130,14 +139,14 @@ def sweep(
     failed = []
     for number, point in enumerate(points, 1):
         said = ", ".join(f"{path}={json.dumps(value)}" for path, value in point.values.items())
-        if launch is None and point.ended():
+        if not launched and point.ended():
             say(f"{number}/{len(points)} {said}: has ended already")
             continue
         say(f"{number}/{len(points)} {said}")
-        if subprocess.run(shlex.split(launch) if launch else command, cwd=point.folder).returncode:
+        if subprocess.run(launched or command, cwd=point.folder).returncode:
             failed.append(point.program.name)
             say(f"error: {point.program.name} did not end well; the others go on")
-    if launch is not None:
+    if launched:
         tell(f"once they have ended: recipe report {' '.join(point.checkpoints for point in points)}")
     elif len(failed) < len(points):
         _compare(points, output)
@@ -208,7 +217,7 @@ def _compare(points: Sequence[Point], output: Path) -> None:
     from recipec.compiler.packages import install, missing_packages
     from recipec.compiler.report.run import METRICS, read_runs
 
-    there = [point for point in points if (Path(point.checkpoints) / METRICS).exists()]
+    there = [point for point in points if point.place.text(METRICS) is not None]
     found = read_runs([point.checkpoints for point in there])
     runs = {point.program.name: run for point, run in zip(there, found, strict=True)}
     rows = [{"name": p.program.name, **p.values, **_figures(runs[p.program.name])} for p in there]

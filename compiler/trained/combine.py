@@ -91,10 +91,13 @@ def combine(asked: Combination, output: Path) -> None:
     partial = output.with_name(f".{output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    save_file(tensors, partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (partial / "README.md").write_text(_card(asked, output.name, config), encoding="utf-8")
-    partial.rename(output)
+    try:
+        save_file(tensors, partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (partial / "README.md").write_text(_card(asked, output.name, config), encoding="utf-8")
+        partial.rename(output)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _demand_alike(folders: Sequence[Path], configs: Sequence[Mapping[str, Any]]) -> None:

@@ -15,17 +15,23 @@ OVER = ["--over", "lora.rank=[8, 16]", "--over", "train.optimizer.learning_rate=
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """The names of the artifacts whose train.py was started; one of rank 16 is the better for its rank."""
     names: list[str] = []
+
+    def opened(name: str, relative_to: Path = Path()) -> Path:
+        """A bucket's folder lies beside the runs."""
+        return tmp_path / name.removeprefix("gs://") if "://" in name else relative_to / name
+
+    monkeypatch.setattr("recipec.runtime.addresses.open_address", opened)
 
     def run(command: list[str], cwd: Path) -> Any:
         names.append(cwd.name)
         assert command[1:4] == ["train.py", "--resume", "--data-dir"]
         lock = json.loads((cwd / "recipe.lock.json").read_text())["recipe"]
         loss = 1 / lock["lora"]["rank"] + lock["train"]["optimizer"]["learning_rate"]
-        folder = cwd / "run"
-        folder.mkdir()
+        folder = opened(lock["checkpoint"]["directory"], cwd)
+        folder.mkdir(parents=True)
         lines = [{"step": 1, "loss": 3 * loss}, {"step": 1, "eval_loss": loss}]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         (folder / "state.json").write_text('{"state": "done"}')
@@ -35,10 +41,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.parametrize("directory", ["run", "gs://bucket/run"])
 def test_each_combination_is_run_once_and_the_best_comes_first(
-    recipe_file: Path, tmp_path: Path, started: list[str]
+    recipe_file: Path, tmp_path: Path, started: list[str], directory: str
 ) -> None:
-    arguments = [recipe_file, *OVER, "-o", tmp_path / "out", "--set", "checkpoint.directory=run"]
+    arguments = [recipe_file, *OVER, "-o", tmp_path / "out", "--set", f"checkpoint.directory={directory}"]
     status, printed, errors = recipe("sweep", *arguments)
     assert status == 0, errors
     assert started == [f"example-{number}" for number in range(1, 7)]
@@ -47,7 +54,10 @@ def test_each_combination_is_run_once_and_the_best_comes_first(
     first = rows["runs"][0]
     assert (first["lora.rank"], first["train.optimizer.learning_rate"], first["at_step"]) == (16, 1e-4, 1)
     assert printed.splitlines()[2].split()[:3] == ["example-4", "16", "0.0001"]
-    assert "example-4" in (tmp_path / "out" / "sweep.html").read_text()
+    page = (tmp_path / "out" / "sweep.html").read_text()
+    assert ("example-4" in page) == (directory == "run"), (
+        "runs are told apart by what differs in their addresses"
+    )
 
     status, _, errors = recipe("sweep", *arguments)
     assert status == 0 and errors.count("has ended already") == 6 and len(started) == 6
@@ -73,3 +83,5 @@ def test_a_draw_is_its_seeds_and_a_point_that_fails_its_checks_stops_all(
     assert status == 1 and "lora.rank=0" in errors and "E0105" in errors
     assert len(started) == 2 and not (tmp_path / "other").exists()
     assert recipe("sweep", recipe_file, "--over", "lora.rank", "-o", tmp_path / "other")[0] == 2
+    status, _, errors = recipe("sweep", *arguments, "--launch", "sky 'jobs")
+    assert status == 2 and "No closing quotation" in errors and len(started) == 2
