@@ -77,7 +77,7 @@ def by_runtime(
     )
 
 
-@pytest.mark.parametrize("rows", ["padded", "packed"])
+@pytest.mark.parametrize("rows", [pytest.param("padded", marks=pytest.mark.nightly), "packed"])
 def test_loss_and_gradients_are_those_of_transformers(rows: str, tmp_path: Path) -> None:
     """On a mesh of 2 x 2 with layers recomputed, and on one device with blocks recomputed; and shares against
     a plain count."""

@@ -84,13 +84,14 @@ def test_a_product_is_that_of_the_rounded_operands(name: str, kind: str) -> None
 
 MESH = {"fsdp": 4, "tp": 2}
 SIZES = {"hidden_size": 96, "intermediate_size": 136, "num_attention_heads": 4, "num_key_value_heads": 2}
+LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 TARGETS = ("q_proj", "k_proj", "o_proj", "down_proj")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gemma4") / "model"
-    tiny.make_gemma4(folder, **SIZES)
+    tiny.make_gemma4(folder, **SIZES, **LAYERS)
     return folder
 
 
@@ -112,12 +113,12 @@ def learnt(model: Path, axes: dict[str, int], products: str | None, quantize: st
 
         return jax.value_and_grad(loss)(adapters)
 
-    value, gradients = run(adapters, base)
-    text = run.lower(adapters, base).as_text()
+    lowered = run.lower(adapters, base)
+    value, gradients = lowered.compile()(adapters, base)
     return (
         float(value),
         {".".join(map(str, path)): np.asarray(leaf.get_raw_value()) for path, leaf in gradients.flat_state()},
-        text,
+        lowered.as_text(),
     )
 
 

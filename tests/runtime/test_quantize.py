@@ -78,10 +78,10 @@ NF4 = [
 @pytest.fixture(
     scope="module",
     params=[
-        "gemma4",
-        pytest.param("qwen3_moe", marks=pytest.mark.e2e),
+        "mistral",
+        pytest.param("gemma4", marks=pytest.mark.e2e),
+        pytest.param("qwen3_moe", marks=pytest.mark.nightly),
         pytest.param("phi3", marks=pytest.mark.e2e),
-        pytest.param("mistral", marks=pytest.mark.nightly),
     ],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
