@@ -32,9 +32,7 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, int], bool]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "model", [*list(MODELS)[:2], pytest.param("mistral, splash", marks=pytest.mark.e2e)]
-)
+@pytest.mark.parametrize("model", [*list(MODELS)[:2], pytest.param("mistral, splash", marks=pytest.mark.e2e)])
 def test_a_split_row_trains_as_on_one_device(model: str, tmp_path: Path) -> None:
     """Packed rows of seven samples, some longer than the window: the loss, and LoRA's gradients."""
     make, axes, splash = MODELS[model]
