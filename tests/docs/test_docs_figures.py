@@ -46,8 +46,8 @@ def pinned() -> dict[str, set[str]]:
     return found
 
 
-def test_the_readme_has_the_merge_as_it_was_measured() -> None:
-    shown = "README.md"
+def test_the_features_have_the_merge_as_it_was_measured() -> None:
+    shown = "docs/features.md"
     assert figure(shown, r"A base of ([\d.]+) GB in") == figure(
         "docs/benchmarks.md", r"base of ([\d.]+) GB in"
     )
@@ -62,9 +62,9 @@ def test_the_readme_has_the_merge_as_it_was_measured() -> None:
     assert faster > 3  # what "several" says
 
 
-def test_the_readme_has_the_speed_as_it_was_measured() -> None:
+def test_the_features_have_the_speed_as_it_was_measured() -> None:
     ratio = figure("docs/benchmarks.md", r"chunked loss \| [\d,]+ \| ([\d.]+) \|")
-    assert "trains several times as many real tokens a second" in " ".join(text("README.md").split())
+    assert "trains several times as many real tokens a second" in " ".join(text("docs/features.md").split())
     assert ratio > 3
 
 
@@ -93,7 +93,7 @@ def test_the_start_has_the_plan_that_is_on_record() -> None:
 @pytest.mark.parametrize(
     ("page", "pattern"),
     [
-        ("README.md", r"(\d+) ids in the catalogue"),
+        ("docs/features.md", r"(\d+) ids in the catalogue"),
         ("docs/faq.md", r"(\d+) ids: `recipe new`"),
         ("CHANGELOG.md", r"(\d+) models by their id"),
     ],
@@ -105,7 +105,7 @@ def test_the_catalogue_has_as_many_models_as_is_said(page: str, pattern: str) ->
 
 def test_numbers_in_words_are_those_of_the_code() -> None:
     policies = NUMBERS[len(get_args(Remat.model_fields["policy"].annotation))]
-    assert f"{policies} rematerialisation policies" in text("README.md")
+    assert f"{policies} rematerialization policies" in text("docs/features.md")
     assert f"{policies} policies of rematerialisation" in " ".join(text("CHANGELOG.md").split())
     families = NUMBERS.get(len(FAMILIES), str(len(FAMILIES)))
     assert f"| **{families} families** |" in text("docs/comparison.md")

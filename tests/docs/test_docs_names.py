@@ -64,8 +64,8 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_readme_has_every_command() -> None:
+def test_the_features_have_every_command() -> None:
     command = get_command(app)
     names = set(command.commands)  # type: ignore[attr-defined]
-    table = re.findall(r"^\| `recipe ([a-z]+)", (ROOT / "README.md").read_text("utf-8"), re.M)
+    table = re.findall(r"^\| `recipe ([a-z]+)", (ROOT / "docs/features.md").read_text("utf-8"), re.M)
     assert set(table) == names
