@@ -3,7 +3,8 @@
 An id is looked for among the models that were added beside the recipe (`added.py`), then in the catalogue.
 
 data/models.json holds, for each id, its family, whether it is tuned for chat, and the keys of its
-config.json that the family reads. A copy that others publish (unsloth/Qwen3-8B) is known as its original.
+config.json that the family reads; or the id that it is like, and what differs. A copy that others publish
+(unsloth/Qwen3-8B) is known as its original.
 data/other_models.json holds the families that cannot be trained, each with the beginnings of its ids' last
 parts: such an id is refused before anything is downloaded. A directory's own config.json wins: it is what
 will be loaded.
@@ -91,12 +92,21 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @functools.cache
 def entries() -> Mapping[str, Mapping[str, Any]]:
-    """data/models.json: {id: {"family": ..., "chat": ..., "config": {...}}}.
+    """data/models.json as {id: {"family": ..., "chat": ..., "config": {...}}}.
 
-    A model that is known by name alone has {"unsupported": why} instead.
+    An entry that is `like` another takes the values that it lacks from that one. A model that is known by its
+    name alone has {"unsupported": why} instead.
     """
     data: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
-    return data
+    return {name: _whole(entry, data) for name, entry in data.items()}
+
+
+def _whole(entry: dict[str, Any], data: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    if "like" not in entry:
+        return entry
+    other = data[entry["like"]]
+    own = {key: value for key, value in entry.items() if key != "like"}
+    return {**other, **own, "config": {**other["config"], **entry.get("config", {})}}
 
 
 def is_directory(model_id: str) -> bool:

@@ -155,7 +155,7 @@ def test_commands_in_the_readme_are_shell(root: Path, variants: Path, tmp_path: 
 def test_odd_texts_do_not_break_the_scripts(tmp_path: Path) -> None:
     folder = tmp_path / 'a"""b\\d'
     folder.mkdir()
-    entry = json.loads(catalog.DATA.read_text())["google/gemma-4-31B-it"]
+    entry = catalog.entries()["google/gemma-4-31B-it"]
     (folder / "config.json").write_text(json.dumps(entry["config"]))
     files = files_of(tmp_path, [f"model.id={json.dumps('./' + folder.name)}", 'launch.zone="a\'b $c"'])
     for name in ("train.py", "merge.py"):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.fewer_layers import with_layers
 from recipec.runtime.model.adapters import LoraSettings, build_adapters, matches, parse_layers
 from recipec.runtime.model.families import FAMILIES, Architecture, UnsupportedCheckpoint, family_of
@@ -21,8 +20,7 @@ from recipec.runtime.model.families.decoder import DecoderFamily
 from recipec.runtime.model.families.rotary import read_rope
 from tests import tiny
 
-CATALOGUE = Path(__file__).parents[2] / "compiler" / "data" / "models.json"
-ENTRIES = json.loads(CATALOGUE.read_text(encoding="utf-8"))
+ENTRIES = catalog.entries()
 BASES = {
     name: entry["config"]
     for name, entry in ENTRIES.items()
