@@ -135,32 +135,27 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
 
 def main(chosen: list[str]) -> int:
     page = ROOT / "docs" / "benchmarks.md"
-    texts = _sections(page.read_text(encoding="utf-8")) if chosen else {}
+    texts = _sections(page.read_text(encoding="utf-8"))
     for name in chosen or SECTIONS:
         print(f"measuring: {name}", file=sys.stderr, flush=True)
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         title, measure = SECTIONS[name]
-        texts[name] = f"## {title}\n\n{measure().rstrip()}\n\nMeasured on {today}, at commit {commit()}.\n"
-        print(texts[name], flush=True)
+        texts[title] = f"## {title}\n\n{measure().rstrip()}\n\nMeasured on {today}, at commit {commit()}.\n"
+        print(texts[title], flush=True)
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
     head = f"""# Benchmarks
 
 Written by `make bench`: {processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, recipec
 {metadata.version("recipec")}, {versions}. No GPU was at hand.
 """
-    page.write_text("\n".join([head, *(texts[name] for name in SECTIONS if name in texts)]), encoding="utf-8")
+    page.write_text("\n".join([head, *texts.values()]), encoding="utf-8")
     return 0
 
 
 def _sections(text: str) -> dict[str, str]:
-    """The page's sections by name, as far as it has them."""
-    parts = re.split(r"(?m)^(?=## )", text)[1:]
-    return {
-        name: f"{part.rstrip()}\n"
-        for name, (title, _) in SECTIONS.items()
-        for part in parts
-        if part.startswith(f"## {title}\n")
-    }
+    """The page's sections by title. One that nothing here measures stays as it is."""
+    parts = re.split(r"(?m)^## ", text)[1:]
+    return {part.partition("\n")[0]: f"## {part.rstrip()}\n" for part in parts}
 
 
 if __name__ == "__main__":
