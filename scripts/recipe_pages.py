@@ -27,42 +27,41 @@ MACHINES = ("v5e-8", "v5p-8", "v6e-8", "tpu7x-8")
 INTRODUCTION = """\
 # Recipes
 
-Each is a file in `recipes/`, and what it becomes is in `generated/`. Copy the one that is nearest, change
-the data, and ask what else that changes:
+The recipes are files in `recipes/`, and their artifacts are in `generated/`. Copy the recipe that is
+closest to your task, change the data, and compare:
 
 ```sh
 cp recipes/qwen3-14b-qlora-v5e8.yaml mine.yaml
 recipe diff recipes/qwen3-14b-qlora-v5e8.yaml mine.yaml
 ```
 
-All of them pass `recipe check`, and `make nightly` takes each through `recipe rehearse`. Those for TPUs were
-compiled by `recipe plan`; none was measured on one. When a recipe was changed,
-`python -m scripts.recipes plan` compiles it again, and `python -m scripts.recipes write` writes its head and
-this page.
+All recipes pass `recipe check`, and `make nightly` runs `recipe rehearse` on each. `recipe plan` compiled
+those for TPUs. None was measured on a TPU. After a change to a recipe, `python -m scripts.recipes plan`
+compiles it again, and `python -m scripts.recipes write` writes its head and this page.
 """
 
 ABOUT_FIGURES = """\
-HBM is of one JAX device: what the compiler asks for, of what there is. A step is an optimizer step. Where a
-cell has two figures, they are the ends of an interval around the estimate: so far were estimates from the
-runs that are published ([planning](planning.md)). Rows count as full, which packed ones nearly are. US$ are
-list prices of the machine, of which tpu7x has none; a recipe's `cost.train_usd_per_hour` says what you pay.
-`recipes/estimates.json` has the estimates themselves, the versions, the dates and all parts of the memory.
+HBM is the memory that the compiler allocates on one JAX device, and the memory of the device. A step is an
+optimizer step. Two figures in a cell are the ends of an interval around the estimate, from the errors of
+estimates for published runs ([planning](planning.md)). All rows count as full; packed rows nearly are. US$
+are list prices; tpu7x has none. A recipe's `cost.train_usd_per_hour` sets your price.
+`recipes/estimates.json` has the estimates, versions, dates and all parts of the memory.
 """
 
 ABOUT_FITS = """\
-At least so many GiB of each JAX device are taken by weights, trained state, and what the backward pass cannot
-do without: a bound from shapes, without compiling. It is of rows of 2,048 tokens, one on each device,
+A cell is a lower bound in GiB on each JAX device: weights, trained state, and the minimum for the backward
+pass. It is computed from shapes, without compiling, for rows of 2,048 tokens, one on each device,
 `remat: {policy: decoder}`, splash attention, all devices on fsdp, AdamW, LoRA of rank 32 on all seven
-projections, QLoRA in nf4. The compiler asks for more, often for some GiB: where a bound is near what the
-device has, ask `recipe plan`. A dash is more than the device has.
+projections, and QLoRA in nf4. The compiler allocates more, often by some GiB: if a bound is close to the
+device's memory, run `recipe plan`. A dash means that the bound is more than the device has.
 """
 
 
 ABOUT_EXPERTS = """\
-Of a micro-batch on one device, with tokens spread evenly over the experts: the experts' products, at half of
-the peak; the rows that go to the devices of their experts, and come back; the weights that are gathered. The
-last two are at the full speed of a chip's links, whether or not other work hides them; the step above counts
-what is not hidden.
+The figures are for a micro-batch on one device, with tokens spread evenly over the experts. Products are
+the matrix products of the experts, at half of the peak. Dispatch is the rows that go to the devices of
+their experts and back. Gathers are the gathered weights. Both are at the full speed of a chip's links, even
+if other work hides them; the step above counts only the time that is not hidden.
 """
 
 
@@ -272,10 +271,10 @@ def cards(programs: Mapping[str, Program], known: Mapping[str, Mapping[str, Foun
 
 
 ABOUT_CARDS = """\
-What of a recipe has been verified, and when; `recipe card RECIPE` and the README.md of its artifact say what
-was found, and on which versions. It is made from records: `recipes/estimates.json`, `recipes/rehearsed.json`
-(made by `python -m scripts.recipes rehearse`), and the proofs in `docs/models.json`. What has no record is
-"not yet", though a test may cover it: `make nightly` rehearses every recipe, and keeps no record of that.
+The table shows what was verified for each recipe, and when. `recipe card RECIPE` and the README.md of its
+artifact add the results and versions. The records are `recipes/estimates.json`, `recipes/rehearsed.json`
+(made by `python -m scripts.recipes rehearse`) and the proofs in `docs/models.json`. "not yet" means no
+record, but a test may cover it: `make nightly` rehearses every recipe without a record.
 """
 
 
@@ -295,7 +294,7 @@ def page(programs: Mapping[str, Program], record: Record, known: Mapping[str, Ma
         ABOUT_FIGURES,
         table(_HEAD, rows),
         *(
-            ["A row without a step was not planned again by its schedule.\n"]
+            ["A row without a step has no plan from its schedule yet.\n"]
             if any(not row[-3] for row in rows)
             else []
         ),
