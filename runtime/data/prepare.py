@@ -149,6 +149,12 @@ def prepare(
     how = coding(tokenizer, template, data, vocabulary, trained_on.sources)
     samples, train_report = read_split(trained_on, data, how, data_dir, tokenising)
     check_split("data.train", train_report, data)
+    if len(samples.liked):
+        from .unpaired import balance
+
+        liked, both = int(samples.liked.sum()), (train.desirable_weight, train.undesirable_weight)
+        if found := balance(liked, len(samples) - liked, both):
+            caching.say("; ".join(found))
     weights = source_weights(samples, data)
     epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
     if not epochs.draws:

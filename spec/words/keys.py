@@ -6,7 +6,7 @@ from recipec.spec.words.apart import apart, named
 
 _TEMPLATE = "the tokenizer's own template is taken; `data: {chat_template: template.jinja}` names another"
 _NO_REINFORCEMENT = (
-    "learning from rewards is not in this version: `train: {objective: sft}`, or dpo, cpo or orpo"
+    "learning from rewards is not in this version: `train: {objective: sft}`, or dpo, cpo, orpo or kto"
 )
 _BATCHES = (
     "global_batch_size holds the micro-batches of a step: `train: {global_batch_size: 8, "
@@ -189,7 +189,7 @@ KEYS: dict[str, str] = {
             "data.type data.train.type data.eval.type data.template_type dataset_type data_format "
             "dataset_format data.formatting data.train.formatting": "`data: {format: chat}`, or "
             "instruction, "
-            "prompt_completion, text or preference, for all sources",
+            "prompt_completion, text, preference or unpaired_preference, for all sources",
             "split dataset_split train_split data.subset data.split": "of a source: `data: {train: "
             "[{path: "
             '"hf://OWNER/NAME", split: "train[:10%]"}]}`',
@@ -292,7 +292,9 @@ KEYS: dict[str, str] = {
             "plugins integrations callbacks hooks profiler profiler_steps_per_profile": "plug-ins are "
             "not in "
             "this version: remove it",
-            "ref_model reference_model reference_free ref_adapter_name pref_ftx": "dpo compares with "
+            "reference_free": "without a reference learns `train: {objective: cpo}`, as SimPO with "
+            "`train: {objective: cpo, loss_type: simpo, cpo_alpha: 0.0}`",
+            "ref_model reference_model ref_adapter_name pref_ftx": "dpo compares with "
             "the model "
             "without its adapters: `train: {objective: dpo, beta: 0.1}`",
             "max_prompt_length max_completion_length max_new_tokens": "`data: {max_length: 3072}` holds "
