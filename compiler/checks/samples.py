@@ -17,10 +17,10 @@ from recipec.compiler.lowering.first_rows import LOOKED_AT, first_rows
 from recipec.compiler.lowering.sources import COMPRESSIBLE, escapes, is_inline, leads_out
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.data.advice import LEFTOVER, LIKED
-from recipec.runtime.data.formats import AnyRow, ParsedSample, is_labelled, parse_row
+from recipec.runtime.data.formats import AnyRow, ParsedSample, is_labelled, label_of, parse_row
 from recipec.runtime.data.messages import taught
 from recipec.runtime.data.preferences import parse_preference
-from recipec.runtime.data.unpaired import balance, label_of
+from recipec.runtime.data.unpaired import balance
 from recipec.runtime.data.values import Malformed
 from recipec.runtime.model.families import foreign_markers
 from recipec.spec.diagnostics import Diagnostic

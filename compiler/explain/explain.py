@@ -502,6 +502,10 @@ def _objective(program: Program) -> list[str]:
     return out
 
 
+MEANS = {"": "target tokens", "preference": "pairs", "unpaired_preference": "answers"}
+"""What a loss is the mean over, by the format that an objective learns from."""
+
+
 def _batches(program: Program) -> list[str]:
     train, data = program.recipe.train, program.recipe.data
     room = train.global_batch_size * data.max_length
@@ -511,7 +515,7 @@ def _batches(program: Program) -> list[str]:
         f"{plural(program.micro_batch_rows, 'row')} a micro-batch, {_micro_batches(program)} a step: "
         f"{plural(train.global_batch_size, 'row')}, {room:,} tokens of room",
         {
-            "tokens": "the loss is the mean over all target tokens of a step",
+            "tokens": f"the loss is the mean over all {MEANS[OBJECTIVES[train.objective].format]} of a step",
             "micro_batches": "the loss is the mean of the micro-batches' means",
         }[train.loss_normalization],
         *_balance(train.router_aux_loss_coef),

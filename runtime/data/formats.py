@@ -11,7 +11,7 @@ unpaired_preference  prompt and completion as in prompt_completion, and label: w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import UserError
@@ -166,9 +166,22 @@ def _prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping[str,
 
 
 def _unpaired(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
-    from .unpaired import parse_unpaired
+    return replace(prompted(origin, row, fields), liked=label_of(row, fields))
 
-    return parse_unpaired(origin, row, fields)
+
+def label_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> bool:
+    """Whether a row's answer is desirable. In CSV that is a text.
+
+    Raises:
+        Malformed: it is neither true nor false.
+    """
+    name = fields.get("label", "label")
+    value = required(row, name)
+    if isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.strip().lower(), value)
+    if not isinstance(value, bool):
+        raise Malformed(f"{name!r} is {value!r}, and not true or false")
+    return value
 
 
 def prompted(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:

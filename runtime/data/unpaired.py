@@ -1,37 +1,6 @@
-"""Rows of the format unpaired_preference: an answer that is desirable or not."""
+"""Rows of the format unpaired_preference as a whole: how many answers are desirable."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
-from .formats import ParsedSample, prompted, required
-from .values import Malformed
-
-
-def parse_unpaired(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
-    """A prompt, its completion and the label, as TRL has them.
-
-    Raises:
-        Malformed: it is not of the format.
-    """
-    return replace(prompted(origin, row, fields), liked=label_of(row, fields))
-
-
-def label_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> bool:
-    """Whether a row's answer is desirable. In CSV that is a text.
-
-    Raises:
-        Malformed: it is neither true nor false.
-    """
-    name = fields.get("label", "label")
-    value = required(row, name)
-    if isinstance(value, str):
-        value = {"true": True, "false": False}.get(value.strip().lower(), value)
-    if not isinstance(value, bool):
-        raise Malformed(f"{name!r} is {value!r}, and not true or false")
-    return value
 
 
 def balance(liked: int, others: int, weights: tuple[float, float]) -> tuple[str, str] | None:

@@ -62,6 +62,8 @@ KEYS: dict[str, str] = {
             "train.objective": "stage rl trainer_type",
             "train.loss_type": "pref_loss dpo_loss_type",
             "train.beta": "rl_beta pref_beta dpo_beta orpo_alpha orpo_beta",
+            "train.desirable_weight": "kto_desirable_weight kto_chosen_weight chosen_weight",
+            "train.undesirable_weight": "kto_undesirable_weight kto_rejected_weight rejected_weight",
             "train.router_aux_loss_coef": "moe_aux_loss_coef moe_aux_loss_coeff aux_loss_coef aux_loss_alpha "
             "router_aux_loss_coefficient load_balancing_loss_coef load_balance_loss_weight",
             "train.neftune_noise_alpha": "noise_alpha noisy_embedding_alpha neft_alpha neftune_alpha",
