@@ -107,7 +107,7 @@ class DataSettings:
         train, eval: where the samples come from; a bare text stands for `Source(path)`.
         eval_fraction: share of the rows of `train` that is held out for evaluation instead of `eval`.
         eval_seed: of the choice of these rows.
-        format: "chat", "instruction", "prompt_completion", "text" or "preference".
+        format: "chat", "instruction", "prompt_completion", "text", "preference" or "unpaired_preference".
         fields: name that the project uses -> name in the files.
         transform: "FILE.py:FUNCTION", a row -> row or None, relative to the artifact's folder.
         chat_template: a Jinja template's path or its text, None for the tokenizer's.
@@ -191,14 +191,15 @@ class TrainSettings:
 
     Attributes:
         objective: a key of `runtime.training.objectives.OBJECTIVES`.
-        beta: of DPO's and CPO's losses, or the weight of ORPO's odds ratio.
-        loss_type: of DPO and CPO: a key of `runtime.training.objectives.PAIR_LOSSES`.
+        beta: of DPO's, CPO's and KTO's losses, or the weight of ORPO's odds ratio.
+        loss_type: of DPO, CPO and KTO: a key of the objective's `losses`.
         label_smoothing: the share of preferences that are taken to be mistaken; of sft the share of a target
             that is spread over the vocabulary.
         z_loss: sft: weight of the squared logsumexp of the logits.
         neftune_noise_alpha: sft: of the noise on the embeddings; None for none.
         simpo_gamma: SimPO's margin.
         cpo_alpha: weight of the chosen texts' likelihood in CPO.
+        desirable_weight, undesirable_weight: of KTO's losses of an answer.
         epochs: passes over the data; None when `steps` is given.
         steps: optimizer steps; None when `epochs` is given.
         global_batch_size: rows of an optimizer step.
@@ -223,6 +224,8 @@ class TrainSettings:
     neftune_noise_alpha: float | None = None
     simpo_gamma: float = 0.5
     cpo_alpha: float = 1.0
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
     epochs: int | None = None
     steps: int | None = None
     global_batch_size: int

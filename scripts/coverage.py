@@ -39,7 +39,7 @@ SETS = {
     "automodel": "checkpoint.checkpoint_dir=gs://bucket/run",
 }
 """Where a run of several hosts keeps its checkpoints: a folder that all reach."""
-SCRIPTS = ("sft", "dpo", "orpo", "cpo")
+SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto")
 
 UNKNOWN = "model not known"
 REASONS = {

@@ -217,6 +217,7 @@ def _trl(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, An
         "dpo": "DPOConfig",
         "orpo": "ORPOConfig",
         "cpo": "CPOConfig",
+        "kto": "KTOConfig",
         "script": "ScriptArguments",
         "model": "ModelConfig",
         "mixture": "DatasetMixtureConfig",

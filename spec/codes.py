@@ -598,7 +598,8 @@ DATA: dict[str, Code] = {
     ),
     "E0414": Code(
         "objective and format",
-        "dpo, cpo and orpo learn from preferences; sft learns from every other format.",
+        "dpo, cpo and orpo learn from preferences, kto from unpaired_preference, and sft from every other "
+        "format.",
         "Change one of the two.",
     ),
     "E0415": Code(
@@ -623,7 +624,7 @@ DATA: dict[str, Code] = {
     ),
     "E0419": Code(
         "packed preferences",
-        "A pair of answers is compared whole, in rows of its own.",
+        "An answer that is judged, by itself or beside another, has a row of its own.",
         "`packing: false`.",
     ),
     "E0420": Code(
@@ -649,9 +650,10 @@ DATA: dict[str, Code] = {
     ),
     "E0424": Code(
         "preferences with a label",
-        "A prompt, a completion and whether it is liked are data for KTO, which this version does not train. "
-        "As `prompt_completion` the disliked answers would be learnt too.",
-        "Keep the liked answers with a `data.transform`, or make pairs: `format: preference`.",
+        "A prompt, a completion and whether it is desirable are data for KTO. As `prompt_completion` the "
+        "undesirable answers would be learnt too.",
+        "`format: unpaired_preference` with `objective: kto`, or keep the desirable answers with a "
+        "`data.transform`.",
     ),
     "E0425": Code(
         "data is no regular file",
@@ -661,8 +663,8 @@ DATA: dict[str, Code] = {
     ),
     "E0450": Code(
         "preferences beside other samples",
-        "A source's own format is preference and the others' is not, or the other way round. Pairs of "
-        "answers are compared, each a row of its own, and no other samples are.",
+        "A source's own format is preference or unpaired_preference and the others' is not, or the other way "
+        "round. Answers are judged, each in a row of its own, and no other samples are.",
         "Train on the two kinds one after the other, in recipes of their own.",
     ),
     "W0451": Code(
@@ -711,13 +713,38 @@ DATA: dict[str, Code] = {
     ),
     "E0431": Code(
         "loss of another objective",
-        "dpo compares with a reference and cpo does not, and not every loss of a pair is of both.",
+        "dpo compares with a reference and cpo does not, and not every loss of a pair is of both; kto has "
+        "losses of single answers.",
         "Another `loss_type`, or the objective that has it.",
     ),
     "E0432": Code(
         "label_smoothing with a loss that has none",
         "Only the logistic losses have a form in which a share of the preferences is mistaken.",
         "Remove it, or `loss_type: sigmoid` or `robust`.",
+    ),
+    "E0720": Code(
+        "answers without a label",
+        "Of a sample of the format unpaired_preference, label says whether its answer is desirable: true or "
+        "false, in CSV as a text.",
+        "Name the column with `data.fields`, or make it with a `data.transform`.",
+    ),
+    "W0721": Code(
+        "answers of one kind alone",
+        "KTO tells desirable answers from undesirable ones. With one kind alone the model only moves "
+        "towards it, or away from it.",
+        "Add answers of the other kind, or learn the desirable ones with `objective: sft`.",
+    ),
+    "E0722": Code(
+        "nothing to pair an answer with",
+        "The loss kto estimates how far the model is from the reference by prompts with the answers of other "
+        "rows that a device computes beside them. A row alone has its own, which TRL refuses as well.",
+        "`micro_batch_size: 2` or more, or `loss_type: apo_zero_unpaired`, which estimates nothing.",
+    ),
+    "N0723": Code(
+        "weights of the two kinds of answers",
+        "desirable_weight times the desirable answers should be 1 to 4/3 of undesirable_weight times the "
+        "others (Ethayarajh et al. 2024, eq. 8; TRL warns as well).",
+        "One of the two weights that the message gives.",
     ),
 }
 
@@ -775,8 +802,8 @@ TRAIN: dict[str, Code] = {
     ),
     "W0511": Code(
         "preference field without effect",
-        "beta, loss_type, label_smoothing, simpo_gamma and cpo_alpha belong to objectives, or to losses of "
-        "them, that this recipe does not have.",
+        "beta, loss_type, label_smoothing, simpo_gamma, cpo_alpha, desirable_weight and undesirable_weight "
+        "belong to objectives, or to losses of them, that this recipe does not have.",
         "Remove it.",
     ),
     "W0513": Code(
@@ -1692,8 +1719,8 @@ PORT: dict[str, Code] = {
     "E1149": Code(
         "another kind of training",
         "The ported file is of a stage or a method that recipes do not have: reward models, reinforcement "
-        "learning, kto, distillation, adapters that are not LoRA.",
-        "Port the supervised stage, or the one of preferences (dpo, cpo, orpo).",
+        "learning, distillation, adapters that are not LoRA.",
+        "Port the supervised stage, or the one of preferences (dpo, cpo, orpo, kto).",
     ),
     "E1150": Code(
         "images or sound",
@@ -1737,7 +1764,7 @@ PORT: dict[str, Code] = {
     ),
     "E1171": Code(
         "another script of TRL",
-        "The file is for a script of TRL that recipes have no counterpart of (GRPO, KTO, RLOO, reward "
+        "The file is for a script of TRL that recipes have no counterpart of (GRPO, RLOO, reward "
         "models, distillation), or has a key that the script named by `--script` does not have.",
         "Port the config of an SFT, DPO, CPO or ORPO run, or take the key out by `--set KEY=null`.",
     ),

@@ -49,6 +49,14 @@ def _has_pairs(program: Program) -> bool:
     return OBJECTIVES[program.recipe.train.objective].pairs
 
 
+def _has_losses(program: Program) -> bool:
+    return bool(OBJECTIVES[program.recipe.train.objective].losses)
+
+
+def _has_answers(program: Program) -> bool:
+    return _has_losses(program) and not _has_pairs(program)
+
+
 def _has_experts(program: Program) -> bool:
     return program.architecture.routing[0] > 0
 
@@ -86,7 +94,10 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.checkpoints.local_saving": lambda program: program.recipe.checkpoint.local,
     "runtime.data.preferences": _has_pairs,
     "runtime.training.pair_losses": _has_pairs,
-    "runtime.training.preference": _has_pairs,
+    "runtime.training.preference": _has_losses,
+    "runtime.data.unpaired": _has_answers,
+    "runtime.training.kto": _has_answers,
+    "runtime.training.unpaired": _has_answers,
     "runtime.model.quantize": lambda program: program.lora and program.lora.quantize,
     "runtime.data.new_tokens": lambda program: program.recipe.model.add_tokens,
     "runtime.model.dora": lambda program: program.lora and program.lora.kind == "dora",

@@ -13,6 +13,7 @@ from recipec.compiler.lowering.families import facts_of
 from recipec.compiler.lowering.run_length import held_out
 from recipec.compiler.lowering.sources import escapes, is_dataset
 from recipec.compiler.wording import plural
+from recipec.runtime.data.formats import ALONE
 from recipec.runtime.endless import ENDLESS, INTO_A_FILE, is_endless
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import join
@@ -183,7 +184,7 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
             "data.max_length",
             f"max_length: {up}",
         )
-    if data.packing or data.format == "preference":
+    if data.packing or data.format in ALONE:
         return
     local = facts.length.data
     padded = f"every sample is padded to max_length {data.max_length:,} and computed at that length"

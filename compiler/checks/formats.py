@@ -19,7 +19,7 @@ from recipec.compiler.lowering.sources import (
     names_nothing,
 )
 from recipec.compiler.wording import flow, listing
-from recipec.runtime.data.formats import FIELDS, LOSS_ON, may_carry
+from recipec.runtime.data.formats import ALONE, FIELDS, LOSS_ON, may_carry
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec import words
 from recipec.spec.diagnostics import Diagnostic
@@ -27,6 +27,13 @@ from recipec.spec.language import Data, DataSource
 from recipec.spec.paths import Part, join
 
 LARGEST_TRANSFORM = 2**20
+
+LEARNT_FROM = {
+    "": "samples to write",
+    "preference": "pairs of answers",
+    "unpaired_preference": "answers that are desirable or not",
+}
+"""What objectives of a format learn from."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -70,11 +77,11 @@ def rows_of(facts: Facts) -> Iterator[Rows]:
 
 def _rows(rows: Rows) -> Iterator[Diagnostic]:
     own, whole = rows.data.format, rows.section.format
-    if (own == "preference") != (whole == "preference"):
+    if own != whole and {own, whole} & {*ALONE}:
         yield Diagnostic(
             "E0450",
-            f"the samples of this source are {own}, and data.format is {whole}: pairs of answers are "
-            "compared, and no other samples are",
+            f"the samples of this source are {own}, and data.format is {whole}: answers are judged, and no "
+            "other samples are",
             join((*rows.place, "format")),
             "remove the line, or train on the two kinds one after the other, in recipes of their own",
         )
@@ -85,11 +92,11 @@ def _rows(rows: Rows) -> Iterator[Diagnostic]:
 
 def _objective(facts: Facts) -> Iterator[Diagnostic]:
     data, objective = facts.recipe.data, facts.recipe.train.objective
-    pairs = OBJECTIVES[objective].pairs
-    if pairs != (data.format == "preference"):
-        wanted = "preference" if pairs else "chat"
-        learnt = "sft" if data.format != "preference" else "dpo"
-        what = "pairs of answers" if pairs else "samples to write"
+    wants = OBJECTIVES[objective].format
+    if wants != (data.format if data.format in ALONE else ""):
+        wanted = wants or "chat"
+        learnt = {"preference": "dpo", "unpaired_preference": "kto"}.get(data.format, "sft")
+        what = LEARNT_FROM[wants]
         place = facts.first_given("train.objective", "data.format")
         ways = (
             [f"objective: {learnt}", f"data: {{format: {wanted}}}"]
@@ -102,10 +109,10 @@ def _objective(facts: Facts) -> Iterator[Diagnostic]:
             place,
             listing(ways, "or"),
         )
-    if data.format == "preference" and data.packing:
+    if data.format in ALONE and data.packing:
         yield Diagnostic(
             "E0419",
-            "preferences are not packed: the chosen and the rejected answer of a pair are compared whole",
+            "preferences are not packed: the answers that are judged have rows of their own",
             "data.packing",
             "packing: false",
         )

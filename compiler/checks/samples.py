@@ -15,11 +15,12 @@ from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.families import FAMILIES
 from recipec.compiler.lowering.first_rows import LOOKED_AT, first_rows
 from recipec.compiler.lowering.sources import COMPRESSIBLE, escapes, is_inline, leads_out
-from recipec.compiler.wording import listing
+from recipec.compiler.wording import listing, plural
 from recipec.runtime.data.advice import LEFTOVER, LIKED
-from recipec.runtime.data.formats import KTO, AnyRow, ParsedSample, is_labelled, parse_row
+from recipec.runtime.data.formats import AnyRow, ParsedSample, is_labelled, label_of, parse_row
 from recipec.runtime.data.messages import taught
 from recipec.runtime.data.preferences import parse_preference
+from recipec.runtime.data.unpaired import balance
 from recipec.runtime.data.values import Malformed
 from recipec.runtime.model.families import foreign_markers
 from recipec.spec.diagnostics import Diagnostic
@@ -71,6 +72,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         yield from () if own else _markup(facts, template, place)
     yield from _reasoning(facts, template)
     yield from _rows(facts, template)
+    yield from _labels(facts)
 
 
 def _reasoning(facts: Facts, template: str | None) -> Iterator[Diagnostic]:
@@ -187,6 +189,50 @@ def _tuned(model_id: str) -> str:
     return f"model: {{id: {known}}}, or " if known else ""
 
 
+def _labels(facts: Facts) -> Iterator[Diagnostic]:
+    """What the first rows of local files say of which answers are desirable."""
+    recipe = facts.recipe
+    if recipe.data.format != "unpaired_preference":
+        return
+    counts = [0, 0]
+    whole = recipe.data.eval_fraction is None
+    for part, sources in (("train", recipe.data.train), ("eval", recipe.data.eval)):
+        for index, source in enumerate(sources):
+            own = recipe.data.of(source)
+            rows = _first(facts, source.path)[: source.limit] if own.transform is None else []
+            whole = whole and 0 < len(rows) < LOOKED_AT
+            found: list[bool | str] = [_label(row, own.fields) for row in rows]
+            faults = [one for one in found if isinstance(one, str)]
+            if rows and len(faults) > (recipe.data.max_invalid_ratio if whole else 0.5) * len(rows):
+                yield Diagnostic(
+                    "E0720",
+                    f"of {plural(len(rows), 'sample')} of `{source.path}` {len(faults)} do not say whether "
+                    f"the answer is desirable: {faults[0]}",
+                    f"data.{part}[{index}].path",
+                    "label: true or false in each, or data: {fields: {label: COLUMN}}",
+                )
+                return
+            if part == "train":
+                counts[0] += found.count(True)
+                counts[1] += found.count(False)
+    train = recipe.train
+    if not whole or not any(counts):
+        return
+    unequal = balance(counts[0], counts[1], (train.desirable_weight, train.undesirable_weight))
+    if unequal is not None:
+        given = facts.first_given("train.desirable_weight", "train.undesirable_weight", "train.objective")
+        code, place = ("N0723", given) if all(counts) else ("W0721", "data.train")
+        yield Diagnostic(code, unequal[0], place, unequal[1])
+
+
+def _label(row: dict[str, Any], fields: dict[str, str]) -> bool | str:
+    """Whether an answer is desirable, or why that cannot be told."""
+    try:
+        return label_of(row, fields)
+    except Malformed as error:
+        return str(error)
+
+
 def _rows(facts: Facts, template: str | None) -> Iterator[Diagnostic]:
     """What the first rows of local files hold and nothing writes."""
     data = facts.recipe.data
@@ -201,7 +247,8 @@ def _rows(facts: Facts, template: str | None) -> Iterator[Diagnostic]:
             if own.format == "prompt_completion" and any(_is_labelled(row, own.fields) for row in rows):
                 yield Diagnostic(
                     "E0424",
-                    f"`{source.path}` has prompts, completions and a label: these are preferences for {KTO}",
+                    f"`{source.path}` has prompts, completions and a label: these are answers for "
+                    "objective: kto",
                     f"data.{part}[{index}].path",
                     LIKED,
                 )

@@ -151,7 +151,7 @@ def _preferences(facts: Facts) -> Iterator[Diagnostic]:
     """The keys of preferences, against the objective and its loss."""
     train = facts.recipe.train
     objective, names = OBJECTIVES[train.objective], facts.recipe.train.model_fields_set
-    if objective.pairs and objective.loss(train.loss_type) is None:
+    if objective.losses and objective.loss(train.loss_type) is None:
         having = [name for name, one in OBJECTIVES.items() if train.loss_type in one.losses]
         yield Diagnostic(
             "E0431",
@@ -160,6 +160,14 @@ def _preferences(facts: Facts) -> Iterator[Diagnostic]:
             f"loss_type: {next(iter(objective.losses))}, or objective: {listing(having, 'or')}",
         )
         return
+    if train.loss_type in objective.mismatched and train.micro_batch_size < 2:
+        yield Diagnostic(
+            "E0722",
+            f"the loss {train.loss_type} also asks for each prompt with the answer of another row of its "
+            "micro-batch on a device, and there is none",
+            "train.micro_batch_size",
+            "micro_batch_size: 2, or loss_type: apo_zero_unpaired",
+        )
     read = objective.reads(train.loss_type)
     by_loss = "loss_type" in objective.settings
     if by_loss and train.label_smoothing and "label_smoothing" not in read:

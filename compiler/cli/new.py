@@ -30,6 +30,7 @@ class Method(str, Enum):  # noqa: UP042 (typer shows the values of a str enum)
     LORA = "lora"
     QLORA = "qlora"
     DPO = "dpo"
+    KTO = "kto"
     FULL = "full"
 
 
@@ -41,6 +42,7 @@ class DataFormat(str, Enum):  # noqa: UP042
     PROMPT_COMPLETION = "prompt_completion"
     TEXT = "text"
     PREFERENCE = "preference"
+    UNPAIRED_PREFERENCE = "unpaired_preference"
 
 
 def new(
@@ -86,7 +88,7 @@ def new(
         Method | None,
         typer.Option(
             "--method",
-            help="lora, or qlora where that does not fit; dpo where the data is preferences.",
+            help="lora, or qlora where that does not fit; dpo or kto where the data is preferences.",
             show_default=False,
         ),
     ] = None,

@@ -51,6 +51,7 @@ class Script(str, Enum):  # noqa: UP042 (as Format)
     DPO = "dpo"
     ORPO = "orpo"
     CPO = "cpo"
+    KTO = "kto"
 
 
 class Tool(str, Enum):  # noqa: UP042 (as Format)

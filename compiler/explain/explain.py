@@ -479,10 +479,10 @@ def _train(program: Program) -> list[str]:
 
 
 def _objective(program: Program) -> list[str]:
-    """What is learnt of preferences, and what that keeps."""
+    """What is learnt of preferences, and what that keeps and asks."""
     recipe, train = program.recipe, program.recipe.train
     objective = OBJECTIVES[train.objective]
-    if not objective.pairs:
+    if not objective.losses:
         return []
     out = [f"learnt by {objective.title}{settings_of(train.model_dump())}"]
     if keeps_copy(train.objective, recipe.lora):
@@ -493,7 +493,17 @@ def _objective(program: Program) -> list[str]:
         )
     elif objective.reference:
         out.append("the reference is the base without its adapters: no weights of its own")
+    if train.loss_type in objective.mismatched:
+        out.append(
+            "how far the model is from the reference is estimated in each micro-batch, from its prompts with "
+            f"other rows' answers: of a device's {train.micro_batch_size} rows each takes that of the one "
+            "before it, and the first that of the last"
+        )
     return out
+
+
+MEANS = {"": "target tokens", "preference": "pairs", "unpaired_preference": "answers"}
+"""What a loss is the mean over, by the format that an objective learns from."""
 
 
 def _batches(program: Program) -> list[str]:
@@ -505,7 +515,7 @@ def _batches(program: Program) -> list[str]:
         f"{plural(program.micro_batch_rows, 'row')} a micro-batch, {_micro_batches(program)} a step: "
         f"{plural(train.global_batch_size, 'row')}, {room:,} tokens of room",
         {
-            "tokens": "the loss is the mean over all target tokens of a step",
+            "tokens": f"the loss is the mean over all {MEANS[OBJECTIVES[train.objective].format]} of a step",
             "micro_batches": "the loss is the mean of the micro-batches' means",
         }[train.loss_normalization],
         *_balance(train.router_aux_loss_coef),

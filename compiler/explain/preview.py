@@ -263,6 +263,8 @@ class _Rows:
             if isinstance(row, PreferenceRow):
                 for name, answer in zip(("chosen", "rejected"), row.answers(), strict=True):
                     yield replace(answer, origin=f"{row.origin} {name}")
+            elif row.liked is not None:
+                yield replace(row, origin=f"{row.origin} {'desirable' if row.liked else 'undesirable'}")
             else:
                 yield row
 

@@ -26,8 +26,14 @@ SHORT_ROWS_BELOW_GIB = 16
 MOST_TOKENS = 16_384
 """Of a device's micro-batch: a device is as busy with these as it will be."""
 
-ROWS = {"lora": 8, "qlora": 8, "full": 16, "dpo": 32}
+ROWS = {"lora": 8, "qlora": 8, "full": 16, "dpo": 32, "kto": 32}
 """Rows of an optimizer step at the least, by method; of preferences, pairs."""
+
+JUDGED = {"preference": "dpo", "unpaired_preference": "kto"}
+"""Methods of formats whose answers are judged."""
+
+FEWEST = {"kto": 2}
+"""Rows of a device's micro-batch at the least, where one is too few."""
 
 RANK = 16
 
@@ -37,7 +43,7 @@ class Configuration:
     """What a new recipe may be asked to run.
 
     Attributes:
-        method: lora, qlora, dpo or full.
+        method: lora, qlora, dpo, kto or full.
         quantize: whether the base's weights are held in 4 bits.
         fsdp, tp: devices along the axes.
         policy: of remat.
@@ -108,7 +114,9 @@ def smallest_need(probe: Probe, accelerator: Accelerator, method: str | None) ->
 
 def resized(probe: Probe, draft: Draft, rows: int, length: int) -> Draft:
     """The same with fewer rows a step, or shorter ones."""
-    micro = max(size for size in divisors(rows // draft.fsdp) if size <= draft.micro)
+    fewest = FEWEST.get(draft.method, 1)
+    rows = max(rows, fewest * draft.fsdp)
+    micro = max(size for size in divisors(rows // draft.fsdp) if size <= max(fewest, draft.micro))
     return _draft(probe, replace(draft, micro=micro, rows=rows, length=length))
 
 
@@ -121,8 +129,8 @@ def _methods(method: str | None) -> Sequence[tuple[str, bool]]:
     """Methods in the order in which they are tried, and whether the base is quantised."""
     if method is None:
         return (("lora", False), ("qlora", True))
-    if method == "dpo":
-        return (("dpo", False), ("dpo", True))
+    if method in JUDGED.values():
+        return ((method, False), (method, True))
     return ((method, method == "qlora"),)
 
 
@@ -146,7 +154,7 @@ def _first(
             if policy == "save_attention" and _attention(probe, accelerator) != "splash":
                 continue
             best = None
-            for micro in divisors(rows // axes[0]):
+            for micro in (size for size in divisors(rows // axes[0]) if size >= FEWEST.get(method, 1)):
                 one = Configuration(accelerator, method, quantize, *axes, policy, micro, rows, length)
                 found = _draft(probe, one)
                 if (best is not None and micro * length > MOST_TOKENS) or not fits(accelerator, found.need):

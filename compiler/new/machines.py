@@ -16,7 +16,7 @@ from recipec.spec.diagnostics import Diagnostic
 CPU = "cpu-8"
 """Stands for all of them."""
 
-TITLES = {"lora": "LoRA", "qlora": "QLoRA", "dpo": "DPO", "full": "full fine-tuning"}
+TITLES = {"lora": "LoRA", "qlora": "QLoRA", "dpo": "DPO", "kto": "KTO", "full": "full fine-tuning"}
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,20 @@ from recipec.compiler.lowering.catalog import is_directory, title
 from recipec.compiler.lowering.first_rows import LOOKED_AT
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.sizes import BYTES
-from recipec.compiler.new.draft import RANK, Draft, dtype
+from recipec.compiler.new.draft import JUDGED, RANK, Draft, dtype
 from recipec.compiler.new.memory import Probe
 from recipec.compiler.new.pace import EVERY, Pace
 from recipec.compiler.new.source import PLACEHOLDER, NewData
 from recipec.compiler.port.ledger import Line
 from recipec.compiler.port.write import recipe_text
 from recipec.compiler.wording import listing, plural, quantity, which_layers
+from recipec.runtime.data.formats import ALONE
 from recipec.runtime.model.families import Architecture
 from recipec.spec.language import VERSION
 
 Lines = dict[str, Line]
 
-RATES = {"lora": 1e-4, "qlora": 1e-4, "dpo": 5e-6, "full": 1e-5}
+RATES = {"lora": 1e-4, "qlora": 1e-4, "dpo": 5e-6, "kto": 5e-6, "full": 1e-5}
 """Peaks of the learning rate by method."""
 
 HELD_OUT = 0.02
@@ -36,6 +37,7 @@ EXAMPLES = {
     "prompt_completion": '{"prompt": "...", "completion": "..."}',
     "text": '{"text": "..."}',
     "preference": '{"prompt": "...", "chosen": "...", "rejected": "..."}',
+    "unpaired_preference": '{"prompt": "...", "completion": "...", "label": true}',
 }
 """A row of each format."""
 
@@ -45,6 +47,7 @@ HOLDS = {
     "prompt_completion": "prompt and completion, which is learnt; as text they go without a chat template",
     "text": "text, all of which is learnt",
     "preference": "prompt, chosen and rejected: a row each for the chosen and the rejected answer",
+    "unpaired_preference": "prompt, completion and label, which says whether the completion is desirable",
 }
 """What a sample of each format is."""
 
@@ -52,6 +55,7 @@ METHODS = {
     "lora": "fine-tuned with LoRA",
     "qlora": "fine-tuned with QLoRA",
     "dpo": "tuned on preferences with DPO",
+    "kto": "tuned on answers that are desirable or not with KTO",
     "full": "fine-tuned, all of its weights,",
 }
 
@@ -109,7 +113,7 @@ def _model(c: Contents) -> Lines:
         lines["model.dtype"] = Line("float32", "CPUs are slow at bfloat16")
     if c.draft.attention == "splash":
         why = "the TPU's fused kernel, which keeps no scores"
-        packed = ", with borders between packed samples" if c.source.format != "preference" else ""
+        packed = ", with borders between packed samples" if c.source.format not in ALONE else ""
         lines["model.attention"] = Line("splash", f"{why}{packed}")
     return lines
 
@@ -187,7 +191,7 @@ def _data(c: Contents) -> Lines:
         of = "the rows" if (source.rows or 0) < LOOKED_AT else f"the first {LOOKED_AT} rows"
         longer = f"the longest of {of} has about {plural(source.longest, 'token')}; {longer}"
     lines["data.max_length"] = Line(d.length, longer)
-    if format != "preference":
+    if format not in ALONE:
         lines["data.packing"] = Line(True, "several samples share a row, each seeing itself alone")
     return lines
 
@@ -195,8 +199,8 @@ def _data(c: Contents) -> Lines:
 def _train(c: Contents) -> Lines:
     d = c.draft
     lines: Lines = {}
-    if d.method == "dpo":
-        lines["train.objective"] = Line("dpo")
+    if d.method in JUDGED.values():
+        lines["train.objective"] = Line(d.method)
         lines["train.beta"] = Line(0.1, "how closely to stay to the model that training starts from")
     unit = "pair" if d.method == "dpo" else "row"
     each = plural(d.micro, unit)

@@ -15,7 +15,7 @@ from recipec.compiler.lowering.hardware import Accelerator, UnknownAccelerator, 
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import Length, run_length
-from recipec.compiler.new.draft import RANK, Draft, drafts
+from recipec.compiler.new.draft import FEWEST, JUDGED, RANK, Draft, drafts
 from recipec.compiler.new.machines import refusal
 from recipec.compiler.new.memory import Probe
 from recipec.compiler.new.new_recipe_text import Contents, write
@@ -35,7 +35,7 @@ class NewRecipeOptions:
 
     Attributes:
         model: as the recipe names it.
-        method: lora, qlora, dpo or full; None takes the gentlest that fits.
+        method: lora, qlora, dpo, kto or full; None takes the gentlest that fits.
         source: its data, with its path as the recipe names it.
         serve: the machine that serves, None for none.
         file: where it will lie.
@@ -95,8 +95,9 @@ def spelt(model: str, folder: Path) -> str:
 
 def usual_format(model: str, method: str | None, file: Path) -> str:
     """The format of data that is yet to come."""
-    if method == "dpo":
-        return "preference"
+    for judged, name in JUDGED.items():
+        if method == name:
+            return judged
     try:
         chat = catalog.find(model, file.parent).chat
     except (catalog.UnknownModel, UnsupportedCheckpoint):
@@ -131,13 +132,14 @@ def _settled(asked: NewRecipeOptions) -> NewRecipeOptions:
     Raises:
         ArtifactError: the two do not go together.
     """
-    preferences = asked.source.format == "preference"
-    if preferences and asked.method is None:
-        return replace(asked, method="dpo")
-    if preferences != (asked.method == "dpo"):
+    own = JUDGED.get(str(asked.source.format))
+    if own is not None and asked.method is None:
+        return replace(asked, method=own)
+    if own != (asked.method if asked.method in JUDGED.values() else None):
         raise ArtifactError(
             f"--method {asked.method} does not go with data of the format {asked.source.format}",
-            "dpo learns from preferences: prompt, chosen and rejected; the other methods do not",
+            "dpo learns from prompt, chosen and rejected, and kto from prompt, completion and label; the "
+            "other methods do not",
         )
     return asked
 
@@ -157,9 +159,9 @@ def look(name: str, model: str, method: str | None, file: Path) -> Probe:
     }
     if method != "full":
         values["lora"] = {"rank": RANK}
-    if method == "dpo":
-        values["data"]["format"] = "preference"
-        values["train"] = {"objective": "dpo"}
+    if method in JUDGED.values():
+        values["data"]["format"] = usual_format(model, method, file)
+        values["train"] = {"objective": method, "micro_batch_size": FEWEST.get(str(method), 1)}
     program, problem = _lowered(file, to_yaml(values))
     if program is None:
         assert problem is not None

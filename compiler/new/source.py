@@ -15,13 +15,14 @@ from recipec.compiler.lowering.first_rows import first_rows
 from recipec.compiler.lowering.run_length import CHARACTERS_PER_TOKEN
 from recipec.compiler.wording import listing
 from recipec.runtime.data.advice import LIKED
-from recipec.runtime.data.formats import FIELDS, KTO, is_labelled
+from recipec.runtime.data.formats import FIELDS, is_labelled
 
 PLACEHOLDER = "data/train.jsonl"
 """What a recipe names whose data was not given, beside the recipe."""
 
 COLUMNS: tuple[tuple[str, dict[str, str]], ...] = (
     ("preference", {"chosen": "chosen", "rejected": "rejected"}),
+    ("unpaired_preference", {"prompt": "prompt", "completion": "completion", "label": "label"}),
     ("chat", {"messages": "messages"}),
     ("chat", {"messages": "conversations"}),
     ("chat", {"messages": "conversation"}),
@@ -103,8 +104,8 @@ def look(file: Path, format: str | None) -> NewData:
     if not rows:
         raise ArtifactError(f"{file} has no rows", "put samples into it, or name another file")
     longest = max(map(_tokens, rows)) or None
-    if format in (None, "prompt_completion") and any(map(_is_labelled, rows)):
-        raise ArtifactError(f"{file} has prompts, completions and a label: preferences for {KTO}", LIKED)
+    if format == "prompt_completion" and any(map(_is_labelled, rows)):
+        raise ArtifactError(f"{file} has prompts, completions and a label: for objective: kto", LIKED)
     found = recognise(rows[0])
     if format is not None:
         fields = found[1] if found and found[0] == format else {}

@@ -117,7 +117,10 @@ def abstract_batch(train: Any, length: int, data_parallel: int, mesh: Mesh) -> d
     rows = NamedSharding(mesh, PartitionSpec(row_axes(shape[0], dict(mesh.shape))))
     whole = NamedSharding(mesh, PartitionSpec())
     ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
+    judged = OBJECTIVES[train.objective].format == "unpaired_preference"
+    each = jax.ShapeDtypeStruct(shape[:1], jnp.float32, sharding=rows)
     return {
+        **({"desirable": each} if judged else {}),
         "tokens": ids,
         "positions": ids,
         "segment_ids": ids,

@@ -93,7 +93,8 @@ def model_flops(program: Program, tokens: float) -> float:
     There: 6 N a token (2 forward, 2 for the gradient of the activations, 2 for that of the weights), and
     12 L H Q T for attention, here with the pairs that the mask leaves. N are the weights of matrix products,
     the output head's among them and the embedding's not. With LoRA the frozen weights need 4 N, from the
-    first trained layer on, and the adapters 6 of their own. DPO's reference adds a forward pass.
+    first trained layer on, and the adapters 6 of their own. DPO's reference adds a
+    forward pass, and KTO's other answers one of each model.
 
     Args:
         tokens: of the micro-batch over all devices, padding included.
@@ -101,7 +102,8 @@ def model_flops(program: Program, tokens: float) -> float:
     length = program.recipe.data.max_length
     model = shapes(program, length)
     full = program.lora is None
-    forward = OBJECTIVES[program.recipe.train.objective].forward_passes
+    train = program.recipe.train
+    forward = OBJECTIVES[train.objective].forward_passes(train.loss_type)
     backward = BACKWARD + (2 if full else 0)
     flops = (FORWARD * forward + backward) * model.head
     flops += (FORWARD * forward + (backward if full else 0)) * model.outside
@@ -125,7 +127,7 @@ def _least_flops(program: Program, model: Shapes, length: int) -> float:
     policy, splash = recipe.remat.policy, recipe.model.attention == "splash"
     block = recipe.model.attention_block or program.accelerator.attention_block or 0
     kernel = KERNEL_BACKWARD if block >= FUSED else KERNELS_BACKWARD
-    forward = OBJECTIVES[recipe.train.objective].forward_passes
+    forward = OBJECTIVES[recipe.train.objective].forward_passes(recipe.train.loss_type)
     once, back = _faster(program)
     backward = BACKWARD + (2 if full else 0)
     flops = (FORWARD * forward + backward) * model.head + FORWARD * model.outside

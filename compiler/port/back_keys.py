@@ -215,7 +215,7 @@ def _trl(config: Config) -> None:
         keys["router_aux_loss_coef"] = recipe.train.router_aux_loss_coef
     _trainer(config)
     keys["gradient_checkpointing"] = recipe.remat.policy != "none"
-    if config.devices > 1 and recipe.train.objective in ("sft", "dpo"):
+    if config.devices > 1 and recipe.train.objective in ("sft", "dpo", "kto"):
         keys["accelerate_config"] = ACCELERATE
 
 
@@ -264,7 +264,7 @@ def _trl_rows(config: Config) -> None:
 def _llamafactory(config: Config) -> None:
     recipe, keys = config.recipe, config.keys
     data, train, lora = recipe.data, recipe.train, recipe.lora
-    keys["stage"] = "sft" if train.objective == "sft" else "dpo"
+    keys["stage"] = train.objective if train.objective in ("sft", "kto") else "dpo"
     keys["stage"] = "pt" if data.format == "text" else keys["stage"]
     keys |= {"do_train": True, "finetuning_type": "lora" if lora else "full"}
     keys["flash_attn"] = "fa2" if config.flashes else "sdpa"
@@ -296,6 +296,9 @@ def _llamafactory(config: Config) -> None:
         keys["cutoff_len"] = data.max_length + data.packing
         learnt = ("last_assistant", "completion") if data.format == "instruction" else ("last_assistant",)
         keys |= {"train_on_prompt": data.loss_on == "all", "mask_history": data.loss_on in learnt}
+    elif train.objective == "kto":
+        keys["pref_beta"] = train.beta
+        keys |= {"kto_chosen_weight": train.desirable_weight, "kto_rejected_weight": train.undesirable_weight}
     else:
         loss = "orpo" if train.objective == "orpo" else train.loss_type
         keys |= {"pref_loss": loss if loss in LOSSES else "sigmoid", "pref_beta": train.beta}
@@ -373,7 +376,10 @@ def _axolotl(config: Config) -> None:
         keys["rl"] = "simpo" if train.objective == "cpo" else train.objective
         keys["orpo_alpha" if train.objective == "orpo" else "rl_beta"] = train.beta
         keys |= {"dpo_label_smoothing": train.label_smoothing} if train.label_smoothing else {}
-        if train.objective == "cpo":
+        if train.objective == "kto":
+            weights = {name: getattr(train, name) for name in ("desirable_weight", "undesirable_weight")}
+            keys |= {f"kto_{name}": weight for name, weight in weights.items()}
+        elif train.objective == "cpo":
             keys |= {"simpo_gamma": train.simpo_gamma, "cpo_alpha": train.cpo_alpha}
         elif train.loss_type != "sigmoid":
             keys["dpo_loss_type"] = [train.loss_type]
@@ -402,7 +408,8 @@ def _axolotl(config: Config) -> None:
         keys.pop("warmup_ratio", None)
         keys["warmup_steps"] = 0
     keys |= {"eval_steps": train.eval_every} if data.evaluates else {}
-    keys |= {"curriculum_sampling": True} if data.shuffle_seed is None else {}
+    ordered = data.shuffle_seed is None and train.objective != "kto"  # which keeps the order by itself
+    keys |= {"curriculum_sampling": True} if ordered else {}
     keys |= {"use_tensorboard": True} if train.log.tensorboard else {}
     if train.router_aux_loss_coef:
         balance = {"output_router_logits": True, "router_aux_loss_coef": train.router_aux_loss_coef}
@@ -427,6 +434,9 @@ def _rows(config: Config, source: DataSource) -> dict[str, Any]:
         plain = {"format": "{instruction}", "no_input_format": "{instruction}"}
         own = {"field_instruction": columns[0], "field_output": columns[1], **plain}
         return {**_given(made), "type": own}
+    if data.format == "unpaired_preference":
+        own = {f"field_{name}": there for name, there in named.items()}
+        return {**_given(made), **({"type": own} if own else {})}
     if data.format == "preference":
         if not named and config.recipe.train.objective != "orpo":
             return {**_given(made), "type": "passthrough.default"}
@@ -466,6 +476,8 @@ def _trainer(config: Config) -> None:
     keys |= {"eval_steps": train.eval_every} if evaluates else {}
     if recipe.data.shuffle_seed is not None:
         keys["data_seed"] = recipe.data.shuffle_seed
+        if config.tool == "trl" and train.loss_type == "apo_zero_unpaired":
+            keys["train_sampling_strategy"] = "random"  # its KTOTrainer has another default
     elif config.tool == "trl":
         keys["train_sampling_strategy"] = "sequential"
     else:

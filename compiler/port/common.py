@@ -123,6 +123,14 @@ def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> None:
             keys.follow([replace(row, keys=dict.fromkeys(on, ()))])
 
 
+FREE = (
+    "dpo and kto here compare with the model that training starts from, and TRL has no loss without it any "
+    "more"
+)
+FREELY = (
+    "--set reference_free=false; or, without a reference, `objective: cpo`, which is SimPO with "
+    "`loss_type: simpo` and `cpo_alpha: 0.0`"
+)
 SPARE = (
     "they take rows of the embedding that no token has, untrained as they are; where there are none, "
     "the run stops"
@@ -146,6 +154,9 @@ def say_common(keys: Keys, tool: str, off: tuple[Any, ...] = OFF) -> None:
         off: values at which the tool's features do nothing.
     """
     say_methods(keys, off)
+    if keys.given("reference_free") and keys.value("reference_free") not in off:
+        keys.refuse("reference_free", "E1163", FREE, FREELY)
+    keys.same("reference_free", note="off")
     known = {name.rpartition(".")[2] for section in tools()[tool]["sections"].values() for name in section}
     for row in COMMON:
         keys.follow([replace(row, keys={key: () for key in row.keys if key in known})], off)

@@ -24,7 +24,7 @@ MOST_STEPS, DEEPEST, LONGEST, LARGEST = 200_000, 24, 100_000, 1023
 
 TRAINERS = {
     **dict.fromkeys(("SFTTrainer", "UnslothTrainer"), "sft"),
-    **{"DPOTrainer": "dpo", "ORPOTrainer": "orpo", "CPOTrainer": "cpo", "Trainer": "sft"},
+    **{f"{name.upper()}Trainer": name for name in ("dpo", "orpo", "cpo", "kto")} | {"Trainer": "sft"},
 }
 """The trainers that recipes have a counterpart of, with their objectives."""
 STOPPING, STOPS = "EarlyStoppingCallback", ("early_stopping_patience", "early_stopping_threshold")

@@ -208,9 +208,7 @@ UNFOLLOWED = words(
     "eval_dataset compute_loss_func model_init ref_model device_map max_memory report_to data_collator"
 )
 """Arguments whose values are shown as they are written where they are no constants."""
-FOREIGN = re.compile(
-    r"(KTO|GRPO|RLOO|Reward|BCO|PPO\w*|OnlineDPO|GKD|XPO|NashMD|PRM|SDPO|SDFT|TPO|GOLD)Trainer"
-)
+FOREIGN = re.compile(r"(GRPO|RLOO|Reward|BCO|PPO\w*|OnlineDPO|GKD|XPO|NashMD|PRM|SDPO|SDFT|TPO|GOLD)Trainer")
 """TRL's trainers without a counterpart."""
 
 

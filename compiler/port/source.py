@@ -33,7 +33,7 @@ class Script:
     """What a Python script says beside its keys.
 
     Attributes:
-        objective: sft, dpo, cpo or orpo.
+        objective: a key of OBJECTIVES.
         tool: whose defaults hold, "Unsloth".
         defaults: where they are not those of TRL's command line.
         rows: what its functions make of the rows, as meaning.scripts has it; None for rows as they are.

@@ -230,6 +230,10 @@ def row_of(messages: Sequence[dict[str, str]], format: str) -> dict[str, Any]:
         return {"messages": list(messages)}
     if format == "instruction":
         return {"instruction": prompt, "input": "", "output": answer}
+    if format == "unpaired_preference":
+        liked = sum(map(ord, prompt)) % 2 == 0
+        given = answer if liked else " ".join(reversed(answer.split()))
+        return {"prompt": prompt, "completion": f" {given}", "label": liked}
     if format == "prompt_completion":
         return {"prompt": prompt, "completion": f" {answer}"}
     if format == "preference":

@@ -86,6 +86,15 @@ KINDS = (
         floor=True,
     ),
     Kind(
+        "kl",
+        "Distance from the reference",
+        "What the model gains on prompts with other rows' answers over the reference, on average, as KTO "
+        "estimates it.",
+        "nats an answer",
+        (("kl", "estimate"),),
+        floor=True,
+    ),
+    Kind(
         "expert-shares",
         "Experts' shares",
         "The largest and the smallest share of a layer's tokens that one of its experts gets, of all layers.",

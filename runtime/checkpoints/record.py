@@ -151,6 +151,15 @@ def _check_mesh(directory: str, began: Mapping[str, Any], now: Mapping[str, Any]
     elif train.get("router_aux_loss_coef"):
         cause = f"train.router_aux_loss_coef: {train['router_aux_loss_coef']:g}"
     before, after = _rows(began), _rows(now)
+    if objective is not None and train.get("loss_type") in objective.mismatched:
+        cause = f"train.objective: {train['objective']}"
+        if (size := began.get("train", {}).get("micro_batch_size")) != train.get("micro_batch_size"):
+            raise UserError(
+                f"{directory}: with {cause} a prompt is also asked with the answer of a row beside it; the "
+                f"run began with micro-batches of {size} rows a device, and this artifact has "
+                f"{train.get('micro_batch_size')}",
+                f"train.micro_batch_size: {size} again",
+            )
     if cause is not None and before != after:
         raise UserError(
             f"{directory}: with {cause} the loss hangs on the rows of a micro-batch; the run began with "

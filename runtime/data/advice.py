@@ -10,11 +10,13 @@ SHAPES = {
     "prompt_completion": '{"prompt": "...", "completion": "..."}, each text or a list of messages',
     "text": '{"text": "..."}',
     "preference": '{"prompt": ..., "chosen": ..., "rejected": ...}, each text or a list of messages',
+    "unpaired_preference": '{"prompt": ..., "completion": ..., "label": true}, text or lists of messages',
 }
 """A row of each format."""
 
 NEEDED = {
     "preference": ("chosen", "rejected"),
+    "unpaired_preference": ("prompt", "completion", "label"),
     "chat": ("messages",),
     "instruction": ("instruction", "output"),
     "prompt_completion": ("prompt", "completion"),
@@ -31,6 +33,7 @@ SYNONYMS = {
     "text": ("content", "document", "body"),
     "chosen": ("preferred", "accepted", "better", "positive"),
     "rejected": ("dispreferred", "declined", "worse", "negative"),
+    "label": ("kto_tag", "desirable", "liked", "is_chosen", "thumbs_up"),
 }
 """Names that data sets give to a format's columns."""
 
@@ -40,11 +43,12 @@ LEFTOVER = f"{WRITTEN}; to train without it, remove it there, or set data.max_in
 """Where rows hold what their rendering does not use, and where nothing is left without that."""
 
 LIKED = (
-    'to learn the liked answers as they are: data.transform: "liked.py:liked", where liked.py is\n'
+    "data.format: unpaired_preference, with train.objective: kto; or, to learn the liked answers as they "
+    'are, data.transform: "liked.py:liked", where liked.py is\n'
     "def liked(row):\n"
     '    return row if str(row.pop("label")).lower() == "true" else None'
 )
-"""Where rows are preferences with a label, for KTO."""
+"""Where rows say whether an answer is desirable, and the recipe does not."""
 
 FOLDED = {
     "instruction": """\

@@ -5,7 +5,10 @@ A micro-batch is a dict of arrays, B rows of T tokens, padded on the right:
     segment_ids int32[B, T] (1, 2, ... for the samples of a row, 0 for padding),
     loss_mask bool[B, T] (True: this token is a target),
     norm float32[] (what the summed loss of the targets is divided by),
-    index int32[] (which micro-batch of the run this is).
+    index int32[] (which micro-batch of the run this is);
+    of answers that are each desirable or not also desirable float32[B]: 1 / n of a desirable one, -1 / n of
+    another and 0 of an empty row, n being how many of its kind the step's micro-batches have on average (1 in
+    an evaluation).
 """
 
 from __future__ import annotations
@@ -107,6 +110,10 @@ def fill(samples: Samples, rows: Sequence[Row], shape: BatchShape, norm: float, 
             segment_ids[r, start:end] = segment
             loss_mask[r, start:end] = samples[i].targets
             start = end
+    more = {}
+    if len(samples.liked):
+        sides = [(1 if samples.liked[row[0]] else -1) if row else 0 for row in rows]
+        more["desirable"] = np.array(sides + [0] * (shape.rows - len(rows)), np.float32)
     return {
         "tokens": tokens,
         "positions": positions,
@@ -114,6 +121,7 @@ def fill(samples: Samples, rows: Sequence[Row], shape: BatchShape, norm: float, 
         "loss_mask": loss_mask,
         "norm": np.asarray(norm, dtype=np.float32),
         "index": np.asarray(index, dtype=np.int32),
+        **more,
     }
 
 
@@ -181,7 +189,13 @@ class BatchSchedule:
             places = [row // group for row in rows[::group]]
             chosen = [parts[part][place] if place < len(parts[part]) else () for place in places]
             shape = replace(shape, rows=len(places))
-        return fill(self._samples, chosen, shape, self._norm(parts, part), index)
+        batch = fill(self._samples, chosen, shape, self._norm(parts, part), index)
+        if "desirable" in batch:
+            liked = self._samples.liked[[i for rows in parts for row in rows for i in row]]
+            disliked, desirable = np.bincount(liked, minlength=2) / self._accumulation
+            sides = batch["desirable"]
+            batch["desirable"] = sides / np.where(sides > 0, desirable, disliked or 1).astype(np.float32)
+        return batch
 
     def tokens_of(self, index: int) -> int:
         """Real tokens of a micro-batch, all its rows together."""

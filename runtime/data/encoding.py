@@ -180,7 +180,8 @@ class Encoder:
             except Inconsistent as error:
                 report.inconsistent.add(origins[i].origin, str(error))
                 continue
-            encoded[i] = _Encoded(item, encoding, ranges, origins[i].unused + item.unused)
+            row = origins[i]
+            encoded[i] = _Encoded(item, encoding, ranges, row.unused + item.unused, row.liked)
 
     def _render(self, row: ParsedSample, renderer: Renderer) -> Rendered:
         if self._reasoning is not None:
@@ -220,7 +221,7 @@ class Encoder:
                 if ids[:start] != prompt:
                     report.inconsistent.add(row.origin, _not_a_prefix(prompt, encoding, text))
                     continue
-            encoded[i] = _Encoded(Rendered(text, ()), encoding, [(start, len(ids))], row.unused)
+            encoded[i] = _Encoded(Rendered(text, ()), encoding, [(start, len(ids))], row.unused, row.liked)
 
 
 @dataclass(frozen=True)
@@ -268,6 +269,7 @@ class _Encoded:
     encoding: Any
     ranges: list[tuple[int, int]]
     unused: tuple[str, ...]
+    liked: bool | None
 
 
 class _Builder:
@@ -280,6 +282,7 @@ class _Builder:
         self._ranges: list[tuple[int, int]] = []
         self._lengths: list[int] = []
         self._origins: list[bytes] = []
+        self._liked: list[bool] = []
         self._rows = 0
 
     def add(self, origin: str, *rows: _Encoded) -> None:
@@ -298,6 +301,7 @@ class _Builder:
             self._ranges += [(base + start, base + end) for start, end in ranges]
             self._lengths.append(len(ids))
             self._origins.append(origin.encode("utf-8"))
+            self._liked += [] if row.liked is None else [row.liked]
             self.report.truncated += cut
             self.report.substituted += row.rendered.substituted
             self.report.unended += not row.rendered.ended
@@ -351,6 +355,7 @@ class _Builder:
                 np.concatenate([np.zeros(1, np.int64), np.cumsum(self._lengths, dtype=np.int64)]),
                 np.full(len(self._lengths), self._source, np.int32),
                 np.array(self._origins, dtype=bytes) if self._origins else np.zeros(0, "S1"),
+                np.array(self._liked, bool),
             ),
             self.report,
         )

@@ -5,12 +5,13 @@ instruction        instruction, output; optional input, system, history
 prompt_completion  prompt and completion, both text or both messages; optional tools
 text               text
 preference         chosen and rejected, both text or both messages; optional prompt, tools
+unpaired_preference  prompt and completion as in prompt_completion, and label: whether that is desirable
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import UserError
@@ -26,6 +27,7 @@ FIELDS = {
     "prompt_completion": ("prompt", "completion", "tools", "role", "content", "weight"),
     "text": ("text",),
     "preference": ("prompt", "chosen", "rejected", "tools", "role", "content", "weight"),
+    "unpaired_preference": ("prompt", "completion", "label", "tools", "role", "content", "weight"),
 }
 """What `data.fields` can rename in each format: columns, and the keys of a message."""
 
@@ -35,6 +37,7 @@ LOSS_ON = {
     "prompt_completion": ("completion", "all"),
     "text": ("all",),
     "preference": ("completion",),
+    "unpaired_preference": ("completion",),
 }
 """Which tokens can carry loss, by `data.format`.
 
@@ -43,6 +46,9 @@ everything after the prompt, where a prompt of messages ends in the template's g
 every token that another stands before.
 """
 
+ALONE = ("preference", "unpaired_preference")
+"""Formats whose answers are judged, each whole: they are mixed with no other, and not packed."""
+
 
 def may_carry(format: str, loss_on: str | Sequence[str]) -> bool:
     """Whether a `data.loss_on` means something in a format: roles do in chats."""
@@ -50,8 +56,6 @@ def may_carry(format: str, loss_on: str | Sequence[str]) -> bool:
         return loss_on in LOSS_ON[format]
     return format == "chat" and bool(loss_on) and set(loss_on) <= set(ROLES)
 
-
-KTO = "KTO, which this version does not train"
 
 BESIDE = ("system", "tools", "images", "image", "videos", "audios", "documents", "chat_template_kwargs")
 """Columns that are part of a sample in other tools' formats: where a format reads them not, it is told."""
@@ -71,6 +75,7 @@ class ParsedSample:
         prompt, completion: plain text, for prompt_completion; for text the completion alone. The completion
             may be blank.
         tools: JSON schemas for the chat template, None without any.
+        liked: whether the completion is desirable, None where rows do not say.
         unused: columns that hold a part of the sample and are not read.
     """
 
@@ -81,6 +86,7 @@ class ParsedSample:
     completion: str | None = None
     tools: list[dict[str, Any]] | None = None
     unused: tuple[str, ...] = ()
+    liked: bool | None = None
 
 
 AnyRow: TypeAlias = "ParsedSample | PreferenceRow"
@@ -154,10 +160,38 @@ def _instruction(origin: str, row: Mapping[str, Any], fields: Mapping[str, str])
 
 
 def _prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+    if is_labelled(row):
+        raise Malformed(f"the label {row['label']} makes it an answer that is judged, for KTO")
+    return prompted(origin, row, fields)
+
+
+def _unpaired(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+    return replace(prompted(origin, row, fields), liked=label_of(row, fields))
+
+
+def label_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> bool:
+    """Whether a row's answer is desirable. In CSV that is a text.
+
+    Raises:
+        Malformed: it is neither true nor false.
+    """
+    name = fields.get("label", "label")
+    value = required(row, name)
+    if isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.strip().lower(), value)
+    if not isinstance(value, bool):
+        raise Malformed(f"{name!r} is {value!r}, and not true or false")
+    return value
+
+
+def prompted(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+    """A prompt and its completion.
+
+    Raises:
+        Malformed: the row has not both, or not alike.
+    """
     prompt_name, completion_name = fields.get("prompt", "prompt"), fields.get("completion", "completion")
     prompt, completion = required(row, prompt_name), required(row, completion_name)
-    if is_labelled(row):
-        raise Malformed(f"the label {row['label']} makes it a preference for {KTO}")
     demand_alike(prompt, prompt_name, completion, completion_name)
     if isinstance(prompt, list):
         before = conversation(prompt, prompt_name, fields)
@@ -186,6 +220,7 @@ _PARSERS = {
     "instruction": _instruction,
     "prompt_completion": _prompt_completion,
     "text": _plain,
+    "unpaired_preference": _unpaired,
 }
 
 

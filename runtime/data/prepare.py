@@ -149,6 +149,12 @@ def prepare(
     how = coding(tokenizer, template, data, vocabulary, trained_on.sources)
     samples, train_report = read_split(trained_on, data, how, data_dir, tokenising)
     check_split("data.train", train_report, data)
+    note = ""
+    if len(samples.liked):
+        from .unpaired import balance
+
+        liked, both = int(samples.liked.sum()), (train.desirable_weight, train.undesirable_weight)
+        note = "; ".join(balance(liked, len(samples) - liked, both) or ())
     weights = source_weights(samples, data)
     epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
     if not epochs.draws:
@@ -182,7 +188,7 @@ def prepare(
         total_steps=total,
         accumulation=accumulation,
         eval_batches=eval_batches,
-        report=DataReport(train_report, eval_report, schedule.steps_per_epoch, total, data.packing),
+        report=DataReport(train_report, eval_report, schedule.steps_per_epoch, total, data.packing, note),
         samples=samples,
         fingerprint=hashlib.sha256(json.dumps(order).encode()).hexdigest(),
         schedule=schedule,

@@ -205,6 +205,7 @@ class DataReport:
         steps_per_epoch: optimizer steps of one pass.
         total_steps: of the run.
         packing: whether samples share rows.
+        note: on the training data as a whole, "" for none.
     """
 
     train: SplitReport
@@ -212,6 +213,7 @@ class DataReport:
     steps_per_epoch: int
     total_steps: int
     packing: bool
+    note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -229,6 +231,7 @@ class DataReport:
         for name, split in (("train", self.train), ("eval", self.eval)):
             if split is not None:
                 lines += [split.sentence(name), *(f"  {note}" for note in split.notes())]
+        lines += [f"note: {self.note}"] if self.note else []
         lines.append(f"steps: {self.steps_per_epoch:,} an epoch, {self.total_steps:,} in all")
         return "\n".join(lines)
 

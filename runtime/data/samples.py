@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -33,6 +33,7 @@ class Samples(Sequence[Sample]):
         offsets: int64[n + 1]; sample i is offsets[i] to offsets[i + 1].
         sources: int32[n], the source that each is from.
         origins: bytes[n], where each stands: FILE:LINE and the like, in UTF-8.
+        liked: bool[n] of answers that are each desirable or not; else bool[0].
         group: how many lie together, each in a row of its own: 2 for the answers of a preference, the chosen
             one first.
     """
@@ -42,12 +43,14 @@ class Samples(Sequence[Sample]):
     offsets: np.ndarray
     sources: np.ndarray
     origins: np.ndarray
+    liked: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
     group: int = 1
 
     @property
     def weights(self) -> np.ndarray:
-        """int64[n / group]: what each group counts in a mean: its targets, or 1 for a pair of answers."""
-        return self.target_counts if self.group == 1 else np.ones(len(self) // self.group, np.int64)
+        """int64[n / group]: what each group counts in a mean: its targets, or 1 where answers are judged."""
+        judged = self.group > 1 or len(self.liked)
+        return np.ones(len(self) // self.group, np.int64) if judged else self.target_counts
 
     def members(self, group: int) -> list[int]:
         """The samples of a group."""
@@ -82,9 +85,9 @@ class Samples(Sequence[Sample]):
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of what is trained on: tokens, targets, and where each sample begins and is from."""
+        """sha256 of what is trained on: tokens, targets, likes, and where each sample begins and is from."""
         digest = hashlib.sha256()
-        for array in (self.tokens, self.targets, self.offsets, self.sources):
+        for array in (self.tokens, self.targets, self.offsets, self.sources, self.liked):
             digest.update(np.ascontiguousarray(array).view(np.uint8).data)
         return digest.hexdigest()
 
@@ -101,4 +104,5 @@ def join(parts: Sequence[Samples]) -> Samples:
         np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)]),
         np.concatenate([part.sources for part in parts]),
         np.concatenate([part.origins for part in parts]),
+        np.concatenate([part.liked for part in parts]),
     )

@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..settings import DataSettings, Source
 from .advice import SHAPES, advice
 from .files import count_rows, read_file
-from .formats import ParsedSample, check_fields, parse_row
+from .formats import ALONE, ParsedSample, check_fields, parse_row
 from .places import ENDINGS, HUB, DataPath, explained, kind_of, place_of
 from .report import Problems
 from .text_files import Record
@@ -295,10 +295,10 @@ def _open(
     for number, given in enumerate(sources):
         source, own = Source(given) if isinstance(given, str) else given, data.of(given)
         check_fields(own.format, own.fields)
-        if (own.format == "preference") != (data.format == "preference"):
+        if own.format != data.format and {own.format, data.format} & {*ALONE}:
             raise UserError(
                 f"{source.path} has data of the format {own.format}, and data.format is {data.format}",
-                "pairs of answers are compared, and no other data is: train on each in a run of its own",
+                "answers are judged, and no other data is: train on each in a run of its own",
             )
         if own.transform is not None and own.transform not in transforms:
             from .transform import Transform

@@ -2,9 +2,10 @@
 
 metrics.jsonl has one object a line. Training: step, loss, learning_rate, grad_norm (of the step's
 accumulated gradient, before clipping), of preferences rewards_chosen, rewards_rejected, rewards_margin and
-rewards_accuracy, of experts expert_share_min and expert_share_max (of a layer's tokens, those that one expert
-gets) and with the load-balancing loss aux_loss, that loss before its weight, tokens (real ones of the step),
-tokens_per_second, step_seconds, peak_memory_bytes.
+rewards_accuracy (of single answers kl in place of the last), of experts expert_share_min and
+expert_share_max (of a layer's tokens, those that one expert gets) and with the load-balancing loss aux_loss,
+that loss before its weight, tokens (real ones of the step), tokens_per_second, step_seconds,
+peak_memory_bytes.
 Evaluation: step, eval_loss, and of several sources the loss of each as eval/NAME. A number that is not finite
 stands as "NaN", "Infinity" or "-Infinity", as JSON has no such numbers.
 """

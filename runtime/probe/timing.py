@@ -146,7 +146,9 @@ def _rows(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:
     train = settings.train
     rows = train.micro_batch_size * settings.mesh.data_parallel * OBJECTIVES[train.objective].rows
     shape = (rows, settings.data.max_length)
+    judged = OBJECTIVES[train.objective].format == "unpaired_preference"
     return {
+        **({"desirable": np.ones(rows, np.float32)} if judged else {}),
         "tokens": np.random.default_rng(0).integers(3, vocabulary, shape).astype(np.int32),
         "positions": np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
         "segment_ids": np.ones(shape, np.int32),

@@ -39,7 +39,7 @@ def preference_loss(
     """
     objective, loss = OBJECTIVES[train.objective], pair_loss(train)
     rows = [inputs[name] for name in ("tokens", "positions", "segment_ids")]
-    targets = _predicted(inputs["loss_mask"], inputs["segment_ids"])
+    targets = predicted(inputs["loss_mask"], inputs["segment_ids"])
     lengths = targets.sum(-1)
     real = (lengths.reshape(-1, 2) > 0).all(1)
     norm = jnp.where(inputs["norm"] > 0, inputs["norm"], 1.0)
@@ -49,17 +49,17 @@ def preference_loss(
         return jnp.where(real, values, 0.0).sum() / norm
 
     logps = policy(*rows)
-    sums = _summed(logps, targets)
+    sums = summed(logps, targets)
     if objective.reference:
-        sums -= _summed(jax.lax.stop_gradient(reference(*rows)), targets)
+        sums -= summed(jax.lax.stop_gradient(reference(*rows)), targets)
     worth = sums / jnp.maximum(lengths, 1) if loss.mean else sums
     total = mean(loss.of(FUNCTIONS, worth[0::2], worth[1::2], train))
     if objective.likelihood:
         # As in TRL, the mean is over the micro-batch's tokens.
         segment_ids = inputs["segment_ids"]
-        learnt = targets if objective.likelihood == "answer" else _predicted(segment_ids > 0, segment_ids)
+        learnt = targets if objective.likelihood == "answer" else predicted(segment_ids > 0, segment_ids)
         learnt = learnt[0::2] & real[:, None]
-        nll = -_summed(logps[0::2], learnt).sum() / jnp.maximum(learnt.sum(), 1)
+        nll = -summed(logps[0::2], learnt).sum() / jnp.maximum(learnt.sum(), 1)
         total += train.cpo_alpha * nll * real.sum() / norm
     rewards = train.beta * (sums if objective.reference else worth)
     chosen, rejected = rewards[0::2], rewards[1::2]
@@ -68,12 +68,12 @@ def preference_loss(
     return total, {name: mean(value) for name, value in zip(METRICS, values, strict=True)}
 
 
-def _predicted(mask: jax.Array, segment_ids: jax.Array) -> jax.Array:
+def predicted(mask: jax.Array, segment_ids: jax.Array) -> jax.Array:
     """bool[B, T]: whether the token after each one is masked and of the same text."""
     within = segment_ids[:, 1:] == segment_ids[:, :-1]
     return jnp.pad(mask[:, 1:] & within, ((0, 0), (0, 1)))
 
 
-def _summed(logps: jax.Array, targets: jax.Array) -> jax.Array:
+def summed(logps: jax.Array, targets: jax.Array) -> jax.Array:
     """float32[B]: the log-probabilities of each row's targets, summed."""
     return jnp.where(targets, logps, 0.0).sum(-1)

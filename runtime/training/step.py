@@ -46,25 +46,36 @@ def micro_batch_loss(
         with switched_off(), _uncollected(built):
             return token_logps(built.forward, model if before is None else before, *rows)
 
-    return objective_loss(settings, built.forward, model, reference, inputs)
+    def still(*rows: jax.Array) -> jax.Array:
+        graph, state = nnx.split(model)
+        with _uncollected(built):
+            return token_logps(built.forward, nnx.merge(graph, jax.lax.stop_gradient(state)), *rows)
+
+    return objective_loss(settings, built.forward, model, (reference, still), inputs)
 
 
 def objective_loss(
-    settings: TrainSettings, forward: Computed, model: Any, reference: Logps, inputs: Batch
+    settings: TrainSettings, forward: Computed, model: Any, asked: tuple[Logps, Logps], inputs: Batch
 ) -> tuple[jax.Array, Named]:
     """The loss of a micro-batch by the recipe's objective, whatever computes the model.
 
     Args:
         forward: how `model` is computed.
-        reference: the model that training starts from.
+        asked: of the model that training starts from, and of `model` without a gradient.
 
     Returns:
         float32[], and what the objective has to say beside.
     """
-    if OBJECTIVES[settings.objective].pairs:
-        from .preference import preference_loss
+    reference, still = asked
+    if OBJECTIVES[settings.objective].losses:
+        policy = functools.partial(token_logps, forward, model)
+        if OBJECTIVES[settings.objective].pairs:
+            from .preference import preference_loss
 
-        return preference_loss(functools.partial(token_logps, forward, model), reference, inputs, settings)
+            return preference_loss(policy, reference, inputs, settings)
+        from .kto import kto_loss
+
+        return kto_loss(policy, still, reference, inputs, settings)
     penalties = Penalties(settings.label_smoothing, settings.z_loss)
     return batch_loss(forward, model, inputs, penalties), {}
 

@@ -10,7 +10,7 @@ from pydantic_core import CoreSchema, PydanticKnownError
 from recipec.spec.core_schema import flow
 from recipec.spec.language.base import Section, distinct, fault, field
 
-Format = Literal["chat", "instruction", "prompt_completion", "text", "preference"]
+Format = Literal["chat", "instruction", "prompt_completion", "text", "preference", "unpaired_preference"]
 
 FORMATS = {
     "chat": "messages of role and content, or conversations of from and value; tools may be there.",
@@ -18,6 +18,7 @@ FORMATS = {
     "prompt_completion": "prompt and completion.",
     "text": "text, all of which is learnt.",
     "preference": "prompt, chosen and rejected, for dpo, cpo and orpo.",
+    "unpaired_preference": "prompt, completion and label (whether it is desirable), for kto.",
 }
 
 Targets = Literal["assistant", "last_assistant", "completion", "all"]
@@ -158,7 +159,7 @@ def _loss_of_format(given: dict[str, Any]) -> str:
 
 
 def _packs(given: dict[str, Any]) -> bool:
-    return given.get("format") != "preference"
+    return given.get("format") not in ("preference", "unpaired_preference")
 
 
 class Data(Section):
@@ -189,7 +190,7 @@ class Data(Section):
         "What a sample holds: chat has messages of role and content (or ShareGPT's conversations of from and "
         "value), and may have tools; instruction has instruction, input and output; prompt_completion has "
         "prompt and completion; text has text; preference has prompt, chosen and rejected, for dpo, cpo and "
-        "orpo.",
+        "orpo; unpaired_preference has prompt, completion and label, for kto.",
         "chat",
         choices=FORMATS,
     )

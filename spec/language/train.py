@@ -159,6 +159,10 @@ class Samples(Section):
     )
 
 
+def _loss_of_objective(given: dict[str, Any]) -> str:
+    return "kto" if given.get("objective") == "kto" else "sigmoid"
+
+
 def _epochs(given: dict[str, Any]) -> int | None:
     return 1 if given.get("steps") is None else None
 
@@ -166,9 +170,10 @@ def _epochs(given: dict[str, Any]) -> int | None:
 class Train(Section):
     """The run: its length, batches, optimizer and schedule."""
 
-    objective: Literal["sft", "dpo", "cpo", "orpo"] = field(
+    objective: Literal["sft", "dpo", "cpo", "orpo", "kto"] = field(
         "What is learnt: sft, to write the samples; dpo, cpo and orpo, to prefer the chosen answer to the "
-        "rejected one (data.format: preference).",
+        "rejected one (data.format: preference); kto, to prefer desirable answers to undesirable ones "
+        "(data.format: unpaired_preference).",
         "sft",
         choices={
             "sft": "Supervised: to write the samples.",
@@ -176,22 +181,35 @@ class Train(Section):
             "cpo": "Contrastive preference optimisation, without a reference: with `loss_type: simpo` and "
             "`cpo_alpha: 0` it is SimPO.",
             "orpo": "Odds ratio preference optimisation, without a reference.",
+            "kto": "Kahneman-Tversky optimisation, against the model that training starts from.",
         },
     )
     beta: float = field(
-        "dpo: how closely to stay to the model that training starts from; cpo: what log-probabilities are "
-        "multiplied by; orpo: weight of the odds ratio.",
+        "dpo and kto: how closely to stay to the model that training starts from; cpo: what "
+        "log-probabilities are multiplied by; orpo: weight of the odds ratio.",
         0.1,
         unit="none (a factor)",
         gt=0,
         allow_inf_nan=False,
     )
     loss_type: Literal[
-        "sigmoid", "sigmoid_norm", "robust", "hinge", "ipo", "apo_zero", "apo_down", "sppo_hard", "simpo"
-    ] = field(
-        "dpo and cpo: the loss of a pair, by TRL's names. cpo has sigmoid, hinge, ipo and simpo, and dpo all "
-        "but simpo.",
         "sigmoid",
+        "sigmoid_norm",
+        "robust",
+        "hinge",
+        "ipo",
+        "apo_zero",
+        "apo_down",
+        "sppo_hard",
+        "simpo",
+        "kto",
+        "apo_zero_unpaired",
+    ] = field(
+        "dpo, cpo and kto: the loss, by TRL's names. Of a pair cpo has sigmoid, hinge, ipo and simpo, and "
+        "dpo all but simpo; of a single answer kto has kto and apo_zero_unpaired.",
+        default_is="sigmoid, or kto for kto",
+        default_factory=_loss_of_objective,
+        example="sigmoid",
         choices={
             "sigmoid": "The logistic loss of how much more likely the chosen answer has become.",
             "sigmoid_norm": "The same of log-probabilities that are means over an answer's tokens.",
@@ -203,6 +221,10 @@ class Train(Section):
             "sppo_hard": "Squared distances: the chosen answer's from 1 / (2 beta), the rejected one's from "
             "its negative.",
             "simpo": "The logistic loss beyond a margin of simpo_gamma, in means over an answer's tokens.",
+            "kto": "How far an answer is better than what the model gains on average, estimated from the "
+            "micro-batch's prompts with one another's answers.",
+            "apo_zero_unpaired": "The same without the estimate: desirable answers become likelier, others "
+            "less likely.",
         },
     )
     label_smoothing: float = field(
@@ -241,6 +263,20 @@ class Train(Section):
     cpo_alpha: float = field(
         "cpo: weight of the chosen answers' negative log-likelihood, the mean over a micro-batch's tokens; "
         "0 leaves it out.",
+        1.0,
+        unit="none (a factor)",
+        ge=0,
+        allow_inf_nan=False,
+    )
+    desirable_weight: float = field(
+        "kto: weight of the desirable answers' losses, against an unequal number of the two kinds.",
+        1.0,
+        unit="none (a factor)",
+        ge=0,
+        allow_inf_nan=False,
+    )
+    undesirable_weight: float = field(
+        "kto: weight of the undesirable answers' losses.",
         1.0,
         unit="none (a factor)",
         ge=0,

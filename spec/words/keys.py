@@ -6,7 +6,7 @@ from recipec.spec.words.apart import apart, named
 
 _TEMPLATE = "the tokenizer's own template is taken; `data: {chat_template: template.jinja}` names another"
 _NO_REINFORCEMENT = (
-    "learning from rewards is not in this version: `train: {objective: sft}`, or dpo, cpo or orpo"
+    "learning from rewards is not in this version: `train: {objective: sft}`, or dpo, cpo, orpo or kto"
 )
 _BATCHES = (
     "global_batch_size holds the micro-batches of a step: `train: {global_batch_size: 8, "
@@ -62,6 +62,8 @@ KEYS: dict[str, str] = {
             "train.objective": "stage rl trainer_type",
             "train.loss_type": "pref_loss dpo_loss_type",
             "train.beta": "rl_beta pref_beta dpo_beta orpo_alpha orpo_beta",
+            "train.desirable_weight": "kto_desirable_weight kto_chosen_weight chosen_weight",
+            "train.undesirable_weight": "kto_undesirable_weight kto_rejected_weight rejected_weight",
             "train.router_aux_loss_coef": "moe_aux_loss_coef moe_aux_loss_coeff aux_loss_coef aux_loss_alpha "
             "router_aux_loss_coefficient load_balancing_loss_coef load_balance_loss_weight",
             "train.neftune_noise_alpha": "noise_alpha noisy_embedding_alpha neft_alpha neftune_alpha",
@@ -189,7 +191,7 @@ KEYS: dict[str, str] = {
             "data.type data.train.type data.eval.type data.template_type dataset_type data_format "
             "dataset_format data.formatting data.train.formatting": "`data: {format: chat}`, or "
             "instruction, "
-            "prompt_completion, text or preference, for all sources",
+            "prompt_completion, text, preference or unpaired_preference, for all sources",
             "split dataset_split train_split data.subset data.split": "of a source: `data: {train: "
             "[{path: "
             '"hf://OWNER/NAME", split: "train[:10%]"}]}`',
@@ -292,7 +294,9 @@ KEYS: dict[str, str] = {
             "plugins integrations callbacks hooks profiler profiler_steps_per_profile": "plug-ins are "
             "not in "
             "this version: remove it",
-            "ref_model reference_model reference_free ref_adapter_name pref_ftx": "dpo compares with "
+            "reference_free": "without a reference learns `train: {objective: cpo}`, as SimPO with "
+            "`train: {objective: cpo, loss_type: simpo, cpo_alpha: 0.0}`",
+            "ref_model reference_model ref_adapter_name pref_ftx": "dpo compares with "
             "the model "
             "without its adapters: `train: {objective: dpo, beta: 0.1}`",
             "max_prompt_length max_completion_length max_new_tokens": "`data: {max_length: 3072}` holds "

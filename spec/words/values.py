@@ -6,9 +6,9 @@ from recipec.spec.words.apart import apart
 
 _OPTIMIZERS = "this optimizer is not in this version: `name: adamw`"
 _SCHEDULES = "this schedule is not in this version: `name: cosine`"
-_NO_REINFORCEMENT = "learning from rewards is not in this version: `objective: sft`, or dpo, cpo or orpo"
+_NO_REINFORCEMENT = "learning from rewards is not in this version: `objective: sft`, or dpo, cpo, orpo or kto"
 _NO_OTHER_PREFERENCES = (
-    "it is not in this version; of preferences learn `objective: dpo`, `objective: cpo` and `objective: orpo`"
+    "it is not in this version; of pairs learn `objective: dpo`, cpo and orpo, and of single answers kto"
 )
 
 _BF16 = {
@@ -30,7 +30,8 @@ VALUES: dict[str, dict[str, str]] = {
     for path, table in {
         "train.objective": {
             "grpo ppo rlhf rl rloo reinforce gspo dapo dr_grpo rft nash_md xpo online_dpo": _NO_REINFORCEMENT,
-            "kto bco": _NO_OTHER_PREFERENCES,
+            "bco": _NO_OTHER_PREFERENCES,
+            "apo_zero_unpaired": "`objective: kto`, with `train: {loss_type: apo_zero_unpaired}`",
             "simpo": "`objective: cpo`, with `train: {loss_type: simpo, cpo_alpha: 0.0}`",
             "ipo": "`objective: dpo`, with `train: {loss_type: ipo}`",
             "hinge slic": "`objective: dpo`, with `train: {loss_type: hinge}`",
@@ -47,7 +48,7 @@ VALUES: dict[str, dict[str, str]] = {
             "dpo": "`loss_type: sigmoid`",
             "slic": "`loss_type: hinge`",
             "orpo odds_ratio": "remove the line, with `objective: orpo`",
-            "exo_pair nca_pair bco_pair kto_pair kto aot aot_pair aot_unpaired apo_zero_unpaired discopop "
+            "exo_pair nca_pair bco_pair kto_pair aot aot_pair aot_unpaired discopop "
             "sft alphapo": "this loss is not in this version: `loss_type: sigmoid`",
         },
         "train.optimizer.name": {
@@ -89,8 +90,8 @@ VALUES: dict[str, dict[str, str]] = {
             ),
             "json jsonl csv parquet": "the name of a file tells its kind; format is what a sample holds: "
             "`format: chat`",
-            "kto stepwise_supervised multimodal image vision audio": "it is not in this version: "
-            "`format: chat`",
+            "kto unpaired": "`format: unpaired_preference`: columns prompt, completion and label",
+            "stepwise_supervised multimodal image vision audio": "it is not in this version: `format: chat`",
         },
         "data.loss_on": {
             "answer answers response responses assistants outputs output": "`loss_on: assistant` for "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,6 +113,18 @@ class Table:
         self._used = self.policy
 
 
+def logps(values: np.ndarray) -> Any:
+    """What `runtime.training.loss.token_logps` gives of a table."""
+    import jax.numpy as jnp
+
+    def of(tokens: Any, positions: Any, segment_ids: Any) -> Any:
+        inside = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] > 0)
+        found = jnp.where(inside, jnp.asarray(values)[tokens[:, 1:], positions[:, 1:]], 0.0)
+        return jnp.pad(found, ((0, 0), (0, 1)))
+
+    return of
+
+
 def as_train_has_it(
     table: Table, batch: dict[str, Any], train: TrainSettings
 ) -> tuple[float, dict[str, Any]]:
@@ -119,14 +132,6 @@ def as_train_has_it(
     import jax.numpy as jnp
 
     from recipec.runtime.training.preference import preference_loss
-
-    def logps(values: np.ndarray) -> Any:
-        def of(tokens: Any, positions: Any, segment_ids: Any) -> Any:
-            inside = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] > 0)
-            found = jnp.where(inside, jnp.asarray(values)[tokens[:, 1:], positions[:, 1:]], 0.0)
-            return jnp.pad(found, ((0, 0), (0, 1)))
-
-        return of
 
     inputs = {name: jnp.asarray(array) for name, array in batch.items()}
     loss, metrics = preference_loss(logps(table.policy), logps(table.reference), inputs, train)
@@ -167,7 +172,8 @@ def test_any_number_of_processes_computes_trains_step(
 
     filled = []
     for processes, rows in ((1, 2), (2, 2), (8, 1)):
-        made = [Pieces(data, rows, 8, process, processes, train.objective) for process in range(processes)]
+        cut = replace(train, micro_batch_size=rows)
+        made = [Pieces(data, cut, process, processes) for process in range(processes)]
         for step in (0, data.steps_per_epoch - 1):
             batches = [data.micro_batch(step * 2 + part) for part in range(2)]
             filled.append(sum(not batch["segment_ids"][row].any() for batch in batches for row in range(8)))
@@ -239,7 +245,8 @@ def test_losses_and_gradients_are_trls(objective: str, place: Place, tmp_path: P
     data: Any = SimpleNamespace(
         samples=SimpleNamespace(group=2), accumulation=1, micro_batch=lambda number: batch
     )
-    piece = Pieces(data, len(PAIRS), len(PAIRS), 0, 1, train.objective).of(0)
+    whole = replace(train, micro_batch_size=len(PAIRS), global_batch_size=len(PAIRS))
+    piece = Pieces(data, whole, 0, 1).of(0)
     tensors = {name: torch.from_numpy(array) for name, array in piece.items()}
     loss, metrics = objective_of(train)(model, model, tensors)
     found = torch.autograd.grad(loss, list(parameters.values()))

@@ -244,9 +244,11 @@ def test_any_number_of_processes_computes_the_same_step(
 ) -> None:
     """Each row once, in order, and multiplied by what train.py multiplies it by, in a short last step too."""
     from recipec.runtime.backends.trl.pieces import Pieces
+    from recipec.runtime.settings import TrainSettings
 
     data = prepared(place, normalization)
-    made = [Pieces(data, rows, 8, process, processes) for process in range(processes)]
+    train = TrainSettings(epochs=2, global_batch_size=8, micro_batch_size=rows)
+    made = [Pieces(data, train, process, processes) for process in range(processes)]
     for step in range(data.total_steps):
         batches = [data.micro_batch(step * data.accumulation + part) for part in range(data.accumulation)]
         tokens = np.concatenate([batch["tokens"] for batch in batches])

@@ -77,6 +77,14 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
         (["model.add_tokens={<a>: <unused0>}"], "data.new_tokens"),
         (["train.neftune_noise_alpha=5"], "model.noise"),
         (["train.objective=dpo", "data.format=preference", "data.packing=false"], "data.preferences"),
+        (
+            [
+                "data.format=unpaired_preference",
+                "data.packing=false",
+                "train={objective: kto, micro_batch_size: 2}",
+            ],
+            "training.kto",
+        ),
         (["lora=null", "model.id=google/gemma-3-270m-it"], "checkpoints.full"),
         (["checkpoint.directory=gs://bucket/run"], "metrics.remote"),
         (["train.log.wandb_project=mine"], "metrics.wandb_log"),

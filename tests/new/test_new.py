@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -39,7 +40,8 @@ def new(*words: str, exit_code: int = 0) -> Result:
 
 def made(model: str, accelerator: str, method: str | None = None, serve: str | None = None) -> Made:
     chat = catalog.find(model, Path()).chat
-    format = "preference" if method == "dpo" else "text" if chat is False else "chat"
+    judged = {"dpo": "preference", "kto": "unpaired_preference"}
+    format = judged.get(str(method), "text" if chat is False else "chat")
     asked = NewRecipeOptions(
         "sample",
         model,
@@ -211,11 +213,19 @@ def test_epochs_batch_and_intervals_follow_from_the_data(folder: Path, count: in
     assert ("epochs: 1 " in text) == (count == 20_000)
 
 
-def test_preferences_are_learnt_with_dpo(folder: Path) -> None:
-    rows(folder / "pairs.jsonl", {"prompt": "a", "chosen": "b", "rejected": "c"})
+@pytest.mark.parametrize(
+    ("row", "method"),
+    [
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "dpo"),
+        ({"prompt": "a", "completion": "b", "label": True}, "kto"),
+    ],
+)
+def test_preferences_are_learnt_with_dpo_and_kto(folder: Path, row: dict[str, Any], method: str) -> None:
+    rows(folder / "pairs.jsonl", row)
     new("pairs", "--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", "pairs.jsonl")
     recipe = load(folder / "pairs.yaml").recipe  # beside its data
-    assert recipe is not None and recipe.train.objective == "dpo"
+    assert recipe is not None and recipe.train.objective == method
+    assert recipe.train.micro_batch_size > 1 or method == "dpo"
     words = ("--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", "pairs.jsonl")
     result = new("other", *words, "--method", "lora", exit_code=1)
     assert "does not go with" in str(result.exception)
@@ -276,7 +286,6 @@ def test_data_that_cannot_be_used_says_why(folder: Path) -> None:
         "notes.txt": (b"words\n", "its name ends in none of .jsonl, "),
         "packed.jsonl.gz": (b"not gzip", "cannot be read"),
         "quotes.json": (b'[{"text": "a"', "cannot be read"),
-        "kto.jsonl": (b'{"prompt": "a", "completion": "b", "label": true}', "preferences for KTO"),
     }
     for name, (content, said) in cases.items():
         (folder / name).write_bytes(content)

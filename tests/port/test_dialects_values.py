@@ -46,7 +46,7 @@ BASES: dict[str, dict[str, Any]] = {
 }
 KEYS: dict[str, list[str]] = {
     "trl": [
-        *keys_of("trl", "sft", "dpo", "orpo", "cpo", "script", "model", "mixture"),
+        *keys_of("trl", "sft", "dpo", "orpo", "cpo", "kto", "script", "model", "mixture"),
         "env",
         "num_processes",
     ],
@@ -135,7 +135,7 @@ INNER: dict[str, dict[str, list[str]]] = {
 }
 
 
-SCRIPTS = ("sft", "dpo", "orpo", "cpo")
+SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto")
 SHARED = keys_of("trl", "script", "model", "mixture")
 
 

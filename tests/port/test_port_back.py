@@ -16,6 +16,7 @@ from recipec.compiler.port.back_keys import DIALECTS
 from recipec.compiler.port.keys import keys_of, tools
 from recipec.runtime.data.formats import parse_row
 from recipec.runtime.data.masking import Renderer
+from recipec.runtime.training.objectives import OBJECTIVES
 from tests.runtime import chats
 
 ROOT = Path(__file__).parents[2]
@@ -215,12 +216,15 @@ def test_a_variant_comes_back(variant: str, tool: str) -> None:
         ({"objective": "cpo", "loss_type": "simpo", "simpo_gamma": 1.0, "cpo_alpha": 0.0}, "axolotl", ""),
         ({"objective": "cpo", "loss_type": "hinge"}, "trl", ""),
         ({"objective": "cpo", "loss_type": "hinge"}, "axolotl", "train.loss_type"),
+        ({"objective": "kto", "undesirable_weight": 0.5}, "trl", ""),
+        ({"objective": "kto", "loss_type": "apo_zero_unpaired"}, "trl", ""),
+        ({"objective": "kto", "desirable_weight": 0.5}, "axolotl", ""),
     ],
 )
 def test_a_loss_of_preferences_comes_back(train: dict[str, Any], tool: str, lost: str) -> None:
     data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
-    data["data"]["format"] = "preference"
-    data["train"] |= train
+    data["data"]["format"] = OBJECTIVES[train["objective"]].format
+    data["train"] |= {"micro_batch_size": 2, **train}
     Path("recipe.yaml").write_text(yaml.safe_dump(data))
     if lost:
         status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")

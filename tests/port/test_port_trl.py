@@ -18,7 +18,7 @@ from tests.port.dialects import codes, samples, spoken, unspoken, values, verdic
 SFT: dict[str, Any] = {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "some/rows"}
 LORA: dict[str, Any] = {**SFT, "use_peft": True}
 
-SCRIPTS = ("sft", "dpo", "orpo", "cpo")
+SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto")
 
 ported = functools.partial(dialects.ported, script="sft")
 
@@ -95,16 +95,18 @@ PAIR, TALK = {"chosen": "a", "rejected": "b"}, {"messages": []}
         ({"label_smoothing": 0.1, "cpo_alpha": 1.0, "loss_type": "hinge"}, None, "cpo"),
         ({"loss_type": "simpo"}, None, "cpo"),
         ({"precompute_ref_log_probs": True, "label_smoothing": 0.1}, None, "dpo"),
-        ({"beta": 0.2, "max_completion_length": 64, "padding_value": 0}, None, "dpo orpo cpo"),
-        ({"beta": 0.2}, None, "dpo orpo cpo"),
+        ({"beta": 0.2, "max_completion_length": 64, "padding_value": 0}, None, "dpo orpo cpo kto"),
+        ({"beta": 0.2}, None, "dpo orpo cpo kto"),
         ({"beta": 0.2, "max_prompt_length": 64}, PAIR, "dpo orpo cpo"),
-        ({}, None, "sft dpo orpo cpo"),
+        ({}, None, "sft dpo orpo cpo kto"),
         ({}, PAIR, "dpo orpo cpo"),
         ({}, TALK, "sft"),
         ({}, {"text": "a"}, "sft"),
         ({}, {"prompt": "a", "completion": "b"}, "sft"),
         ({"sync_ref_model": True, "label_smoothing": None}, PAIR, "dpo"),
-        ({"packing": True, "beta": 0.1}, None, "sft dpo orpo cpo"),
+        ({"desirable_weight": 1.2}, None, "kto"),
+        ({"beta": 0.1}, {"prompt": "a", "completion": "b", "label": True}, "kto"),
+        ({"packing": True, "beta": 0.1}, None, "sft dpo orpo cpo kto"),
     ],
 )  # fmt: skip
 def test_the_script_is_told_by_keys_and_rows(
@@ -131,8 +133,6 @@ def test_the_script_is_told_by_keys_and_rows(
         ({"normalize_advantages": True}, None, "rloo", "normalize_advantages"),
         ({"shuffle_dataset": True, "beta": 0.1}, None, "grpo or rloo", "beta"),
         ({"loss_type": "dapo"}, None, "grpo", "loss_type"),
-        ({"desirable_weight": 1.2, "packing": True}, None, "kto", "desirable_weight"),
-        ({"beta": 0.1}, {"prompt": "a", "completion": "b", "label": True}, "kto", "dataset_name"),
         ({"center_rewards_coefficient": 0.1}, None, "reward", "center_rewards_coefficient"),
         ({"teacher_model_name_or_path": "a/b"}, None, "distillation", "teacher_model_name_or_path"),
         ({}, {"prompt": "a"}, "grpo or rloo", "dataset_name"),
@@ -153,7 +153,7 @@ def test_a_run_of_another_script_is_refused_by_its_name(
 def test_every_script_of_trl_is_known_and_each_key_of_it_tells_it(tmp_path: Path) -> None:
     sections = tools()["trl"]["sections"]
     commands = [name for name in sections if not name.startswith("experimental.")]
-    assert {*SCRIPTS, "grpo", "kto", "rloo", "reward", "distillation"} <= set(commands)
+    assert {*SCRIPTS, "grpo", "rloo", "reward", "distillation"} <= set(commands)
     for name in set(commands) - {*SCRIPTS, "script", "model", "mixture", "dataset"}:
         with pytest.raises(Refused) as refused:
             ported("trl", tmp_path, {**samples(sections[name]), **SFT}, script=None)

@@ -9,7 +9,7 @@ import numpy as np
 from tests.runtime import training
 
 
-def randomise(built: Any, seed: int = 0) -> None:
+def randomise(built: Any, seed: int = 0, scale: float = 0.3) -> None:
     """Gives B values, without which a delta is zero; masked entries stay zero."""
     from flax import nnx
 
@@ -21,7 +21,7 @@ def randomise(built: Any, seed: int = 0) -> None:
         name = ".".join(map(str, path))
         if isinstance(variable, nnx.LoRAParam) and name.endswith("_lora_b"):
             value = variable.get_raw_value()
-            noise = 0.3 * random.standard_normal(value.shape) * masks.get(name, 1.0)
+            noise = scale * random.standard_normal(value.shape) * masks.get(name, 1.0)
             import jax
 
             variable.set_raw_value(jax.device_put(noise.astype(value.dtype), value.sharding))

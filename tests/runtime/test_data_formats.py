@@ -280,12 +280,27 @@ def test_a_prompt_and_its_completion_are_read_from_texts_and_turns() -> None:
         ({"prompt": chat("a"), "completion": []}, "'completion' is empty"),
         ({"prompt": [3], "completion": chat("a", "b")}, "'prompt' message 0 is a number, not an object"),
         ({"prompt": "a", "completion": "\udfff"}, "'completion' holds half a surrogate pair"),
-        ({"prompt": "a", "completion": "b", "label": True}, "a preference for KTO, which this version does"),
-        ({"prompt": "a", "completion": "b", "label": "False"}, "a preference for KTO"),
+        ({"prompt": "a", "completion": "b", "label": True}, "an answer that is judged, for KTO"),
+        ({"prompt": "a", "completion": "b", "label": "False"}, "an answer that is judged, for KTO"),
     ],
 )
 def test_prompts_that_cannot_be_learnt_are_left_out_with_the_reason(row: dict[str, Any], why: str) -> None:
     assert why in reason("prompt_completion", row)
+
+
+@pytest.mark.parametrize(
+    ("label", "liked"),
+    [(True, True), (False, False), ("true", True), (" False", False), (1, "1"), ("yes", "'yes'")],
+)
+def test_an_answer_is_desirable_or_not_by_its_label(label: Any, liked: Any) -> None:
+    row = {"asked": "a", "completion": " b", "good": label}
+    fields = {"prompt": "asked", "label": "good"}
+    if isinstance(liked, bool):
+        expected = ParsedSample("a:1", prompt="a", completion=" b", liked=liked)
+        assert parse("unpaired_preference", row, **fields) == expected
+        return
+    assert reason("unpaired_preference", row, **fields) == f"'good' is {liked}, and not true or false"
+    assert "no 'label'" in reason("unpaired_preference", {"prompt": "a", "completion": " b"})
 
 
 def test_text_is_learnt_as_it_stands() -> None:

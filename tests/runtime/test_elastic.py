@@ -154,6 +154,16 @@ def test_a_loss_of_micro_batches_keeps_their_rows(tmp_path: Path, train: dict[st
     assert caught.value.help == "choose train.micro_batch_size such that it x dcn x fsdp is 8 again"
 
 
+def test_a_loss_of_rows_beside_one_another_keeps_those_of_a_device(tmp_path: Path) -> None:
+    kto = {"objective": "kto", "loss_type": "kto"}
+    with pytest.raises(UserError, match="hangs on the rows of a micro-batch"):
+        check(tmp_path, lock(WHOLE, 2, **kto), lock(HALF, 2, **kto))
+    with pytest.raises(UserError, match="micro-batches of 1 rows a device, and this artifact has 2"):
+        check(tmp_path, lock(WHOLE, 1, **kto), lock(HALF, 2, **kto))
+    apo = kto | {"loss_type": "apo_zero_unpaired"}
+    check(tmp_path, lock(WHOLE, 1, **apo), lock(HALF, 2, **apo))
+
+
 @pytest.mark.parametrize("change", [{"global_batch_size": 16}, {"seed": 1}, {"loss_normalization": "tokens"}])
 def test_a_change_that_touches_the_numbers_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(

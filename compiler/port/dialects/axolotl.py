@@ -42,6 +42,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "ipo": {"train.objective": "dpo", "train.loss_type": "ipo"},
     "simpo": {"train.objective": "cpo", "train.loss_type": "simpo"},
     "orpo": {"train.objective": "orpo"},
+    "kto": {"train.objective": "kto"},
 }
 """Kinds of `rl`."""
 KNOWN_PLUGINS = words(
@@ -136,6 +137,8 @@ def _objective(keys: Keys) -> str:
         keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
         alpha = keys.number("cpo_alpha")
         keys.default("cpo_alpha", 1.0, {"train.cpo_alpha": 1.0 if alpha is None else alpha}, "TRL's default")
+    elif kind == "kto":
+        losses.weights(keys, "kto_desirable_weight", "kto_undesirable_weight")
     keys.passive(("dpo_loss_type", "dpo_label_smoothing"), "the loss does not read it")
     keys.learnt("dpo_use_weighting", (False,), "preferences count alike here")
     keys.passive(("precompute_ref_log_probs",), "when the reference is computed, not what it is")

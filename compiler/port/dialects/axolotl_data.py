@@ -9,6 +9,7 @@ from typing import Any
 from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.keys import Keys, table, words
 from recipec.compiler.port.meaning import conversion, datasets, rows, templates
+from recipec.compiler.port.meaning.losses import UNPAIRED
 from recipec.compiler.port.names import known, tokenizer_of
 from recipec.runtime.data.messages import ALIASES, ROLES
 
@@ -50,7 +51,7 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> None:
     """The keys of `data`: sources, formats, template, masks, lengths, packing, evaluation.
 
     Args:
-        objective: "sft", "dpo" or "orpo".
+        objective: what is learnt, a kind of `rl` or "sft".
     """
     train = _sources(keys, "datasets", objective)
     held = _sources(keys, "test_datasets", objective)
@@ -62,17 +63,19 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> None:
         _loss(keys, train, kinds)
         _template(keys, kinds, model)
     _evaluation(keys)
-    _order(keys)
+    _order(keys, objective)
     for each in (*train, *held):
         each.keys.unused(sorted(_OF_TYPES), "its data set type does not read it")
 
 
-def _order(keys: Keys) -> None:
-    """Seeds, and whether samples keep their sources' order."""
+def _order(keys: Keys, objective: str) -> None:
+    """Seeds, and whether samples keep their sources' order, as TRL's KTOTrainer has them do."""
     seed = keys.integer("seed") if keys.given("seed") else 42
     sets: dict[str, Any] = {} if seed is None or seed < 0 else {"train.seed": seed}
     if keys.flag("curriculum_sampling"):
         keys.say("curriculum_sampling", {"data.shuffle_seed": None})
+    elif objective == "kto":
+        keys.ledger.defaulted("order", "the data's", {"data.shuffle_seed": None}, "TRL's KTOTrainer keeps it")
     elif sets:
         sets["data.shuffle_seed"] = seed
     keys.same("curriculum_sampling", note="off")
@@ -193,7 +196,7 @@ def _loss(keys: Keys, train: Sequence[Entry], kinds: Sequence[Kind]) -> None:
     formats, whole = {kind.format for kind in kinds}, keys.flag("train_on_inputs")
     if "chat" not in formats:
         loss = "all" if whole or formats == {"text"} else "completion"
-        plain = formats == {"preference"} or (len(formats) > 1 and not whole)
+        plain = formats in ({"preference"}, {UNPAIRED}) or (len(formats) > 1 and not whole)
         keys.say("train_on_inputs", {} if plain else {"data.loss_on": loss})
         return
     keys.say("train_on_inputs", {"data.loss_on": "all"} if whole else {}, MARKS if whole else "")
@@ -307,9 +310,11 @@ def _kind(keys: Keys, objective: str) -> Kind | None:
 
     Args:
         keys: of the data set.
-        objective: "sft", "dpo" or "orpo".
+        objective: what is learnt, a kind of `rl` or "sft".
     """
     given = keys.value("type")
+    if objective == "kto":
+        return _unpaired(keys, given)
     if objective != "sft":
         return _preference(keys, given)
     if isinstance(given, dict):
@@ -425,6 +430,35 @@ def _preference(keys: Keys, given: Any) -> Kind | None:
         return _own_preference(given)
     _unknown(keys, name or "none")
     return None
+
+
+KTO_COLUMNS = {"argilla": "instruction", "intel": "question", "prompt_pairs": "prompt", "ultra": "prompt"}
+"""The columns of the questions of Axolotl's types for kto."""
+
+
+def _unpaired(keys: Keys, given: Any) -> Kind | None:
+    """An answer that is desirable or not."""
+    if isinstance(given, dict):
+        _told(keys, "type", given)
+        names = {name: str(given.get(f"field_{name}") or name) for name in ("prompt", "completion", "label")}
+        formats = any(given.get(f"{name}_format") for name in ("prompt", "completion"))
+        note = "prompt_format and completion_format are not written around the texts here" if formats else ""
+        return Kind(UNPAIRED, {name: there for name, there in names.items() if name != there}, note=note)
+    template, _, rows = str(given or "").partition(".")
+    if given is None:
+        return Kind(UNPAIRED)
+    if template not in ("llama3", "chatml") or rows not in (*KTO_COLUMNS, "argilla_chat"):
+        message = f"unknown data set type `{given}` of kto"
+        keys.refuse(
+            "type", "E1141", message, "type: chatml.argilla, or none for prompt, completion and label"
+        )
+        return None
+    note = f"turns are written by the recipe's chat template here, and by the marks of {template} there"
+    if rows == "argilla_chat":
+        made = conversion.tagged(conversion.Tagged("completion", label="label"))
+    else:
+        made = conversion.labelled(KTO_COLUMNS[rows], "completion", "label")
+    return Kind(UNPAIRED, transform=made, note=note)
 
 
 def _own_preference(given: Mapping[str, Any]) -> Kind:

@@ -16,6 +16,7 @@ from recipec.compiler.port.meaning import (
     conversion,
     datasets,
     experts,
+    losses,
     models,
     rows,
     sharding,
@@ -25,6 +26,7 @@ from recipec.compiler.port.meaning import (
 from recipec.compiler.port.meaning.trainer import Run
 from recipec.compiler.port.names import known
 from recipec.compiler.wording import listing
+from recipec.runtime.data.formats import ALONE
 from recipec.runtime.data.messages import ALIASES, CALLS, ROLES
 from recipec.runtime.training.objectives import OBJECTIVES
 
@@ -88,18 +90,24 @@ def port(ledger: Ledger) -> None:
 
 
 def _stage(keys: Keys) -> str:
-    """sft, dpo or pt, with the keys that only preferences read."""
+    """sft, dpo, kto or pt, with the keys that only preferences read."""
     stage = keys.text("stage") or "sft"
     only = next((key for key in ("do_predict", "do_eval") if keys.flag(key)), None)
     idle = "do_train" if keys.given("do_train") else only
     if idle and not keys.flag("do_train"):
         message = "the file trains nothing: `do_train` is off"
         keys.refuse(idle, "E1149", message, "--set do_train=true, where the run is to train")
-    if stage not in ("sft", "dpo", "pt"):
+    if stage not in ("sft", "dpo", "kto", "pt"):
         message = f"`stage: {stage}` is another kind of training: recipes have {listing(OBJECTIVES)}"
-        keys.refuse("stage", "E1149", message, "stage: sft, or stage: dpo with preferences")
+        keys.refuse("stage", "E1149", message, "stage: sft; or dpo or kto with preferences")
         stage = "sft"
     loss = keys.text("pref_loss") or "sigmoid"
+    if stage == "kto":
+        keys.say("stage", {"train.objective": "kto"}, OTHERS)
+        keys.say("pref_beta", {"train.beta": keys.number("pref_beta")})
+        losses.weights(keys, "kto_chosen_weight", "kto_rejected_weight")
+        keys.passive(OF_PREFERENCES - {"pref_beta", "pref_ftx"}, "the stage kto does not read it")
+        return stage
     if stage != "dpo":
         keys.say("stage", {"train.objective": "sft"}, "texts are learnt as they are" if stage == "pt" else "")
         keys.passive(OF_PREFERENCES, f"the stage {stage} does not read it")
@@ -325,10 +333,13 @@ def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) 
     """
     found = _joined([*chosen, *others])
     for each in found:
-        if each.ranking is not (stage == "dpo") and stage != "pt":
-            message = f"a data set with{'out' if stage == 'dpo' else ''} ranking is not for the stage {stage}"
+        if (each.format if each.format in ALONE else "") != JUDGED.get(stage, "") and stage != "pt":
+            has = "with kto_tag" if each.format == losses.UNPAIRED else "without kto_tag"
+            has = has if losses.UNPAIRED in (each.format, JUDGED.get(stage)) else ""
+            has = has or f"with{'' if each.ranking else 'out'} ranking"
+            message = f"a data set {has} is not for the stage {stage}"
             keys.said.discard("dataset")
-            help = "stage: dpo for preferences, stage: sft for the others"
+            help = "stage: dpo for preferences, kto for rows with kto_tag, sft for the others"
             keys.refuse("dataset", "E1142", message, help)
             return chosen
     if not rows.alike(found):
@@ -420,7 +431,7 @@ def _lengths(keys: Keys, stage: str) -> None:
 
 def _masks(keys: Keys, stage: str) -> None:
     whole, last = keys.flag("train_on_prompt"), keys.flag("mask_history")
-    if stage == "dpo":
+    if stage in JUDGED:
         keys.passive(("train_on_prompt", "mask_history"), "of preferences the answers are compared")
         return
     if whole and last:
@@ -461,6 +472,11 @@ OF_TAGS = {
     "function_tag": "function_call",
     "system_tag": "system",
 }
+JUDGED = {"dpo": "preference", "kto": losses.UNPAIRED}
+"""The rows of stages that judge answers, as of `data.format`."""
+OTHERS = (
+    "a prompt's other answer is that of the row before it in its micro-batch here, and in the data set there"
+)
 MEDIA = ("images", "videos", "audios")
 ORDER = "rows whose turns do not alternate are left out there, and kept here where the template takes them"
 TOOLS = (
@@ -522,7 +538,7 @@ def _joined(found: list[DataSet]) -> list[DataSet]:
     Returns:
         The data sets as they are where they are not one form of each.
     """
-    asked = [each for each in found if each.columns and not each.ranking]
+    asked = [each for each in found if each.columns and each.format == "chat"]
     talks = [each for each in found if each.format == "chat" and not each.transform]
     if not asked or not talks or len(asked) + len(talks) != len(found):
         return found
@@ -571,8 +587,6 @@ def _media(keys: Keys, columns: Mapping[str, str]) -> None:
     below = keys.below("columns")
     message = "`{}`: the models here read text"
     refused = {name: ("E1150", message.format(name), "take a data set of text") for name in MEDIA}
-    help = "take a data set with chosen and rejected answers, for stage dpo"
-    refused["kto_tag"] = ("E1149", "recipes have no kto", help)
     for name, why in refused.items():
         if name in columns:
             below.said.discard(name)
@@ -581,10 +595,16 @@ def _media(keys: Keys, columns: Mapping[str, str]) -> None:
 
 def _alpaca(source: Any, columns: Mapping[str, str], ranking: bool) -> DataSet:
     names = ("prompt", "query", "response", "history", "system", "chosen", "rejected")
-    asked = conversion.Alpaca(**{name: columns.get(name) for name in names})
+    named = {name: columns.get(name) for name in names} | {"label": columns.get("kto_tag")}
+    asked = conversion.Alpaca(**named)
     made = conversion.alpaca(asked, ranking)
     note = TOOLS if "tools" in columns else ""
-    return DataSet(source, "preference" if ranking else "chat", {}, made, ranking, note, asked)
+    return DataSet(source, _format(columns, ranking), {}, made, ranking, note, asked)
+
+
+def _format(columns: Mapping[str, str], ranking: bool) -> str:
+    """Of rows that are no plain text, by `data.format`."""
+    return "preference" if ranking else losses.UNPAIRED if "kto_tag" in columns else "chat"
 
 
 def _conversations(
@@ -597,15 +617,20 @@ def _conversations(
     known = all(usual.get(word) in (meant, "function_call") for word, meant in words.items())
     notes = (ORDER if formatting == "sharegpt" else "", TOOLS if "tools" in columns else "")
     note = "; ".join(filter(None, notes))
-    if known and not ranking and "system" not in columns:
+    if known and not ranking and "system" not in columns and "kto_tag" not in columns:
         fields = {"messages": messages, "role": role, "content": content, "tools": columns.get("tools")}
         return DataSet(source, "chat", {here: there for here, there in fields.items() if there}, note=note)
     turns = {word: "assistant" if meant == "function_call" else meant for word, meant in words.items()}
-    answers = [columns.get(name) or name if ranking else None for name in ("chosen", "rejected")]
+    chosen, rejected = (columns.get(name) or name if ranking else None for name in ("chosen", "rejected"))
     made = conversion.tagged(
-        conversion.Tagged(messages, role, content, turns, columns.get("system"), *answers)
+        conversion.Tagged(
+            *(messages, role, content, turns, columns.get("system")),
+            chosen=chosen,
+            rejected=rejected,
+            label=columns.get("kto_tag"),
+        )
     )
-    return DataSet(source, "preference" if ranking else "chat", {}, made, ranking, note)
+    return DataSet(source, _format(columns, ranking), {}, made, ranking, note)
 
 
 LOSSES: Mapping[str, Mapping[str, Any]] = {

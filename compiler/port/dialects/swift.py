@@ -31,6 +31,7 @@ from recipec.compiler.port.meaning.sharding import Launch
 from recipec.compiler.port.meaning.trainer import Run
 from recipec.compiler.port.names import known
 from recipec.compiler.wording import listing
+from recipec.runtime.training.objectives import OBJECTIVES
 
 NAME = "swift"
 TITLE = "ms-swift"
@@ -96,10 +97,11 @@ derived ref_model_type ref_model_revision
 PRESETS = re.compile(r"(galore|lisa|lora_ga|fourier|boft|vera|adapter|adalora|llamapro|reft)_")
 """Settings of methods that `tuner_type`, `use_galore` or `init_weights` switch on."""
 
-TYPES = {"dpo": "dpo", "orpo": "orpo", "cpo": "cpo", "simpo": "cpo"}
+TYPES = {"dpo": "dpo", "orpo": "orpo", "cpo": "cpo", "simpo": "cpo", "kto": "kto"}
 """Kinds of rlhf that have a counterpart."""
 SIMPO = {"loss_type": "simpo", "beta": 2.0}
 """What the kind simpo has of its own: it is cpo beside that."""
+OTHERS = "a prompt's other answer is that of the row before it on its device here, of all in a step there"
 OF_PREFERENCES = ("beta", "rpo_alpha", "ld_alpha", "ref_model")
 
 OWN = {
@@ -137,6 +139,7 @@ def port(ledger: Ledger) -> None:
             **defaults_of(NAME, "rlhf"),
             "beta": 0.1,
             "loss_type": None,
+            "train_sampling_strategy": "random",
             **(SIMPO if keys.text("rlhf_type") == "simpo" else {}),
         }
         ledger.set("train.objective", objective, f"rlhf_type is {keys.text('rlhf_type') or objective}")
@@ -150,6 +153,8 @@ def port(ledger: Ledger) -> None:
             losses.dpo(keys, words("sigmoid robust"))
         elif objective == "cpo":
             losses.cpo(keys)
+        elif objective == "kto":
+            losses.kto(keys)
         keys.follow(OF_RLHF)
     _run(keys, run, launch, taken)
     experts.say_coefficient(keys, "router_aux_loss_coef", named.model if named else None)
@@ -171,7 +176,7 @@ def _objective(keys: Keys) -> str:
         message = f"ms-swift's rlhf_type {kind} has no counterpart: a recipe trains as {listing(TYPES)} do"
         keys.refuse("rlhf_type", "E1149", message, "rlhf_type: dpo")
         return "dpo"
-    keys.same("rlhf_type", {"train.objective": TYPES[kind]})
+    keys.say("rlhf_type", {"train.objective": TYPES[kind]}, OTHERS if kind == "kto" else "")
     return TYPES[kind]
 
 
@@ -293,7 +298,7 @@ def _targets(keys: Keys, named: Named | None) -> adapters.Chosen | None:
 
 
 def _data(keys: Keys, named: Named | None, objective: str) -> None:
-    ranking = objective != "sft"
+    ranking, judged = objective != "sft", OBJECTIVES[objective].format
     columns = keys.value("columns")
     columns = columns if isinstance(columns, dict) else {}
     if keys.given("columns") and not columns:
@@ -317,8 +322,9 @@ def _data(keys: Keys, named: Named | None, objective: str) -> None:
         )
     keys.same("system", note="part of data.transform")
     names: Mapping[str, str] = {str(old): str(new) for old, new in columns.items()}
-    made = conversion.by_columns(system, names, ranking, _filled(keys), _prefix(keys))
-    rows.say(keys, "dataset", [Rows("preference" if ranking else "chat", transform=made)])
+    kinds = {"ranking": judged == "preference", "label": judged == losses.UNPAIRED}
+    made = conversion.by_columns(system, names, filled=_filled(keys), prefix=_prefix(keys), **kinds)
+    rows.say(keys, "dataset", [Rows(judged or "chat", transform=made)])
     keys.learnt("cached_dataset", ([],), "rows that are tokenised already are not read")
     _held_out(keys)
     _loss(keys, ranking)

@@ -90,7 +90,7 @@ def port(ledger: Ledger) -> None:
     chosen = _lora(keys, run, model)
     _data(keys, objective, model)
     _losses(keys, objective, chosen)
-    if objective in ("sft", "dpo"):
+    if objective in ("sft", "dpo", "kto"):
         _balance(keys, model)
     trainer.say_run(keys, run, launch, taken, trainer.dtype_of(keys, "dtype"))
     trainer.memory(keys, launch)
@@ -189,7 +189,7 @@ def _balance(keys: Keys, named: Named | None) -> None:
     experts.say_coefficient(keys, key, model)
 
 
-SCRIPTS = ("sft", "dpo", "orpo", "cpo")
+SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto")
 """The scripts that recipes have a counterpart of, by their sections."""
 
 LAST = "cpo"
@@ -581,4 +581,6 @@ def _losses(keys: Keys, objective: str, chosen: Chosen | None) -> None:
         losses.dpo(keys)
     elif objective == "cpo":
         losses.cpo(keys)
+    elif objective == "kto":
+        losses.kto(keys)
     keys.follow(losses.OF_PREFERENCES)

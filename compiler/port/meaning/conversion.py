@@ -102,6 +102,7 @@ class Alpaca:
     system: str | None = None
     chosen: str | None = None
     rejected: str | None = None
+    label: str | None = None
 
 
 def alpaca(columns: Alpaca, ranking: bool, chats: Mapping[str, str] | None = None) -> str:
@@ -150,6 +151,14 @@ def alpaca(columns: Alpaca, ranking: bool, chats: Mapping[str, str] | None = Non
         "rejected": [{{"role": "assistant", "content": row[{literal(columns.rejected or "rejected")}]}}],
     }}
 """
+    elif columns.label:
+        body += f"""\
+    return {{
+        "prompt": messages,
+        "completion": [{{"role": "assistant", "content": row[{response}]}}],
+        "label": row[{literal(columns.label)}],
+    }}
+"""
     else:
         body += f"    return {{{messages}: [*messages, {{{assistant}row[{response}]}}]}}\n"
     return f'''"""Rows of instructions as messages, as LLaMA-Factory joins them."""
@@ -170,6 +179,7 @@ class Tagged:
         roles: what each role is called here, by the data's own word; {} for the same words.
         system: a column with the system message, None for none.
         chosen, rejected: columns of the two answers, for preferences.
+        label: the column that says whether the conversation's last message is desirable, None for none.
     """
 
     messages: str
@@ -179,6 +189,7 @@ class Tagged:
     system: str | None = None
     chosen: str | None = None
     rejected: str | None = None
+    label: str | None = None
 
 
 def tagged(tags: Tagged) -> str:
@@ -186,6 +197,9 @@ def tagged(tags: Tagged) -> str:
     role = f"ROLES[message[{literal(tags.role)}]]" if tags.roles else f"message[{literal(tags.role)}]"
     system = answer = ""
     made = '    return {"messages": messages}\n'
+    if tags.label:
+        label = f'"label": row[{literal(tags.label)}]'
+        made = f'    return {{"prompt": messages[:-1], "completion": messages[-1:], {label}}}\n'
     if tags.system:
         system = f"""\
     if row.get({literal(tags.system)}) and messages[0]["role"] != "system":
@@ -307,6 +321,7 @@ def by_columns(
     ranking: bool,
     filled: Mapping[str, tuple[str, str]] | None = None,
     prefix: str = "",
+    label: bool = False,
 ) -> str:
     """ms-swift's way of reading rows: messages, or a question and its answer by the names of their columns.
 
@@ -316,6 +331,7 @@ def by_columns(
         ranking: whether a row has a second answer, for preferences.
         filled: what stands for marks in rows with a `tag`, in Chinese and in English.
         prefix: what is taken off the beginning of answers, with the blanks around the rest.
+        label: whether a row says by `label` whether its answer is desirable.
     """
     fills = "".join(
         f"    {literal(k)}: ({literal(a)}, {literal(b)}),\n" for k, (a, b) in (filled or {}).items()
@@ -338,6 +354,10 @@ def by_columns(
     renamed = f"    row = {made}\n" if columns else ""
     default = "None" if system is None else literal(system)
     answer = '    return {"messages": messages}\n'
+    if label:
+        answer = (
+            '    return {"prompt": messages[:-1], "completion": messages[-1:], "label": bool(row["label"])}\n'
+        )
     if ranking:
         answer = """\
     rejected = first(row, "rejected_response", "rejected_messages", "rejected")
@@ -404,6 +424,25 @@ def {FUNCTION}(row):
         "prompt": [{{"role": "user", "content": row[{literal(prompt)}]}}],
         "chosen": [{{"role": "assistant", "content": row[{literal(chosen)}]}}],
         "rejected": [{{"role": "assistant", "content": row[{literal(rejected)}]}}],
+    }}
+'''
+
+
+def labelled(asked: str, completion: str, label: str, system: str = "system") -> str:
+    """A question, its answer and whether that is desirable, as messages; the arguments are their columns."""
+    named = ", ".join(f"`{docstring(column)}`" for column in (asked, completion, label))
+    return f'''"""Rows of a question and an answer that is desirable or not, as messages."""
+
+
+def {FUNCTION}(row):
+    """A row of {named}."""
+    messages = [{{"role": "user", "content": row[{literal(asked)}]}}]
+    if row.get({literal(system)}):
+        messages.insert(0, {{"role": "system", "content": row[{literal(system)}]}})
+    return {{
+        "prompt": messages,
+        "completion": [{{"role": "assistant", "content": row[{literal(completion)}]}}],
+        "label": row[{literal(label)}],
     }}
 '''
 

@@ -38,8 +38,19 @@ exact loss_type: the objective's own loss
 exact label_smoothing simpo_gamma: the loss does not read it
 learnt alpha=0/0.0: rewards are log-probabilities here, without AlphaPO's form
 """)
+OF_KTO = table("""
+exact loss_type: the objective's own loss
+learnt sync_ref_model=false: the reference stays the model that training starts from here
+exact ref_model_mixup_alpha ref_model_sync_steps: the reference stays the model that training starts from here
+exact precompute_ref_log_probs precompute_ref_batch_size: when they are computed changes no number
+""")
 TRLS = {"dpo": words("robust"), "cpo": words("sigmoid simpo")}
 """The losses that read label_smoothing in TRL, by objective."""
+
+
+UNPAIRED = "unpaired_preference"
+"""The format of answers that are each desirable or not."""
+PAIRED = "rows of chosen and rejected answers are taken apart there, and two samples of a row are none here"
 
 
 def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) -> str:
@@ -49,10 +60,13 @@ def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) 
         path: of the first data set.
         where: the section and the key that name it.
     """
-    if objective != "sft":
-        keys.ledger.set("data.format", "preference")
-        return "preference"
     row = datasets.first_row(path, keys.source.path.parent) if path else None
+    if made := OBJECTIVES[objective].format:
+        if made == UNPAIRED and row is not None and {"chosen", "rejected"} <= row.keys():
+            keys.said.discard(where[1])
+            keys.refuse(where[1], "E1142", PAIRED, "rows of prompt, completion and label; or objective: dpo")
+        keys.ledger.set("data.format", made)
+        return made
     column = keys.text("dataset_text_field") or "text"
     if row is not None:
         form = _of_columns(row, column)
@@ -168,6 +182,28 @@ def cpo(keys: Keys) -> None:
     of_pairs(keys, "cpo")
     keys.say("cpo_alpha", {"train.cpo_alpha": keys.number("cpo_alpha")})
     keys.follow(OF_CPO)
+
+
+def kto(keys: Keys) -> None:
+    """The loss of single answers, and its weights."""
+    given = keys.value("loss_type") or "kto"
+    every = given if isinstance(given, list) else [given]
+    had = OBJECTIVES["kto"].losses
+    if len(every) != 1 or every[0] not in had:
+        shown = " + ".join(map(str, every))
+        message = f"the loss {shown} has no counterpart: kto here has {listing(had)}"
+        keys.refuse("loss_type", "E1163", message, "loss_type: kto")
+    elif every[0] != "kto":
+        keys.say("loss_type", {"train.loss_type": every[0]})
+    weights(keys, "desirable_weight", "undesirable_weight")
+    keys.follow(OF_KTO)
+
+
+def weights(keys: Keys, desirable: str, undesirable: str) -> None:
+    """KTO's weights of the two kinds of answers, by the keys that hold them."""
+    for name, key in (("desirable_weight", desirable), ("undesirable_weight", undesirable)):
+        value = keys.number(key)
+        keys.same(key, {f"train.{name}": 1.0 if value is None else value})
 
 
 def dpo(keys: Keys, smoothed: frozenset[str] | None = None) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipec.compiler.port.keys import Keys, table
-from recipec.compiler.port.meaning import templates
+from recipec.compiler.port.meaning import losses, templates
 from recipec.compiler.port.meaning.conversion import FILE, FUNCTION, TRANSFORM, literal
 from recipec.compiler.port.meaning.models import Named
 from recipec.compiler.port.source import Script
@@ -88,7 +88,8 @@ class Rows:
 
     Attributes:
         content: of SFT, what is trained on: a Text, a Column, a Chat, messages, or {"prompt": ...,
-            "completion": ...}; of preferences, {"prompt": ..., "chosen": ..., "rejected": ...}.
+            "completion": ...}; of preferences, {"prompt": ..., "chosen": ..., "rejected": ...}; of single
+            answers, {"prompt": ..., "completion": ..., "label": ...}.
         by_hand: functions to be copied by hand, which come first.
         keys: those of the script that tell it, for the report.
     """
@@ -225,6 +226,7 @@ def _sft(content: Any) -> tuple[str, dict[str, str], str]:
 def _answers(content: Any) -> tuple[str, dict[str, str], str]:
     """Likewise of a prompt with its completion, or with two answers."""
     form = "prompt_completion" if "completion" in (content or {}) else "preference"
+    form = losses.UNPAIRED if "label" in (content or {}) else form
     if not content or all(isinstance(value, Column) for value in content.values()):
         return form, _renamed({key: value.name for key, value in (content or {}).items()}), ""
     pairs = "".join(f"        {literal(key)}: {_written(value)},\n" for key, value in content.items())
@@ -283,6 +285,7 @@ WANTED = {
     "chat": "messages",
     "text": "text",
     "preference": "prompt, chosen and rejected",
+    "unpaired_preference": "prompt, completion and label",
 }
 
 

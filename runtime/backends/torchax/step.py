@@ -12,7 +12,8 @@ alone, which are its own attributes:
 jax.ShapeDtypeStruct with shardings over the mesh, which may be of devices that are described, not there.
 `batch` is a micro-batch as runtime.data makes it (loss.Batch): tokens, positions and segment_ids
 int32[B, T], loss_mask bool[B, T] with rows over "fsdp", norm float32[] and index int32[]; of preferences
-B is two rows of each. Nothing but the config decides how many layers there are.
+B is two rows of each, and of single answers there is desirable float32[B] too. Nothing but the config decides
+how many layers there are.
 """
 
 from __future__ import annotations
@@ -111,8 +112,10 @@ class Step:
     def _loss(
         self, trained: Arrays, base: Arrays, batch: Batch, salts: jax.Array | None
     ) -> tuple[jax.Array, Named]:
-        reference = functools.partial(token_logps, self._model, ({}, base, None))
-        return objective_loss(self.settings, self._model, (trained, base, salts), reference, batch)
+        model = trained, base, salts
+        asked: Any = (({}, base, None), (jax.lax.stop_gradient(trained), base, salts))
+        reference, still = (functools.partial(token_logps, self._model, one) for one in asked)
+        return objective_loss(self.settings, self._model, model, (reference, still), batch)
 
 
 def _placed_state(rule: optax.GradientTransformation, trained: Arrays, mesh: Mesh) -> Any:

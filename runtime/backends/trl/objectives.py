@@ -22,6 +22,8 @@ from transformers.models.mixtral import modeling_mixtral
 from ...settings import TrainSettings
 from ...training.objectives import OBJECTIVES
 from ...training.pair_losses import Functions, pair_loss
+from ...training.unpaired import losses
+from .pieces import OTHER
 
 Tensors = dict[str, torch.Tensor]
 Objective = Callable[[Any, Any, Mapping[str, Any]], tuple[torch.Tensor, Tensors]]
@@ -32,7 +34,9 @@ spreads it over processes, within its own disable_adapter(); of full fine-tuning
 
 def objective_of(train: TrainSettings) -> Objective:
     """The loss of a recipe's train.objective."""
-    loss = _preference if OBJECTIVES[train.objective].pairs else _sft
+    loss = {"": _sft, "preference": _preference, "unpaired_preference": _unpaired}[
+        OBJECTIVES[train.objective].format
+    ]
     if train.router_aux_loss_coef:
         return lambda model, own, piece: _balanced(loss, model, own, piece, train)
     return lambda model, own, piece: loss(model, own, piece, train)
@@ -110,6 +114,35 @@ def _preference(
     if objective.likelihood:
         total = total + train.cpo_alpha * _likelihood(log_probs, piece)
     return total, _metrics(train.beta * (sums if objective.reference else worth), piece)
+
+
+def _unpaired(
+    model: Any, own: Any, piece: Mapping[str, Any], train: TrainSettings
+) -> tuple[torch.Tensor, Tensors]:
+    """The losses of single answers, by training/unpaired.py."""
+
+    def gains_of(rows: Mapping[str, Any], graded: bool) -> torch.Tensor:
+        with torch.no_grad(), own.disable_adapter():
+            before = _log_probs(own, rows).sum(1)
+        with torch.set_grad_enabled(graded and torch.is_grad_enabled()):
+            return _log_probs(model, rows).sum(1) - before
+
+    gains = gains_of(piece, True)
+    kl: torch.Tensor | float = 0.0
+    if train.loss_type in OBJECTIVES[train.objective].mismatched:
+        others = {name.removeprefix(OTHER): piece[name] for name in piece if name.startswith(OTHER)}
+        some = (others["labels"] != -100).any(1)
+        distance = torch.stack([torch.where(some, gains_of(others, False), 0.0).sum(), some.sum()])
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(distance)
+        kl = (distance[0] / distance[1].clamp(min=1)).clamp(min=0)
+    sides, weights = piece["desirable"].sign(), piece["pair_weights"]
+    each = losses(torch.sigmoid, gains, sides, kl, train)
+    total = (torch.where(weights > 0, each, 0.0) * weights).sum()
+    rewards = train.beta * gains.detach() * piece["desirable"].abs()
+    chosen, rejected = (torch.where(sides == side, rewards, 0.0).sum() for side in (1, -1))
+    found = {"kl": kl * piece["share"], "rewards_chosen": chosen, "rewards_rejected": rejected}
+    return total, found | {"rewards_margin": chosen - rejected}
 
 
 def _summed(log_probs: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tensor:

@@ -3,7 +3,8 @@
 train.py's micro-batch is the rows of all its devices together. Here a process computes micro_batch_size rows
 at a time, or the two rows of each of as many pairs of answers. Each row, and each pair, carries what its loss
 is multiplied by, so that the pieces of an optimizer step sum up to the step's loss as the recipe's
-loss_normalization has it.
+loss_normalization has it. Where a loss asks for prompts with other rows' answers (KTO), its estimate is of
+one micro-batch of train.py's: all processes together compute that at a time, whatever their number.
 """
 
 from __future__ import annotations
@@ -15,8 +16,14 @@ import numpy as np
 
 from ...data.batches import Batch, EvalPart
 from ...data.prepare import PreparedData
+from ...errors import UserError
+from ...settings import TrainSettings
 from ...training.objectives import OBJECTIVES
+from ...training.unpaired import mismatched
 from ..model import labels
+
+OTHER = "other_"
+"""What stands before the names of a piece's arrays of prompts with other rows' answers."""
 
 
 class Pieces:
@@ -24,27 +31,31 @@ class Pieces:
 
     Args:
         prepared: the data, in the micro-batches of train.py.
-        rows: of a piece, or pairs of them: micro_batch_size.
+        train: its micro_batch_size is the rows of a piece, or pairs of them; the pieces have its objective's
+            weights.
         process, processes: which of how many this is.
-        objective: a key of OBJECTIVES, whose weights the pieces have.
 
     Attributes:
         per_step: pieces of an optimizer step on each process.
+
+    Raises:
+        UserError: when the processes cannot share a micro-batch that has to be computed at once.
     """
 
-    def __init__(
-        self,
-        prepared: PreparedData,
-        rows: int,
-        global_batch: int,
-        process: int,
-        processes: int,
-        objective: str = "sft",
-    ) -> None:
-        self._prepared, self._objective = prepared, objective
+    def __init__(self, prepared: PreparedData, train: TrainSettings, process: int, processes: int) -> None:
+        self._prepared, self._train = prepared, train
+        rows = train.micro_batch_size
+        if train.loss_type in OBJECTIVES[train.objective].mismatched:
+            rows, left = divmod(prepared.rows, processes)
+            if left:
+                raise UserError(
+                    f"objective {train.objective} takes the {prepared.rows} rows of a micro-batch at once, "
+                    f"which {processes} processes cannot share",
+                    f"give accelerate launch a --num_processes that divides {prepared.rows}",
+                )
         self._rows = rows * prepared.samples.group
         self._process, self._processes = process, processes
-        self.per_step = global_batch // (rows * processes)
+        self.per_step = train.global_batch_size // (rows * processes)
         self._window = lru_cache(maxsize=1)(self._window_of)
 
     def of(self, number: int) -> Batch:
@@ -57,7 +68,9 @@ class Pieces:
             are multiplied, for a sum over pieces and processes that is the step's loss:
             weights float32[B], of the negative log-likelihood of each of a row's labels (sft, ORPO, CPO);
             pair_weights float32[B], of the loss of a row's pair, 0 for one that fills a batch up.
-            Of pairs, answers bool[B, T] too: which of the labels are an answer's.
+            Of pairs, answers bool[B, T] too: which of the labels are an answer's. Of single answers desirable
+            float32[B], as a micro-batch has it, and where the loss asks for them the arrays of prompts with
+            other rows' answers, input_ids and so on after OTHER.
         """
         step, piece = divmod(number, self.per_step)
         return self._cut(self._window(step), piece)
@@ -87,14 +100,14 @@ class Pieces:
         batches = self._prepared.eval_batches
         if not batches:
             return []
-        every = _weighed_each(batches, self._objective)
+        every = _weighed_each(batches, self._train)
         parts = [part.batches for part in self._prepared.eval_parts] or [slice(None)]
         return [self._pieces(_concatenated(every[part])) for part in parts]
 
     def _pieces(self, rows: Batch) -> list[Batch]:
         """All rows, filled up with empty ones."""
-        count = -(-len(rows["weights"]) // (self._rows * self._processes))
-        missing = count * self._rows * self._processes - len(rows["weights"])
+        count = -(-len(rows["tokens"]) // (self._rows * self._processes))
+        missing = count * self._rows * self._processes - len(rows["tokens"])
         padded = {
             name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in rows.items()
         }
@@ -104,7 +117,7 @@ class Pieces:
         """All rows of an optimizer step."""
         first = step * self._prepared.accumulation
         numbers = range(first, first + self._prepared.accumulation)
-        return _joined([self._prepared.micro_batch(number) for number in numbers], self._objective)
+        return _joined([self._prepared.micro_batch(number) for number in numbers], self._train)
 
     def _cut(self, rows: Batch, piece: int) -> Batch:
         start = (piece * self._processes + self._process) * self._rows
@@ -119,27 +132,42 @@ class Pieces:
             "tokens": np.asarray(np.count_nonzero(own["segment_ids"])),
             "targets": np.asarray(np.count_nonzero(answers)),
         }
-        objective = OBJECTIVES[self._objective]
-        if not objective.pairs:
+        objective = OBJECTIVES[self._train.objective]
+        if not objective.losses:
             return cut | {"weights": own["weights"]}
-        cut |= {"pair_weights": own["pair_weights"], "answers": answers}
+        cut["pair_weights"] = own["pair_weights"]
+        if not objective.pairs:
+            return cut | {"desirable": own["desirable"]} | _others(own)
+        cut["answers"] = answers
         return cut | {"weights": own["weights"]} if objective.likelihood else cut
 
 
-def _joined(batches: Sequence[Batch], objective: str) -> Batch:
+def _others(own: Batch) -> Batch:
+    """Of a piece's rows, what `mismatched` made, where it was asked."""
+    rows = {name.removeprefix(OTHER): array for name, array in own.items() if name.startswith(OTHER)}
+    if not rows:
+        return {}
+    return {
+        f"{OTHER}input_ids": rows["tokens"].astype(np.int64),
+        f"{OTHER}position_ids": rows["positions"].astype(np.int64),
+        f"{OTHER}labels": labels(rows["tokens"], rows["segment_ids"], rows["loss_mask"]),
+    }
+
+
+def _joined(batches: Sequence[Batch], train: TrainSettings) -> Batch:
     """The rows of several micro-batches, whose losses are averaged, with the weights of their losses."""
-    return _concatenated(_weighed_each(batches, objective))
+    return _concatenated(_weighed_each(batches, train))
 
 
-def _weighed_each(batches: Sequence[Batch], objective: str) -> list[Batch]:
-    return [_weighed(batch, len(batches), objective) for batch in batches]
+def _weighed_each(batches: Sequence[Batch], train: TrainSettings) -> list[Batch]:
+    return [_weighed(batch, len(batches), train) for batch in batches]
 
 
 def _concatenated(made: Sequence[Batch]) -> Batch:
     return {name: np.concatenate([one[name] for one in made]) for name in made[0]}
 
 
-def _weighed(batch: Batch, of: int, objective: str) -> Batch:
+def _weighed(batch: Batch, of: int, train: TrainSettings) -> Batch:
     """A micro-batch's rows, the tokens of each whose log-probabilities its loss is made of, and its weights.
 
     Args:
@@ -148,10 +176,18 @@ def _weighed(batch: Batch, of: int, objective: str) -> Batch:
     rows = {name: batch[name] for name in ("tokens", "positions", "segment_ids", "loss_mask")}
     weights = np.full(len(batch["tokens"]), 0.0 if batch["norm"] == 0 else 1.0 / batch["norm"] / of)
     rows["scored"] = batch["loss_mask"]
-    if OBJECTIVES[objective].pairs:
+    objective = OBJECTIVES[train.objective]
+    if objective.format == "unpaired_preference":
+        answered = _targets(batch, batch["loss_mask"]).any(1)
+        rows["pair_weights"] = (weights * answered).astype(np.float32)
+        rows["desirable"] = batch["desirable"] / np.float32(of)
+        if train.loss_type in objective.mismatched:
+            others = mismatched(np, batch, train.micro_batch_size)
+            rows |= {f"{OTHER}{name}": array for name, array in others.items()}
+    elif objective.pairs:
         answered = _targets(batch, batch["loss_mask"]).any(1).reshape(-1, 2).all(1)
         rows["pair_weights"] = (weights * np.repeat(answered, 2)).astype(np.float32)
-        if likelihood := OBJECTIVES[objective].likelihood:
+        if likelihood := objective.likelihood:
             chosen = np.arange(len(weights)) % 2 == 0
             learnt = batch["loss_mask"] if likelihood == "answer" else batch["segment_ids"] > 0
             text = learnt & (chosen & np.repeat(answered, 2))[:, None]

@@ -190,8 +190,7 @@ def _run(job: _Job) -> int:
             report.evaluation(step, losses)
 
     optimizer, schedule = job.makers
-    rows, batch = train.micro_batch_size, train.global_batch_size
-    pieces = Pieces(prepared, rows, batch, place.process_index, place.num_processes, train.objective)
+    pieces = Pieces(prepared, train, place.process_index, place.num_processes)
     trainer = RecipeTrainer(
         trainable_model(base, job.settings, arguments.adapter),
         settings_of(job.settings, job.directory, pieces.per_step, until, cpu),
