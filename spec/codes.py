@@ -515,6 +515,31 @@ LORA: dict[str, Code] = {
         "of projections do not change it.",
         "`lora: {train_also: [embed_tokens, lm_head]}`.",
     ),
+    "E0340": Code(
+        "adapter to start from that does not fit",
+        "lora.start_from names a PEFT adapter that cannot be read, or whose rank, alpha, rsLoRA, DoRA, "
+        "modules, whole modules or shapes are not what the recipe trains of its model. The help has the "
+        "lines of a recipe that trains just what the adapter has.",
+        "The lines that the help has; or another adapter.",
+    ),
+    "W0341": Code(
+        "adapter of another base",
+        "adapter_config.json says that the adapter was trained on another model than `model.id`, or on "
+        "another revision. Its A and B belong to the weights that they were trained beside.",
+        "That model as `model.id`; nothing where both are the same weights.",
+    ),
+    "W0342": Code(
+        "adapter to start from that is not there",
+        "There is no such folder beside the recipe. The artifact is built all the same: train.py looks for "
+        "the adapter, as for data, below the folder that it is given by --data-dir, and checks there that it "
+        "fits.",
+        "The folder beside the recipe, or an address.",
+    ),
+    "N0343": Code(
+        "start of the adapters without effect",
+        "`init` says how fresh adapters start, and `start_from` gives them other values.",
+        "One of the two.",
+    ),
     "E0321": Code(
         "what DoRA does not go with",
         "DoRA scales the outputs of the frozen weight with its adapter to trained magnitudes. PEFT has none "
@@ -1391,6 +1416,13 @@ UNAVAILABLE: dict[str, Code] = {
         "DoRA under TorchAX",
         "The TorchAX backend adds A and B to transformers' projections, and scales none of their outputs.",
         "`kind: lora`, or build without `--backend torchax`.",
+    ),
+    "E0970": Code(
+        "reference of another backend's adapters",
+        "An objective that asks the model that training starts from compares with a copy of the adapter that "
+        "`lora.start_from` names. Tunix's train.py keeps one; the other backends' reference is the base "
+        "without adapters, or a second model.",
+        "Another objective, no `start_from`, or no such `--backend`.",
     ),
     "E0943": Code(
         "modules trained whole by another backend",

@@ -49,7 +49,7 @@ DOORS = {
     "runtime.hosts": set(),
     "runtime.merging": {"runtime.merging.journal"},
     "runtime.metrics": {"runtime.metrics.loggers", "runtime.metrics.run_state"},
-    "runtime.peft": {"runtime.peft.importing"},
+    "runtime.peft": {"runtime.peft.adapter", "runtime.peft.fitting"},
     "runtime.training": {
         *("runtime.training.objectives", "runtime.training.optimizers"),
         *("runtime.training.step", "runtime.training.trace"),

@@ -81,8 +81,11 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.hosts.group": _on_hosts,
     "runtime.hosts.local": _on_hosts,
     "runtime.checkpoints.full": lambda program: program.lora is None or program.lora.train_also,
-    "runtime.peft.exporting": lambda program: program.lora,
-    "runtime.peft.importing": lambda program: program.lora,
+    **dict.fromkeys(
+        (f"runtime.peft.{name}" for name in ("adapter", "exporting", "fitting", "importing")),
+        lambda program: program.lora,
+    ),
+    "runtime.training.start_from": lambda program: program.lora and program.lora.start_from,
     "runtime.checkpoints.local_saving": lambda program: program.recipe.checkpoint.local,
     "runtime.data.preferences": _has_pairs,
     "runtime.training.pair_losses": _has_pairs,

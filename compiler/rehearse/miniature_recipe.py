@@ -134,6 +134,7 @@ def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small:
         return
     if program.lora.layers is not None:
         lora["layers"] = _fewer_layers(program.lora.layers, program.architecture, small)
+    lora["start_from"] = None  # an adapter of the original
     lora["rank"] = min(lora["rank"], small.hidden_size)
     lora["alpha"] = program.lora.alpha * lora["rank"] / program.lora.rank
     sites = family.all_targets(small)

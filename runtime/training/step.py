@@ -40,10 +40,11 @@ def micro_batch_loss(
     built: Built, settings: TrainSettings, model: nnx.Module, inputs: Batch, before: nnx.Module | None = None
 ) -> tuple[jax.Array, Named]:
     """The loss that a run of train.py minimises."""
-    switched_off = nullcontext if built.provider is None else built.provider.switched_off
+    provider = built.provider
 
     def reference(*rows: jax.Array) -> jax.Array:
-        with switched_off(), _uncollected(built):
+        as_before = nullcontext() if provider is None else provider.before_training(before is not None)
+        with as_before, _uncollected(built):
             return token_logps(built.forward, model if before is None else before, *rows)
 
     return objective_loss(settings, built.forward, model, reference, inputs)

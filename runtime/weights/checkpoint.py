@@ -21,8 +21,8 @@ from ..model.families.base import Source
 from .agreement import CONFIG, EMBEDDING, ORIGINAL, Fault, fault_of, faults, prefix_of
 from .checkpoint_files import Files, files_of
 from .contradictions import AGAIN as _AGAIN
-from .headers import Tensor
-from .safetensors_files import DTYPES, KIND, Header, check_kind, read_header
+from .headers import KIND, Header, Tensor, check_kind, read_header
+from .safetensors_files import DTYPES
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

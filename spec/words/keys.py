@@ -45,6 +45,7 @@ KEYS: dict[str, str] = {
             "lora.kind": "use_dora peft_use_dora lora_use_dora dora",
             "lora.plus_ratio": "loraplus_lr_ratio lora_plus_lr_ratio lorap_lr_ratio",
             "lora.train_also": "modules_to_save lora_modules_to_save additional_target",
+            "lora.start_from": "lora_model_dir adapter_name_or_path adapter_checkpoint",
             "lora.init": "init_lora_weights peft_init_lora_weights",
             "data.train": "datasets dataset train_dataset train_file train_data dataset_path "
             "dataset_name "
@@ -270,7 +271,7 @@ KEYS: dict[str, str] = {
                 "`checkpoint: {directory: checkpoints}`, below the folder that train.py is given by --output"
             ),
             "resume resume_from_checkpoint auto_resume_from_checkpoints load_parameters_path "
-            "load_full_state_path resume_from lora_model_dir adapter_name_or_path ckpt_path": "remove "
+            "load_full_state_path resume_from ckpt_path": "remove "
             "it: "
             "train.py --resume goes on from the newest checkpoint, and merge.py --import-adapter takes a "
             "PEFT adapter in",

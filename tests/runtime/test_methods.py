@@ -14,7 +14,7 @@ from recipec.runtime.model.initial import initial_adapters
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.decoders import EVERY, make
-from tests.runtime.references import twenty_steps
+from tests.runtime.references import save_adapter, twenty_steps
 
 METHODS = {
     "init": "zero_a",
@@ -67,14 +67,20 @@ def test_twenty_steps_of_dora_are_those_of_peft(case: str, targets: tuple[str, .
 def test_twenty_steps_with_whole_modules_are_those_of_peft(
     case: str, whole: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """The second model's head is its embedding: PEFT's with ensure_weight_tying."""
+    """The first begins with a PEFT adapter, of DoRA; the second model's head is its embedding: PEFT's with
+    ensure_weight_tying."""
     import jax
 
-    model = make(case, tmp_path / "base")
+    model, more = make(case, tmp_path / "base"), {}
+    if case == "phi3":
+        more = {"kind": "dora", "start_from": str(tmp_path / "adapter")}
+        names = ("qkv_proj",)
+        save_adapter(model, tmp_path / "adapter", names, use_dora=True, modules_to_save=[*whole])
+        model = type(model).from_pretrained(tmp_path / "base")
     with jax.default_matmul_precision("highest"):
         axes, targets = {"fsdp": 2, "tp": 2}, ("q_proj", "qkv_proj")
         alike = twenty_steps(
-            tmp_path / "base", model, axes, tmp_path / "run", targets=targets, train_also=whole
+            tmp_path / "base", model, axes, tmp_path / "run", targets=targets, train_also=whole, **more
         )
     print(alike)
     assert alike.losses <= 1e-5 * alike.of_loss

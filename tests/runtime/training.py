@@ -96,6 +96,37 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
     return mesh, build_model(base, settings, lora, mesh, rules, seed)
 
 
+def start_from(mesh: Any, built: Any, base: Path, folder: Path, **found: Any) -> None:
+    """Puts the adapter that the model's settings name into it, as train.py does.
+
+    Args:
+        folder: of the run's checkpoints.
+        found: what the run goes on from, as of ResumePoint.
+    """
+    from types import SimpleNamespace
+
+    from recipec.runtime.checkpoints.resuming import ResumePoint
+    from recipec.runtime.hosts import SINGLE
+    from recipec.runtime.training.start_from import start_from as begin
+    from recipec.runtime.weights.checkpoint import HFCheckpoint
+
+    objective = found.pop("objective", "sft")
+    session: Any = SimpleNamespace(
+        arguments=SimpleNamespace(data_dir=base.parent),
+        directory=str(folder),
+        found=ResumePoint(**found),
+        hosts=SINGLE,
+        base=HFCheckpoint.open(base),
+        mesh=mesh,
+    )
+    settings: Any = SimpleNamespace(
+        lora=built.lora,
+        train=SimpleNamespace(objective=objective),
+        model=SimpleNamespace(id=str(base), revision=None),
+    )
+    begin(session, built, settings)
+
+
 def trainer(
     built: Any, mesh: Any, folder: Path, optimizer: Any, accumulation: int = 2, **options: Any
 ) -> Any:

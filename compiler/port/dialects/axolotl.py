@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
-from recipec.compiler.port.common import say_common, say_tokens
+from recipec.compiler.port.common import say_common, say_start, say_tokens
 from recipec.compiler.port.dialects.axolotl_data import say_data
 from recipec.compiler.port.keys import OFF, Keys, defaults_of, table, words
 from recipec.compiler.port.ledger import Ledger
@@ -72,6 +72,7 @@ def port(ledger: Ledger) -> None:
     keys.same("wandb_project", {training.PROJECT: project} if on else None, "" if on else "off")
     _mlflow(keys)
     _best(keys)
+    say_start(keys, "lora_model_dir")
     keys.follow(KEYS, OFF)
     say_common(keys, NAME)
 

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
-from recipec.compiler.port.common import say_common, say_tokens
+from recipec.compiler.port.common import say_common, say_start, say_tokens
 from recipec.compiler.port.keys import OFF, Keys, defaults_of, keys_of, table, tools, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
@@ -82,6 +82,8 @@ def port(ledger: Ledger) -> None:
         sets = {"train.eval_every": 100}
         keys.default("eval_strategy", "no", sets, f"LLaMA-Factory's default is {note}")
     trainer.bookkeeping(keys)
+    if not keys.flag("create_new_adapter"):
+        say_start(keys, "adapter_name_or_path", of_base=True)
     keys.follow(KEYS, OFF)
     say_tokens(keys, "add_special_tokens")
     say_common(keys, NAME)
