@@ -131,7 +131,8 @@ def abstract_model(
         for holder, name, parameter in _holders(model, whole):
             shape = jax.ShapeDtypeStruct(parameter.shape, jnp.dtype(lora.dtype))
             own = jnp.dtype(getattr(holder, name).dtype)
-            setattr(holder, name, Whole(shape, out_sharding=parameter.spec, computed_in=own))
+            types = {"computed_in": own, "kept_in": shape.dtype}
+            setattr(holder, name, Whole(shape, out_sharding=parameter.spec, **types))
     quantized: Mapping[str, Layout] = {}
     if lora is not None and lora.quantize is not None:
         from . import quantize
