@@ -511,9 +511,32 @@ LORA: dict[str, Code] = {
     ),
     "W0325": Code(
         "new tokens whose embeddings are not trained",
-        "A new token begins with the embedding of the row that it takes, which nothing has trained. Adapters "
-        "of projections do not change it.",
+        "A new token begins with the embedding of the row that it takes, which nothing has trained; one that "
+        "`model.vocab_size` added is the mean of the others. Adapters of projections do not change it.",
         "`lora: {train_also: [embed_tokens, lm_head]}`.",
+    ),
+    "E0140": Code(
+        "fewer rows than the checkpoint has",
+        "`model.vocab_size` adds rows to the embedding and the head, and takes none away.",
+        "The number that the help has, or `vocab_size: null`.",
+    ),
+    "W0141": Code(
+        "rows that no token has",
+        "`model.vocab_size` adds rows, and neither `model.add_tokens` nor `model.tokenizer` brings a token "
+        "that could have one. They take memory, and a share of each softmax.",
+        "`model.add_tokens`, or no `vocab_size`.",
+    ),
+    "E0142": Code(
+        "model to which no rows are added",
+        "Rows are added to the embedding and to the head. A model with a further embedding for each layer "
+        "has none there for a new token, and one that no family describes is trained as transformers has it.",
+        "`model.add_tokens` in the place of tokens that the checkpoint holds in reserve.",
+    ),
+    "E0143": Code(
+        "new tokens without a row",
+        "The tokenizer beside the recipe has a token for each row of the embedding, or nearly so. A "
+        "checkpoint that is not beside the recipe is looked at by train.py, which says the same.",
+        "The `vocab_size` of the help; or tokens that the new ones replace.",
     ),
     "E0340": Code(
         "adapter to start from that does not fit",
@@ -1416,6 +1439,13 @@ UNAVAILABLE: dict[str, Code] = {
         "DoRA under TorchAX",
         "The TorchAX backend adds A and B to transformers' projections, and scales none of their outputs.",
         "`kind: lora`, or build without `--backend torchax`.",
+    ),
+    "E0971": Code(
+        "rows that another backend does not add",
+        "`model.vocab_size` adds rows to the embedding and the head as train.py reads them. TRL and TorchAX "
+        "train the checkpoint with the rows that it has, and no embedding beside adapters.",
+        "No `vocab_size`, and tokens in the place of reserved ones in `model.add_tokens`; or no such "
+        "`--backend`.",
     ),
     "E0970": Code(
         "reference of another backend's adapters",

@@ -56,7 +56,7 @@ DOORS = {
     },
     "runtime.weights": {
         *("runtime.weights.agreement", "runtime.weights.checkpoint", "runtime.weights.headers"),
-        "runtime.weights.mxfp4",
+        *("runtime.weights.grown", "runtime.weights.mxfp4"),
     },
 }
 """Rooms with doors: the modules of each that the compiler imports from outside it."""

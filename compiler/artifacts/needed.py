@@ -91,6 +91,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.training.pair_losses": _has_pairs,
     "runtime.training.preference": _has_pairs,
     "runtime.model.quantize": lambda program: program.lora and program.lora.quantize,
+    "runtime.weights.grown": lambda program: program.recipe.model.vocab_size,
     "runtime.data.new_tokens": lambda program: program.recipe.model.add_tokens,
     "runtime.model.dora": lambda program: program.lora and program.lora.kind == "dora",
     "runtime.model.noise": lambda program: program.recipe.train.neftune_noise_alpha,

@@ -74,6 +74,17 @@ def diagnosed(program: Program, backends: Sequence[Backend]) -> list[Diagnostic]
     return [found for backend in backends for found in _of(backend, program)]
 
 
+def check_vocabulary(program: Program, backend: str) -> Iterator[Diagnostic]:
+    """That a backend adds no rows to the embedding."""
+    if program.recipe.model.vocab_size is not None:
+        yield Diagnostic(
+            "E0971",
+            f"--backend {backend} adds no rows to the embedding",
+            "model.vocab_size",
+            f"remove the line, or build without --backend {backend}",
+        )
+
+
 def check_reference(program: Program, backend: str) -> Iterator[Diagnostic]:
     """That a backend keeps no adapter to compare with."""
     if program.lora is not None and keeps_copy(program.recipe.train.objective, program.lora):
@@ -99,6 +110,7 @@ def _of(backend: Backend, program: Program) -> Iterator[Diagnostic]:
         return
     yield from how.check(program)
     yield from check_reference(program, backend.value)
+    yield from check_vocabulary(program, backend.value)
     code, paths = UNSUPPORTED[backend]
     for path in (path for path in paths if attrgetter(path)(program.recipe)):
         yield Diagnostic(

@@ -200,6 +200,11 @@ def _model(program: Program) -> list[str]:
         f"GiB in {recipe.model.dtype}; {'all are trained' if program.lora is None else 'they stay frozen'}",
         f"dtype is set for loading, parameters and computation: {recipe.model.dtype} in all three",
     ]
+    if recipe.model.vocab_size is not None:
+        out.append(
+            f"the embedding and the head have {recipe.model.vocab_size:,} rows; those that the checkpoint "
+            "does not have begin as the mean of its own"
+        )
     if len(present.get("global", ())) and len(present) > 1:
         out.append(f"global layers: {ranges(present['global'])}")
     return out

@@ -37,7 +37,7 @@ LATER: dict[str, dict[str, tuple[Any, ...]]] = {
         **{"router_aux_loss_coef": (0.0,), "z_loss": (0.0,), "neftune_noise_alpha": (None,)},
         **{"loss_type": ("sigmoid",), "simpo_gamma": (0.5,), "cpo_alpha": (1.0,)},
     },
-    "model": {"attention_block": (None, 512), "add_tokens": ({},)},
+    "model": {"attention_block": (None, 512), "add_tokens": ({},), "vocab_size": (None,)},
     "lora": {
         **{"products": (None,), "plus_ratio": (None,), "start_from": (None,)},
         **{"kind": ("lora",), "train_also": ([],)},

@@ -149,7 +149,7 @@ def say_start(keys: Keys, key: str, *, of_base: bool = False) -> None:
 
 SPARE = (
     "they take rows of the embedding that no token has, untrained as they are; where there are none, "
-    "the run stops"
+    "the run stops, and names the model.vocab_size that adds some"
 )
 
 

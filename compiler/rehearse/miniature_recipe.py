@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipec.compiler.lowering.program import Program
+from recipec.runtime.data.new_tokens import padded
 from recipec.runtime.model.adapters import by_pattern, meant
 from recipec.runtime.model.families import family_of
 from recipec.runtime.model.families.base import Architecture, Family
@@ -83,6 +84,8 @@ def derive(
     axes = scale_axes(program.recipe.mesh.axes)
     micro = min(program.recipe.train.micro_batch_size, 2)
     recipe["model"] |= {"id": model, "revision": None, "tokenizer": None, "attention": "dot"}
+    if program.recipe.model.vocab_size is not None:
+        recipe["model"]["vocab_size"] = padded(small.vocab_size + 1)
     recipe["mesh"] |= {
         "accelerator": f"cpu-{math.prod(axes.values())}",
         "topology": None,

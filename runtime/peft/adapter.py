@@ -392,11 +392,7 @@ def _decoder_module(full: str) -> str | None:
 
 
 def located(given: str, data_dir: Path) -> Path | str:
-    """An adapter's folder or address, as lora.start_from names it.
-
-    Args:
-        data_dir: what a relative path is relative to.
-    """
+    """An adapter's folder or address, as lora.start_from names it; a relative one is in `data_dir`."""
     return given if is_address(given) else data_dir / Path(given).expanduser()
 
 

@@ -61,11 +61,7 @@ def whole_sources(base: Known, settings: LoraSettings) -> list[Source]:
 
 
 def _check_known(found: PeftAdapter, base: Known) -> None:
-    """That the adapter's modules are projections of the base.
-
-    Raises:
-        UserError: naming one that is not.
-    """
+    """That the adapter's modules are projections of the base, or a UserError."""
     layers = base.architecture.num_layers
     known = {module for target in base.family.all_targets(base.architecture) for module in target.modules}
     for module in found.tensors:
@@ -86,11 +82,7 @@ def _check_known(found: PeftAdapter, base: Known) -> None:
 def _check_settings(
     found: PeftAdapter, adapters: Sequence[Adapter], base: Known, settings: LoraSettings
 ) -> None:
-    """That the adapter has the modules, ranks and alphas of the recipe, and no others.
-
-    Raises:
-        UserError: naming all that differs.
-    """
+    """That the adapter has the recipe's modules, ranks and alphas, or a UserError of all that differs."""
     config, present = found.config, set(found.tensors)
     ranks, alphas = _scales(found, base)
     wanted = {part.name for adapter in adapters for part in adapter.projections}
@@ -162,11 +154,7 @@ def _scales(found: PeftAdapter, base: Known) -> tuple[dict[str, int], dict[str, 
 
 
 def _check_shapes(found: PeftAdapter, adapters: Sequence[Adapter]) -> None:
-    """That A and B fit the base's weights.
-
-    Raises:
-        UserError: naming the tensor, its shape and the expected one.
-    """
+    """That A and B fit the base's weights, or a UserError."""
     for adapter in adapters:
         for part in adapter.projections:
             for which, tensor, shape in zip(

@@ -116,22 +116,14 @@ def arrays_of(
 
 
 class _Values:
-    """An adapter's tensors in another type.
-
-    Attributes:
-        change: the largest that the conversion made to a number, with its module.
-    """
+    """An adapter's tensors in another type, and the largest change made to a number, with its module."""
 
     def __init__(self, found: PeftAdapter, dtype: np.dtype) -> None:
         self.found, self.dtype = found, dtype
         self.change = (0.0, "")
 
     def read(self, name: str, tensor: Tensor) -> np.ndarray:
-        """A tensor of a module.
-
-        Raises:
-            UserError: when a number is not finite.
-        """
+        """A tensor of a module, whose numbers are finite or a UserError."""
         values = self.found.read(tensor)
         given = values.astype(np.float32, copy=False)
         if not np.isfinite(given).all():

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import UserError
 from .checkpoint_files import Files
@@ -34,8 +34,12 @@ View = Callable[[str, int, int], memoryview]
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where a tensor lies: its file, its element type as safetensors names it, its bytes in the file."""
+    """Where a tensor lies: its file, its element type as safetensors names it, its bytes in the file.
 
+    `packed` says whether it is stored quantised.
+    """
+
+    packed: ClassVar[bool] = False
     file: str
     dtype: str
     shape: tuple[int, ...]

@@ -244,11 +244,10 @@ KEYS: dict[str, str] = {
             "template chat_template_jinja prompt_template prompt_style conversation_template "
             "default_system "
             "chat_template_path": _TEMPLATE,
-            "special_tokens tokens added_tokens resize_token_embeddings_to_32x resize_vocab "
-            "new_special_tokens "
-            "add_tokens": "new tokens are not in this version; the tokenizer of `model: {id: "
-            "Qwen/Qwen3-8B}` "
-            "is taken as it is",
+            "special_tokens tokens added_tokens new_special_tokens "
+            "add_tokens": '`model: {id: Qwen/Qwen3-8B, add_tokens: {"<note>": null}}`',
+            "resize_token_embeddings_to_32x resize_vocab pad_vocab_to pad_to_multiple_of "
+            "new_vocab_size": "`model: {id: Qwen/Qwen3-8B, vocab_size: 152000}` adds rows",
             # The run.
             "warmup_epochs": "`train: {schedule: {warmup_ratio: 0.03}}`",
             "betas adam_betas": "`train: {optimizer: {b1: 0.9, b2: 0.999}}`",

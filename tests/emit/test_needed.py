@@ -77,6 +77,7 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
         (["lora.kind=dora", "lora.dropout=0"], "model.dora"),
         (["model.add_tokens={<a>: <unused0>}"], "data.new_tokens"),
         (["lora.start_from=first"], "training.start_from"),
+        (["model.vocab_size=262208"], "weights.grown"),
         (["train.neftune_noise_alpha=5"], "model.noise"),
         (["train.objective=dpo", "data.format=preference", "data.packing=false"], "data.preferences"),
         (["lora=null", "model.id=google/gemma-3-270m-it"], "checkpoints.full"),

@@ -58,8 +58,8 @@ def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
     return {name: tuple(part.copy() for part in parts) for name, parts in out.items()}
 
 
-LORA = ("init", "kind", "plus_ratio", "start_from", "train_also")
-"""Fields of LoraSettings that `twenty_steps` takes."""
+LORA = ("init", "kind", "plus_ratio", "start_from", "train_also", "vocab_size")
+"""Fields of LoraSettings that `twenty_steps` takes, and the model's."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,8 @@ def twenty_steps(
     schedule = optax.linear_schedule(1e-3, 1e-4, steps)
     lora = {key: methods[key] for key in LORA if key in methods}
     mesh, built = training.build(folder, axes, remat=remat, seed=3, targets=targets, **lora)
+    if "vocab_size" in lora:
+        grow(model, lora["vocab_size"])
     if "start_from" in methods:
         training.start_from(mesh, built, folder, run)
     start = split(built)
@@ -191,6 +193,22 @@ def wrap(model: Any, names: Sequence[str], parameters: Sequence[str], **options:
             target_parameters=[*(f"{name}.weight" for name in wrong), *parameters] or None,
         ),
     )
+
+
+def grow(model: Any, rows: int) -> None:
+    """Gives transformers' model further rows in its embedding and its head, each the mean of its own."""
+    import torch
+
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    own = [embedding, *([] if head.weight is embedding.weight else [head])]
+    means = [module.weight.double().mean(0) for module in own]
+    count = len(embedding.weight)
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    with torch.no_grad():
+        for module, mean in zip((embedding, head), means, strict=False):
+            assert len(module.weight) == rows
+            module.weight[count:] = mean.to(module.weight.dtype)
 
 
 def save_adapter(model: Any, folder: Path, names: Sequence[str], **options: Any) -> None:

@@ -115,7 +115,7 @@ def write_merged(
     with LocalFolder(folder).locked():
         kept = journal.begin(LocalFolder(folder), {}, {shard.file for shard in plan.shards})
         writer.write_shards(plan, base, kept)
-        kept.folder.write("config.json", base.side_file("config.json"))
+        kept.folder.write("config.json", base.config_file())
         if plan.index is not None:
             kept.folder.write("model.safetensors.index.json", plan.index)
         kept.end()

@@ -69,8 +69,8 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
     """A checkpoint's model on a mesh of virtual devices: the mesh, and what runtime.model.loading made.
 
     Args:
-        options: dtype, remat, rules and seed of the model; full for one without LoRA; the others are
-            LoraSettings'.
+        options: dtype, remat, rules, seed and vocab_size of the model; full for one without LoRA; the others
+            are LoraSettings'.
     """
     from recipec.runtime.model.adapters import LoraSettings
     from recipec.runtime.model.loading import build as build_model
@@ -78,7 +78,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
     from recipec.runtime.settings import MeshSettings, ModelSettings
     from recipec.runtime.weights.checkpoint import HFCheckpoint
 
-    base = HFCheckpoint.open(directory)
+    base = HFCheckpoint.open(directory).grown(options.pop("vocab_size", None))
     mesh = start(MeshSettings("cpu", math.prod(axes.values()), axes))
     settings = ModelSettings(
         id=str(directory),

@@ -649,7 +649,8 @@ lost sample_packing_sequentially: packing chooses among many samples here, not o
 lost shuffle_before_merging_datasets: all sources are shuffled together here
 lost dataset_exact_deduplication: rows that stand twice are trained on twice here
 lost dataset_shard_num: the whole data set is taken here, not one shard of it
-lost resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings: the embedding keeps its size
+lost resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings: the embedding has the rows of
+    model.vocab_size
     here
 lost overrides_of_model_kwargs model_kwargs: config.json is taken as it is
 lost tokenizer_use_mistral_common: the tokenizer is Hugging Face's here

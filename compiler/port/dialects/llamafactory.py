@@ -668,7 +668,7 @@ learnt ref_model ref_model_adapters: the reference is the model that training st
 lost pissa_convert: there is nothing to convert: A and B start from PEFT's own values
 lost use_mca: the runtime's own sharding in place of Megatron's
 lost use_hyper_parallel: the runtime's own sharding in place of HyperParallel's
-lost resize_vocab: the embedding keeps its size here
+lost resize_vocab: the embedding has the rows of model.vocab_size here
 lost upcast_layernorm: norms are kept in model.dtype here
 lost upcast_lmhead_output: logits are computed in model.dtype here, and their loss in float32
 lost use_kt: the runtime's own experts in place of KTransformers'
