@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+MATCH_SECONDS = 60.0
+"""That expressions may take on the names of a model's projections."""
+
 
 class TooLong(BaseException):
     """The time is over. No `except Exception` on the way holds it up."""

@@ -27,6 +27,7 @@ class ModelSettings:
         revision: git revision of the Hugging Face repository, None for its default.
         tokenizer: Hugging Face id or directory of another tokenizer, None for the model's.
         add_tokens: special tokens that the tokenizer gets, each with the token it replaces, or None.
+        vocab_size: rows of the embedding and the head, None for those that the checkpoint has.
         family: name of one of runtime.model.families.FAMILIES.
         dtype: "bfloat16" or "float32", of the base weights and of the computation.
         attention: "dot" or "splash".
@@ -38,6 +39,7 @@ class ModelSettings:
     revision: str | None = None
     tokenizer: str | None = None
     add_tokens: tuple[tuple[str, str | None], ...] = ()
+    vocab_size: int | None = None
     family: str
     dtype: str = "bfloat16"
     attention: str = "dot"

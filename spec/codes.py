@@ -511,9 +511,57 @@ LORA: dict[str, Code] = {
     ),
     "W0325": Code(
         "new tokens whose embeddings are not trained",
-        "A new token begins with the embedding of the row that it takes, which nothing has trained. Adapters "
-        "of projections do not change it.",
+        "A new token begins with the embedding of the row that it takes, which nothing has trained; one that "
+        "`model.vocab_size` added is the mean of the others. Adapters of projections do not change it.",
         "`lora: {train_also: [embed_tokens, lm_head]}`.",
+    ),
+    "E0140": Code(
+        "fewer rows than the checkpoint has",
+        "`model.vocab_size` adds rows to the embedding and the head, and takes none away.",
+        "The number that the help has, or `vocab_size: null`.",
+    ),
+    "W0141": Code(
+        "rows that no token has",
+        "`model.vocab_size` adds rows, and neither `model.add_tokens` nor `model.tokenizer` brings a token "
+        "that could have one. They take memory, and a share of each softmax.",
+        "`model.add_tokens`, or no `vocab_size`.",
+    ),
+    "E0142": Code(
+        "model to which no rows are added",
+        "Rows are added to the embedding and to the head. A model with a further embedding for each layer "
+        "has none there for a new token, and one that no family describes is trained as transformers has it.",
+        "`model.add_tokens` in the place of tokens that the checkpoint holds in reserve.",
+    ),
+    "E0143": Code(
+        "new tokens without a row",
+        "The tokenizer beside the recipe has a token for each row of the embedding, or nearly so. A "
+        "checkpoint that is not beside the recipe is looked at by train.py, which says the same.",
+        "The `vocab_size` of the help; or tokens that the new ones replace.",
+    ),
+    "E0340": Code(
+        "adapter to start from that does not fit",
+        "lora.start_from names a PEFT adapter that cannot be read, or whose rank, alpha, rsLoRA, DoRA, "
+        "modules, whole modules or shapes are not what the recipe trains of its model. The help has the "
+        "lines of a recipe that trains just what the adapter has.",
+        "The lines that the help has; or another adapter.",
+    ),
+    "W0341": Code(
+        "adapter of another base",
+        "adapter_config.json says that the adapter was trained on another model than `model.id`, or on "
+        "another revision. Its A and B belong to the weights that they were trained beside.",
+        "That model as `model.id`; nothing where both are the same weights.",
+    ),
+    "W0342": Code(
+        "adapter to start from that is not there",
+        "There is no such folder beside the recipe. The artifact is built all the same: train.py looks for "
+        "the adapter, as for data, below the folder that it is given by --data-dir, and checks there that it "
+        "fits.",
+        "The folder beside the recipe, or an address.",
+    ),
+    "N0343": Code(
+        "start of the adapters without effect",
+        "`init` says how fresh adapters start, and `start_from` gives them other values.",
+        "One of the two.",
     ),
     "E0321": Code(
         "what DoRA does not go with",
@@ -1418,6 +1466,20 @@ UNAVAILABLE: dict[str, Code] = {
         "DoRA under TorchAX",
         "The TorchAX backend adds A and B to transformers' projections, and scales none of their outputs.",
         "`kind: lora`, or build without `--backend torchax`.",
+    ),
+    "E0971": Code(
+        "rows that another backend does not add",
+        "`model.vocab_size` adds rows to the embedding and the head as train.py reads them. TRL and TorchAX "
+        "train the checkpoint with the rows that it has, and no embedding beside adapters.",
+        "No `vocab_size`, and tokens in the place of reserved ones in `model.add_tokens`; or no such "
+        "`--backend`.",
+    ),
+    "E0970": Code(
+        "reference of another backend's adapters",
+        "An objective that asks the model that training starts from compares with a copy of the adapter that "
+        "`lora.start_from` names. Tunix's train.py keeps one; the other backends' reference is the base "
+        "without adapters, or a second model.",
+        "Another objective, no `start_from`, or no such `--backend`.",
     ),
     "E0943": Code(
         "modules trained whole by another backend",

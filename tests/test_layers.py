@@ -49,14 +49,14 @@ DOORS = {
     "runtime.hosts": set(),
     "runtime.merging": {"runtime.merging.journal"},
     "runtime.metrics": {"runtime.metrics.loggers", "runtime.metrics.run_state"},
-    "runtime.peft": {"runtime.peft.importing"},
+    "runtime.peft": {"runtime.peft.adapter", "runtime.peft.fitting"},
     "runtime.training": {
         *("runtime.training.objectives", "runtime.training.optimizers"),
         *("runtime.training.step", "runtime.training.trace"),
     },
     "runtime.weights": {
         *("runtime.weights.agreement", "runtime.weights.checkpoint", "runtime.weights.headers"),
-        "runtime.weights.mxfp4",
+        *("runtime.weights.grown", "runtime.weights.mxfp4"),
     },
 }
 """Rooms with doors: the modules of each that the compiler imports from outside it."""

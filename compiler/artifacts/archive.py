@@ -174,10 +174,13 @@ def _refuse_stale(folder: Path, recipe: Path) -> None:
 
 
 def _data_files(lock: Mapping[str, Any]) -> list[str]:
-    """The local data files, and data sets' folders, that the recipe names."""
+    """The local data files, data sets' folders, and the adapter to start from, that the recipe names."""
     data = lock["recipe"].get("data", {})
     sources = [*data.get("train", []), *data.get("eval", [])]
-    return sorted({source["path"] for source in sources if "://" not in source["path"]})
+    paths = {source["path"] for source in sources}
+    if adapter := (lock["recipe"].get("lora") or {}).get("start_from"):
+        paths.add(adapter)
+    return sorted(path for path in paths if "://" not in path)
 
 
 def _find_data(path: str, folder: Path, recipe: Path | None) -> Path:

@@ -311,7 +311,7 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             "lora.kv",
             "kv: independent trains what PEFT trains",
         )
-    if section.init == "qwix":
+    if section.init == "qwix" and section.start_from is None:
         yield Diagnostic(
             "N0310",
             "A starts uniform within sqrt(6 / fan_in), 2.4 times PEFT's bound of 1 / sqrt(fan_in): runs "

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import flow, listing
+from recipec.runtime.data.new_tokens import TOKENIZER, padded, token_ids
 from recipec.runtime.model.adapters import trained_whole
 from recipec.spec.diagnostics import Diagnostic
 
@@ -44,9 +47,12 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
 def _tokens(facts: Facts) -> Iterator[Diagnostic]:
     """New tokens: whose tokenizer gets them, and whether their embeddings are trained."""
     recipe = facts.recipe
+    if recipe.model.vocab_size is not None:
+        yield from _rows(facts)
     if not recipe.model.add_tokens:
         return
     place = "model.add_tokens"
+    yield from _room(facts)
     if recipe.model.tokenizer is not None:
         message = "add_tokens changes the checkpoint's own tokenizer, and model.tokenizer names another"
         yield Diagnostic("E0324", message, place, "remove model.tokenizer")
@@ -59,10 +65,43 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
         there = {s.module for p in facts.defaults for s in p.sources}
         missing = [name for name in ("embed_tokens", "lm_head") if name in there - trained]
         if missing:
-            message = f"the rows of the new tokens in {listing(missing)} stay as the checkpoint has them"
+            begun = "begin" if recipe.model.vocab_size else "are in the checkpoint"
+            message = f"the rows of the new tokens in {listing(missing)} stay as they {begun}"
             yield Diagnostic(
                 "W0325", message, place, f"train_also: {flow([*lora.train_also, *missing])} in lora"
             )
+
+
+def _rows(facts: Facts) -> Iterator[Diagnostic]:
+    """Rows that are added: whether a token may have them, and who serves them."""
+    recipe, place = facts.recipe, "model.vocab_size"
+    if not recipe.model.add_tokens and recipe.model.tokenizer is None:
+        message = "no token has the rows that vocab_size adds: the tokenizer is the checkpoint's"
+        yield Diagnostic("W0141", message, place, "add_tokens: {TEXT: null}, or remove the line")
+    if recipe.serve is not None and recipe.serve.weights == "adapter" and not recipe.model.add_tokens:
+        message = "the server of an adapter has the base's embedding, without the new rows"
+        yield Diagnostic("E0324", message, place, "weights: merged in serve")
+
+
+def _room(facts: Facts) -> Iterator[Diagnostic]:
+    """Whether the embedding has a row for each new token, where the tokenizer lies beside the recipe."""
+    recipe, model = facts.recipe, facts.model
+    wanted = sum(place is None for place in recipe.model.add_tokens.values())
+    if not wanted or model is None or not catalog.is_directory(recipe.model.id):
+        return
+    file = facts.folder / Path(recipe.model.id).expanduser() / TOKENIZER
+    try:
+        ids = token_ids(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return  # what is wrong with it, train.py says
+    needed, rows = max(ids.values(), default=-1) + 1 + wanted, model.architecture.vocab_size
+    if needed > rows:
+        yield Diagnostic(
+            "E0143",
+            f"the new tokens would take the rows until {needed:,}, and the embedding has {rows:,}",
+            "model.add_tokens",
+            f"vocab_size: {padded(needed)} in model adds rows",
+        )
 
 
 def _attention(facts: Facts) -> Iterator[Diagnostic]:

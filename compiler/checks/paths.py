@@ -78,6 +78,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     data += [(f"data.eval[{i}].path", source.path) for i, source in enumerate(recipe.data.eval)]
     if recipe.train.samples is not None:
         data.append(("train.samples.prompts", recipe.train.samples.prompts))
+    if recipe.lora is not None and recipe.lora.start_from is not None:
+        data.append(("lora.start_from", recipe.lora.start_from))
     copied = _copied(facts)
     yield from _shadowing([*data, *copied])
     for where, path in copied:

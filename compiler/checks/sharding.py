@@ -109,11 +109,15 @@ def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
         if replicate:
             yield Diagnostic("W0204", f"{sentence}, kept whole on every device", where)
             continue
+        wider = ""
+        if length == facts.recipe.model.vocab_size:
+            fits = -(-length // found[0].size) * found[0].size
+            where, wider = "model.vocab_size", f"vocab_size: {fits} in model; or "
         yield Diagnostic(
             "E0204",
             sentence,
             where,
-            f"{_arrangements(facts)}sharding: {{on_indivisible: replicate}} keeps it whole",
+            f"{wider}{_arrangements(facts)}sharding: {{on_indivisible: replicate}} keeps it whole",
         )
 
 

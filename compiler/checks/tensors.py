@@ -33,9 +33,9 @@ OTHER = "another revision, or another checkpoint: its config.json describes a mo
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
-    model = facts.model
-    if model is None:
+    if facts.model is None:
         return
+    model = facts.model.published or facts.model
     if catalog.is_directory(model.id):
         yield from _of_folder(model, facts.folder / Path(model.id).expanduser())
     if model.added is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from recipec.runtime.model.families.base import LINEAR
 from recipec.runtime.model.families.description import DecoderArchitecture
+from recipec.runtime.training.objectives import keeps_copy
 from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -73,6 +74,29 @@ def diagnosed(program: Program, backends: Sequence[Backend]) -> list[Diagnostic]
     return [found for backend in backends for found in _of(backend, program)]
 
 
+def check_vocabulary(program: Program, backend: str) -> Iterator[Diagnostic]:
+    """That a backend adds no rows to the embedding."""
+    if program.recipe.model.vocab_size is not None:
+        yield Diagnostic(
+            "E0971",
+            f"--backend {backend} adds no rows to the embedding",
+            "model.vocab_size",
+            f"remove the line, or build without --backend {backend}",
+        )
+
+
+def check_reference(program: Program, backend: str) -> Iterator[Diagnostic]:
+    """That a backend keeps no adapter to compare with."""
+    if program.lora is not None and keeps_copy(program.recipe.train.objective, program.lora):
+        yield Diagnostic(
+            "E0970",
+            f"--backend {backend} compares with the base, and {program.recipe.train.objective} here with the "
+            "adapter that it starts from",
+            "lora.start_from",
+            f"remove the line, or build without --backend {backend}",
+        )
+
+
 UNSUPPORTED = {
     Backend.TORCHAX: ("E0955", ("train.early_stopping", "train.samples", "checkpoint.keep_best")),
     Backend.TRL: ("E0956", ("train.samples", "checkpoint.keep_best")),
@@ -85,6 +109,8 @@ def _of(backend: Backend, program: Program) -> Iterator[Diagnostic]:
     if how is None:
         return
     yield from how.check(program)
+    yield from check_reference(program, backend.value)
+    yield from check_vocabulary(program, backend.value)
     code, paths = UNSUPPORTED[backend]
     for path in (path for path in paths if attrgetter(path)(program.recipe)):
         yield Diagnostic(

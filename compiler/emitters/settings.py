@@ -49,7 +49,9 @@ def chat_template(program: Program) -> str | None:
 
 def base_settings(model: ModelSettings) -> Call:
     """`ModelSettings(...)` that says which checkpoint it is, for a script that does not train."""
-    identity = ModelSettings(id=model.id, revision=model.revision, family=model.family)
+    identity = ModelSettings(
+        id=model.id, revision=model.revision, vocab_size=model.vocab_size, family=model.family
+    )
     return constructor(identity, quiet=("dtype", "attention", "remat"))
 
 

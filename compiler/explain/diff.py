@@ -126,6 +126,7 @@ def _lora(a: Program, b: Program) -> Iterator[str]:
         ("dropout", "dropout on the adapters' inputs"),
         ("kind", "adapters are"),
         ("init", "adapters start as"),
+        ("start_from", "adapters start from"),
         ("plus_ratio", "B's learning rate is A's times (LoRA+)"),
         ("dtype", "adapters and optimizer state in"),
         ("kv", "key and value adapters are"),

@@ -200,6 +200,11 @@ def _model(program: Program) -> list[str]:
         f"GiB in {recipe.model.dtype}; {'all are trained' if program.lora is None else 'they stay frozen'}",
         f"dtype is set for loading, parameters and computation: {recipe.model.dtype} in all three",
     ]
+    if recipe.model.vocab_size is not None:
+        out.append(
+            f"the embedding and the head have {recipe.model.vocab_size:,} rows; those that the checkpoint "
+            "does not have begin as the mean of its own"
+        )
     if len(present.get("global", ())) and len(present) > 1:
         out.append(f"global layers: {ranges(present['global'])}")
     return out
@@ -293,6 +298,8 @@ def _lora(program: Program) -> list[str]:
             f"{held:,} further numbers of B are held at zero, so that fused projections train what PEFT "
             "trains (first in the optimizer chain)"
         )
+    if lora.start_from:
+        out.append(f"training begins with the adapter {lora.start_from}, with a new optimizer, at step 0")
     if lora.products:
         out.append(f"products with the frozen weights are in {product_types(program)}{_rates(program)}")
         out.append("activations are rounded row by row: docs/numerics.md says what that costs in quality")
@@ -485,7 +492,9 @@ def _objective(program: Program) -> list[str]:
     if not objective.losses:
         return []
     out = [f"learnt by {objective.title}{settings_of(train.model_dump())}"]
-    if keeps_copy(train.objective, recipe.lora):
+    if recipe.lora is not None and keeps_copy(train.objective, recipe.lora):
+        out.append("the reference is a copy of the adapter that training starts from")
+    elif keeps_copy(train.objective, recipe.lora):
         gib = program.trainable_parameters * BYTES[recipe.model.dtype] / 2**30
         out.append(
             f"the reference is a copy of the weights that training starts from: {gib:.2f} GiB over all "

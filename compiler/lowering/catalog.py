@@ -74,6 +74,7 @@ class Model:
         origin: "catalogue", or the config.json that was read.
         chat: whether it is tuned for chat; None when only its config.json is known.
         added: the folder that `recipe models add` brought it into, None for none.
+        published: the model without the rows that a recipe adds, None where it adds none.
     """
 
     id: str
@@ -84,6 +85,7 @@ class Model:
     origin: str
     chat: bool | None
     added: added.Added | None = None
+    published: Model | None = None
 
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +18,12 @@ from recipec.compiler.lowering.added import command
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.run_length import Length, run_length
 from recipec.compiler.wording import listing
+from recipec.runtime.data.new_tokens import padded
 from recipec.runtime.model.adapters import LoraSettings, lora_settings, parse_layers
 from recipec.runtime.model.families import UnsupportedCheckpoint
 from recipec.runtime.model.families.base import LoraTarget, Parameter, Spec
 from recipec.runtime.model.partition_rules import apply_rules, data_parallel
+from recipec.runtime.weights.grown import with_vocabulary
 from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -128,7 +130,7 @@ def gather(recipe: Recipe, source: Path) -> tuple[Facts, list[Diagnostic]]:
         source: the recipe's file: relative directories are relative to its folder.
     """
     found: list[Diagnostic] = []
-    model = _model(recipe, source, found)
+    model = _grown(recipe, _model(recipe, source, found), found)
     recipe = _at_commit(recipe, model, source, found)
     accelerator = _accelerator(recipe, found)
     serve_accelerator = _serve_accelerator(recipe, found)
@@ -164,6 +166,28 @@ def _model(recipe: Recipe, source: Path, found: list[Diagnostic]) -> catalog.Mod
             )
         )
     return None
+
+
+def _grown(recipe: Recipe, model: catalog.Model | None, found: list[Diagnostic]) -> catalog.Model | None:
+    """The model with the rows that the recipe gives its embedding and its head."""
+    rows = recipe.model.vocab_size
+    if model is None or rows is None or rows == model.architecture.vocab_size:
+        return model
+    own, place = model.architecture.vocab_size, "model.vocab_size"
+    if rows < own:
+        message = f"{model.title} has {own:,} rows, and none is taken away"
+        found.append(Diagnostic("E0140", message, place, f"vocab_size: {padded(own + 1)} adds some; or null"))
+        return model
+    if not model.family.tunix or getattr(model.architecture, "per_layer_input", None):
+        message = f"no rows are added to {model.title}, which has an embedding for each layer"
+        if not model.family.tunix:
+            message = f"no rows are added to {model.title}, which is trained as transformers has it"
+        help = "vocab_size: null, and tokens that the checkpoint holds in reserve in model.add_tokens"
+        found.append(Diagnostic("E0142", message, place, help))
+        return model
+    architecture = replace(model.architecture, vocab_size=rows)
+    config = with_vocabulary(model.config, rows)
+    return replace(model, architecture=architecture, config=config, published=model)
 
 
 def _at_commit(recipe: Recipe, model: catalog.Model | None, source: Path, found: list[Diagnostic]) -> Recipe:

@@ -62,6 +62,7 @@ def model_settings(recipe: Recipe, family: Family, accelerator: Accelerator | No
         revision=model.revision,
         tokenizer=model.tokenizer,
         add_tokens=tuple(model.add_tokens.items()),
+        vocab_size=model.vocab_size,
         family=family.name,
         dtype=model.dtype,
         attention=model.attention,

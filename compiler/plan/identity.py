@@ -38,8 +38,11 @@ LATER: dict[str, dict[str, tuple[Any, ...]]] = {
         **{"loss_type": ("sigmoid",), "simpo_gamma": (0.5,), "cpo_alpha": (1.0,)},
         **{"desirable_weight": (1.0,), "undesirable_weight": (1.0,)},
     },
-    "model": {"attention_block": (None, 512), "add_tokens": ({},)},
-    "lora": {"products": (None,), "plus_ratio": (None,), "kind": ("lora",), "train_also": ([],)},
+    "model": {"attention_block": (None, 512), "add_tokens": ({},), "vocab_size": (None,)},
+    "lora": {
+        **{"products": (None,), "plus_ratio": (None,), "start_from": (None,)},
+        **{"kind": ("lora",), "train_also": ([],)},
+    },
 }
 """Keys that are younger than the plans that are kept: they count where they say something else than these."""
 OF_A_COMPILE = (

@@ -124,6 +124,12 @@ class Config:
             if value not in (None, {}):
                 self.keys[key] = value
 
+    def start(self, key: str) -> None:
+        """The adapter that training starts from, where it is a folder."""
+        given = self.recipe.lora.start_from if self.recipe.lora else None
+        if given is not None and "://" not in given:
+            self.keys[key] = given
+
     def batches(self, micro: str) -> None:
         """Rows of a step: of a GPU at once, and how often."""
         train = self.recipe.train
@@ -178,7 +184,10 @@ def moved(recipe: Recipe, before: Path, after: Path) -> Recipe:
     if data.chat_template and "{" not in data.chat_template:
         sets["chat_template"] = path(data.chat_template)
     own = {"id": path(model.id)} if model.id.startswith(".") else {}
-    update = {"data": data.model_copy(update=sets), "model": model.model_copy(update=own)}
+    update: dict[str, Any] = {"data": data.model_copy(update=sets), "model": model.model_copy(update=own)}
+    if recipe.lora is not None and recipe.lora.start_from is not None:
+        begun = {"start_from": path(recipe.lora.start_from)}
+        update["lora"] = recipe.lora.model_copy(update=begun)
     return recipe.model_copy(update=update)
 
 
@@ -271,6 +280,7 @@ def _llamafactory(config: Config) -> None:
     if lora is not None:
         keys |= {"use_dora": True} if lora.kind == "dora" else {}
         keys["lora_target"] = ",".join(targets(config)[0])
+        config.start("adapter_name_or_path")
         if lora.quantize in ("nf4", "int8"):
             keys |= {"quantization_bit": 4 if lora.quantize == "nf4" else 8}
             keys |= {"quantization_type": "nf4", "double_quantization": False}
@@ -365,6 +375,7 @@ def _axolotl(config: Config) -> None:
         keys["lora_target_modules"] = regular or found
         keys |= {"lora_target_parameters": parameters} if parameters else {}
         keys |= {"peft_init_lora_weights": lora.init} if lora.init == "gaussian" else {}
+        config.start("lora_model_dir")
         if lora.quantize == "nf4":
             exact = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False}
             keys |= {"load_in_4bit": True, "bnb_config_kwargs": exact}

@@ -10,14 +10,17 @@ from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.port.keys import OFF, Keys, table, tools
+from recipec.runtime.training.objectives import OBJECTIVES
+
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+"""OWNER/NAME."""
 
 COMMON = table("""
 learnt use_dora peft_use_dora: no adapter is trained, whose magnitudes these would be
 learnt modules_to_save lora_modules_to_save additional_target: there are no adapters, beside which these are
     trained
 learnt loraplus_lr_ratio lorap_lr_ratio: no adapter is trained, whose B it would give a higher learning rate
-learnt lora_model_dir adapter_name_or_path: training starts from new adapters; merge.py --import-adapter and
-    --resume go on
+learnt lora_model_dir adapter_name_or_path: training starts from one adapter here, and trains that one on
 learnt neftune_noise_alpha noisy_embedding_alpha: no noise is added to the embeddings of preferences here:
     less regularisation
 learnt z_loss_multiplier=0: the loss is the cross-entropy alone
@@ -131,9 +134,32 @@ FREELY = (
     "--set reference_free=false; or, without a reference, `objective: cpo`, which is SimPO with "
     "`loss_type: simpo` and `cpo_alpha: 0.0`"
 )
+
+
+def say_start(keys: Keys, key: str, *, of_base: bool = False) -> None:
+    """Says what becomes of a key that names an adapter to train on; nothing of several, or without LoRA.
+
+    Args:
+        of_base: whether the tool's reference is the model without the adapter.
+    """
+    given = keys.texts(key) if keys.given(key) and key not in keys.said else None
+    names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given or ())
+    if len(names) != 1 or not names[0] or keys.ledger.value("lora.rank") is None:
+        return
+    objective = OBJECTIVES[keys.ledger.value("train.objective") or "sft"]
+    if of_base and objective.reference:
+        note = "the reference is the base without it there, and a copy of it here"
+        keys.learnt(key, (), note)
+        return
+    note = "it must be just what the recipe trains"
+    if HUB_ID.fullmatch(names[0]):
+        note = "taken for a folder; one of the hub is hf://OWNER/NAME"
+    keys.say(key, {"lora.start_from": names[0].removeprefix("./")}, note)
+
+
 SPARE = (
     "they take rows of the embedding that no token has, untrained as they are; where there are none, "
-    "the run stops"
+    "the run stops, and names the model.vocab_size that adds some"
 )
 
 

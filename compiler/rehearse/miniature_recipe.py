@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipec.compiler.lowering.program import Program
+from recipec.runtime.data.new_tokens import padded
 from recipec.runtime.model.adapters import by_pattern, meant
 from recipec.runtime.model.families import family_of
 from recipec.runtime.model.families.base import Architecture, Family
@@ -83,6 +84,8 @@ def derive(
     axes = scale_axes(program.recipe.mesh.axes)
     micro = min(program.recipe.train.micro_batch_size, 2)
     recipe["model"] |= {"id": model, "revision": None, "tokenizer": None, "attention": "dot"}
+    if program.recipe.model.vocab_size is not None:
+        recipe["model"]["vocab_size"] = padded(small.vocab_size + 1)
     recipe["mesh"] |= {
         "accelerator": f"cpu-{math.prod(axes.values())}",
         "topology": None,
@@ -134,6 +137,7 @@ def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small:
         return
     if program.lora.layers is not None:
         lora["layers"] = _fewer_layers(program.lora.layers, program.architecture, small)
+    lora["start_from"] = None  # an adapter of the original
     lora["rank"] = min(lora["rank"], small.hidden_size)
     lora["alpha"] = program.lora.alpha * lora["rank"] / program.lora.rank
     sites = family.all_targets(small)

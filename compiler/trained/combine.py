@@ -54,7 +54,7 @@ def combine(asked: Combination, output: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from recipec.runtime.peft.importing import open_adapter
+    from recipec.runtime.peft.adapter import open_adapter
 
     if output.exists():
         raise ArtifactError(f"{output} is there already", "name another folder with -o")
@@ -110,6 +110,11 @@ def _demand_alike(folders: Sequence[Path], configs: Sequence[Mapping[str, Any]])
                     f"{json.dumps(config.get(key))}",
                     f"combine adapters of one base; where both mean the same, edit {ADAPTER_CONFIG}",
                 )
+        if config.get("modules_to_save"):
+            raise ArtifactError(
+                f"{folder} has whole modules beside its adapters, which are not combined",
+                "combine adapters without modules_to_save",
+            )
         if config.get("target_parameters"):
             raise ArtifactError(
                 f"{folder} has adapters on parameters (experts), which PEFT does not combine",

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..addresses import folder, folder_or_address
+from ..model.adapters import LoraSettings
+from ..peft.adapter import located
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class BackendArguments:
     steps: int | None
     adapter: Path | None
     trace: Path | None
+
+    def start_from(self, lora: LoraSettings) -> Path | str | None:
+        """The adapter to start from: --adapter's, or the recipe's; None for fresh values."""
+        if self.adapter is not None or lora.start_from is None:
+            return self.adapter
+        return located(lora.start_from, self.data_dir)
 
 
 def parse_arguments(program: str, artifact: Path, argv: Sequence[str] | None = None) -> BackendArguments:

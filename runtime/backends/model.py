@@ -15,8 +15,9 @@ import numpy as np
 from ..errors import UserError
 from ..model.adapters import LoraSettings, Matrices, build_adapters
 from ..model.initial import initial_adapters
-from ..peft.exporting import WRAPPER, adapter_config, module_prefix
-from ..peft.importing import check_modules, check_scales, check_shapes, open_adapter, without_copies
+from ..peft.adapter import WRAPPER, open_adapter
+from ..peft.exporting import adapter_config, module_prefix
+from ..peft.fitting import fitting
 from ..settings import ModelSettings
 from ..training.trace import PARTS
 from ..weights.checkpoint import HFCheckpoint
@@ -118,11 +119,11 @@ def projections(base: HFCheckpoint, lora: LoraSettings) -> list[str]:
     return [part.name for adapter in adapters for part in adapter.projections]
 
 
-def start(base: HFCheckpoint, lora: LoraSettings, seed: int, adapter: Path | None = None) -> Pairs:
+def start(base: HFCheckpoint, lora: LoraSettings, seed: int, adapter: Path | str | None = None) -> Pairs:
     """The values that the adapters begin with, in float32: those of train.py, or a PEFT adapter's.
 
     Args:
-        adapter: the PEFT adapter's folder; None for the recipe's initial values.
+        adapter: the PEFT adapter's folder or address; None for the recipe's initial values.
 
     Raises:
         UserError: when the adapter is not one that the recipe trains.
@@ -130,10 +131,7 @@ def start(base: HFCheckpoint, lora: LoraSettings, seed: int, adapter: Path | Non
     adapters = build_adapters(base.family, base.architecture, lora)
     if adapter is None:
         return initial_adapters(adapters, lora, seed)
-    found = without_copies(open_adapter(adapter), base)
-    check_modules(found, adapters, base, lora)
-    check_scales(found, adapters, lora)
-    check_shapes(found, adapters)
+    found = fitting(open_adapter(adapter), base, lora)
     out = {}
     for name, tensors in found.tensors.items():
         parts = tuple(found.read(tensor).astype(np.float32) for tensor in tensors)

@@ -13,7 +13,8 @@ import numpy as np
 from ..checkpoints.adapter_reader import Delta
 from ..errors import UserError
 from ..model.adapters import LoraSettings, Matrices
-from ..peft.exporting import ADAPTER_CONFIG, WEIGHTS, adapter_config, config_bytes, write_weights
+from ..peft.adapter import ADAPTER_CONFIG, WEIGHTS
+from ..peft.exporting import adapter_config, config_bytes, write_weights
 from ..settings import ModelSettings
 from ..training.trace import PARTS
 from ..weights.checkpoint import CONFIG, HFCheckpoint

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..addresses import failed, is_address, open_address, passing, path_of, reached, read_by_orbax
 from ..errors import UserError
-from ..limit import TooLong, limit
+from ..limit import MATCH_SECONDS, TooLong, limit
 from ..model.adapters import (
     Adapter,
     LoraSettings,
@@ -39,8 +39,6 @@ BEST = "best"
 ITEM = "model_params"
 """Name under which Tunix's CheckpointManager stores the parameters of a step."""
 METRICS = "metrics.jsonl"
-MATCH_SECONDS = 60.0
-"""That the record's expressions may take on the names of the model's projections."""
 
 
 @dataclass(frozen=True)

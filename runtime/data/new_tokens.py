@@ -1,7 +1,7 @@
 """New tokens of a tokenizer, as changes of its files: train.py encodes with them, merge.py writes them.
 
-The model's vocabulary stays as large as it is. A token takes the place of one that the checkpoint holds in
-reserve, or the first row of the embedding that no token has.
+A token takes the place of one that the checkpoint holds in reserve, or the first row of the embedding that no
+token has, of which model.vocab_size may add some.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ TOKENIZER, CONFIG, ADDED, SPECIAL = (
     "added_tokens.json",
     "special_tokens_map.json",
 )
+MULTIPLE = 64
+"""Of the rows that are suggested, so that they divide over the devices of most meshes."""
 RESERVES = ("reserved", "unused", "dummy", "control", "placeholder", "extra")
 """Words in the names of tokens that checkpoints hold in reserve."""
 
@@ -46,7 +48,7 @@ def with_tokens(
         )
     made = {name: json.loads(files[name]) for name in (TOKENIZER, CONFIG, ADDED, SPECIAL) if name in files}
     added = made[TOKENIZER].setdefault("added_tokens", [])
-    ids = {**_vocabulary(made[TOKENIZER]), **{entry["content"]: entry["id"] for entry in added}}
+    ids = token_ids(made[TOKENIZER])
     for token, place in sorted(tokens.items()):  # the order of a record, whose keys are sorted
         if token in ids:
             raise UserError(
@@ -60,7 +62,8 @@ def with_tokens(
             if number >= rows:
                 raise UserError(
                     f"{where}: `{token}` would be token {number}, and the embedding has {rows} rows",
-                    f"name a token that it replaces: model.add_tokens={{'{token}': {_reserve(ids)}}}",
+                    f"name a token that it replaces: model.add_tokens={{'{token}': {_reserve(ids)}}}; or add "
+                    f"rows: model.vocab_size={padded(number + 1)}",
                 )
             added.append({"id": number, **entry})
         else:
@@ -102,6 +105,17 @@ def tokenizer_folder(folder: Path, tokens: Mapping[str, str | None], rows: int) 
         for name, content in with_tokens(files, tokens, rows, str(folder)).items():
             (Path(temporary) / name).write_bytes(content)
         yield Path(temporary)
+
+
+def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Every token's id, by a tokenizer.json."""
+    added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or ()}
+    return {**_vocabulary(tokenizer), **added}
+
+
+def padded(rows: int) -> int:
+    """Rows that a vocabulary of this size is given: the next multiple of MULTIPLE."""
+    return -(-rows // MULTIPLE) * MULTIPLE
 
 
 def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:

@@ -39,12 +39,12 @@ def load_tokenizer(
 
     logging.set_verbosity_error()
     source, revision = _source(model_dir, model, data_dir or Path())
+    rows = model.vocab_size or vocabulary_size(model_dir / "config.json")
     try:
         if model.add_tokens:
             from .new_tokens import tokenizer_folder
 
-            rows = vocabulary_size(model_dir / "config.json") or 0
-            with tokenizer_folder(model_dir, dict(model.add_tokens), rows) as folder:
+            with tokenizer_folder(model_dir, dict(model.add_tokens), rows or 0) as folder:
                 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         else:
             tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
@@ -67,7 +67,7 @@ def load_tokenizer(
             f"the tokenizer of {source} has no chat template",
             "set data.chat_template to a template's path or text, or use an instruction-tuned checkpoint's",
         )
-    _check_vocabulary(tokenizer, model_dir, str(source))
+    _check_vocabulary(tokenizer, rows, str(source))
     if chats and model.family in FAMILIES:
         known, own = tokenizer.get_vocab(), FAMILIES[model.family].turn_markers
         foreign = [
@@ -121,16 +121,12 @@ def _source(model_dir: Path, model: ModelSettings, data_dir: Path) -> tuple[Path
     return (directory, None) if directory.is_dir() else (model.tokenizer, None)
 
 
-def _check_vocabulary(tokenizer: Any, model_dir: Path, source: str) -> None:
+def _check_vocabulary(tokenizer: Any, size: int | None, source: str) -> None:
     """Refuses a tokenizer that writes ids without an embedding.
 
     Special tokens are let through: text-only Gemma 3 checkpoints ship an image token one past their
     embeddings. Samples that use one are left out when they are tokenised.
     """
-    config = model_dir / "config.json"
-    if not config.is_file():
-        return
-    size = vocabulary_size(config)
     if size is None:
         return
     special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -138,7 +134,7 @@ def _check_vocabulary(tokenizer: Any, model_dir: Path, source: str) -> None:
     if highest >= size:
         raise UserError(
             f"the tokenizer of {source} has token ids up to {highest}, and the model has {size} embeddings",
-            "use the model's own tokenizer: leave model.tokenizer out",
+            "use the model's own tokenizer: leave model.tokenizer out; or model.vocab_size adds rows",
         )
 
 

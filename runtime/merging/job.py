@@ -174,13 +174,14 @@ def _without_template(content: bytes) -> bytes:
 
 def _adapter_files() -> tuple[str, ...]:
     """Names of all that is in a PEFT adapter's folder."""
-    from ..peft.exporting import ADAPTER_CONFIG, WEIGHTS
+    from ..peft.adapter import ADAPTER_CONFIG, WEIGHTS
 
     return WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG
 
 
 def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
-    from ..peft.exporting import ADAPTER_CONFIG, WEIGHTS, adapter_config, config_bytes, write_weights
+    from ..peft.adapter import ADAPTER_CONFIG, WEIGHTS
+    from ..peft.exporting import adapter_config, config_bytes, write_weights
 
     assert isinstance(job.trained, TrainedAdapters)
     deltas, changes = job.trained.deltas(), job.trained.changes(job.base).items()
@@ -262,7 +263,8 @@ def _report(job: MergeJob, seconds: float) -> None:
             "the base as it is"
         )
     if job.adapter is not None and isinstance(trained, TrainedAdapters):
-        from ..peft.exporting import keys_as_values, same_scale
+        from ..peft.exporting import same_scale
+        from ..peft.fitting import keys_as_values
 
         pairs = keys_as_values(job.base, trained.deltas())
         if any(not same_scale(trained.settings, *pair) for pair in pairs):

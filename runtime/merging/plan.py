@@ -235,7 +235,7 @@ def _shard(base: HFCheckpoint, file: str, pieces: list[Piece]) -> Shard:
     own = base.headers.get(file)
     if (
         own is not None
-        and not base.dequantized
+        and all(tensor.stored == (tensor,) for tensor in own.tensors.values())
         and [(tensor_name, tensor.dtype, tensor.shape) for tensor_name, tensor in own.tensors.items()]
         == [(output.name, output.dtype, output.shape) for output in entries.values()]
     ):

@@ -55,6 +55,8 @@ class LoraSettings:
         kv: "independent" adapters for fused projections, as PEFT, or "shared" A, as Qwix.
         quantize: "nf4", "int8" or "fp8" for frozen base weights stored so, None for the model's dtype.
         products: "forward" or "both": the passes whose products are in the weights' eight bits; or None.
+        start_from: a PEFT adapter whose values training begins with: a path, a relative one from --data-dir,
+            or an address; None for fresh ones.
     """
 
     rank: int
@@ -73,6 +75,7 @@ class LoraSettings:
     kv: str = "independent"
     quantize: str | None = None
     products: str | None = None
+    start_from: str | None = None
 
     def rank_of(self, module: str) -> int:
         """The rank of a projection ("layers.7.self_attn.q_proj")."""
@@ -398,6 +401,7 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
         alpha_pattern=dict(section.get("alpha_pattern") or {}),
         quantize=section.get("quantize"),
         products=section.get("products"),
+        start_from=section.get("start_from"),
     )
 
 

@@ -59,6 +59,7 @@ class Built:
         parameters: the base weights with their final shardings.
         adapters: in layer order, () without LoRA.
         whole: of the parameters those that are trained beside the adapters.
+        lora: what the adapters were made by, None without LoRA.
         provider: computes the adapters' deltas, None without LoRA.
         quantized: how the weights that are stored quantised lie, by path; {} for none.
         forward: how the model is computed.
@@ -71,6 +72,7 @@ class Built:
     forward: Forward
     quantized: Mapping[str, Layout] = field(default_factory=dict)
     whole: tuple[Parameter, ...] = ()
+    lora: LoraSettings | None = None
 
 
 def abstract_model(
@@ -129,7 +131,8 @@ def abstract_model(
         for holder, name, parameter in _holders(model, whole):
             shape = jax.ShapeDtypeStruct(parameter.shape, jnp.dtype(lora.dtype))
             own = jnp.dtype(getattr(holder, name).dtype)
-            setattr(holder, name, Whole(shape, out_sharding=parameter.spec, computed_in=own))
+            types = {"computed_in": own, "kept_in": shape.dtype}
+            setattr(holder, name, Whole(shape, out_sharding=parameter.spec, **types))
     quantized: Mapping[str, Layout] = {}
     if lora is not None and lora.quantize is not None:
         from . import quantize
@@ -138,7 +141,7 @@ def abstract_model(
         quantize.attach(model, quantized, settings.dtype)
     rematerialise(model, settings.remat)
     forward = Forward(family, architecture, settings)
-    return Built(model, parameters, adapters, provider, forward, quantized, whole)
+    return Built(model, parameters, adapters, provider, forward, quantized, whole, lora)
 
 
 def build(
@@ -206,6 +209,19 @@ def build(
         variable.set_raw_value(arrays.pop(path))
     assert not arrays, sorted(arrays)
     return built
+
+
+def put(built: Built, arrays: Mapping[str, np.ndarray], mesh: Mesh) -> None:
+    """Puts other values in the place of what is trained of a model with adapters.
+
+    Args:
+        arrays: by path, of lora.dtype.
+    """
+    specs = {path: spec for adapter in built.adapters for path, _, spec in adapter.arrays}
+    specs |= {parameter.path: parameter.spec for parameter in built.whole}
+    variables = _variables(built.model)
+    for path, array in arrays.items():
+        variables[path].set_raw_value(_put(array, specs[path], mesh))
 
 
 class _ConstantKeys:

@@ -84,14 +84,20 @@ class AdapterProvider(qwix.QuantizationProvider):
             self._salts = None
 
     @contextmanager
-    def switched_off(self) -> Iterator[None]:
-        """Leaves the deltas out of what is traced: the model that training started from."""
-        adapters, experts = self._adapters, self._experts
-        self._adapters, self._experts = {}, {}
+    def before_training(self, kept: bool) -> Iterator[None]:
+        """Computes the model that training started from: without dropout, and without the deltas.
+
+        Args:
+            kept: whether that model had deltas, which are those of the model that is computed.
+        """
+        before = self._adapters, self._experts, self._salts
+        self._salts = None
+        if not kept:
+            self._adapters, self._experts = {}, {}
         try:
             yield
         finally:
-            self._adapters, self._experts = adapters, experts
+            self._adapters, self._experts, self._salts = before
 
     def check_used(self) -> None:
         """Raises UserError unless every adapter took part in what was traced."""

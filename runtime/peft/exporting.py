@@ -11,21 +11,14 @@ from typing import Any
 import numpy as np
 
 from ..checkpoints.adapter_reader import Delta
-from ..model.adapters import LoraSettings, Value, means, trained_whole
+from ..model.adapters import LoraSettings, Value, means
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.safetensors_files import Writable, write_arrays
+from .adapter import WRAPPER, plain
+from .fitting import keys_as_values, parameter_names, whole_sources, wrapped_parameters
 
-WEIGHTS = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
-WRAPPER = "base_model.model."
-"""What PEFT puts before the names of the model that it wraps."""
-REMAPPED = ("qwen3_moe", "qwen3_next", "glm4_moe", "olmoe", "mixtral")
-"""Families in whose models peft 0.21 takes a linear layer among `target_modules` for experts or the router,
-wherever it bears the name that these had before transformers 5."""
 WEIGHT = ".weight"
-OLD_NAMES = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
-"""Those names."""
 
 
 def _adapter_arrays(
@@ -55,45 +48,6 @@ def _adapter_arrays(
         )
         if matrix is not None
     ]
-
-
-def parameter_names(base: HFCheckpoint) -> dict[str, str]:
-    """What PEFT has to know as parameters of the model, rather than as linear layers, in transformers' order:
-    their names here ("layers.0.mlp.experts.gate_up_proj", "layers.0.mlp.gate") and the parameters'.
-
-    Linear layers are among them where PEFT would take their names for those of experts.
-    """
-    out = {}
-    for target in base.family.all_targets(base.architecture):
-        for module in target.modules:
-            if target.parameter:
-                out[module] = f"layers.{target.layer}.{target.parameter}"
-            elif base.family.name in REMAPPED and module.rpartition(".")[2] in OLD_NAMES:
-                out[module] = f"{module}.weight"
-    return out
-
-
-def wrapped_parameters(base: HFCheckpoint, modules: Iterable[str]) -> dict[str, str]:
-    """The modules under which PEFT has the adapters of parameters, by their names here.
-
-    PEFT wraps a parameter's module for each of its parameters, in transformers' order: the last wrapper has
-    the module's name, and those within are its `base_layer`.
-    """
-    chosen, holders = set(modules), defaultdict(list)
-    for name, parameter in parameter_names(base).items():
-        if name in chosen:
-            holders[parameter.rpartition(".")[0]].append(name)
-    return {
-        name: holder + ".base_layer" * within
-        for holder, names in holders.items()
-        for within, name in enumerate(reversed(names))
-    }
-
-
-def keys_as_values(base: HFCheckpoint, modules: Iterable[str]) -> list[tuple[str, str]]:
-    """The k_proj among the modules that have no v_proj beside them, and what that would be called."""
-    pairs = ((name, f"{name.removesuffix('k_proj')}v_proj") for name in modules if name.endswith(".k_proj"))
-    return [(keys, values) for keys, values in pairs if not base.has(f"{base.prefix}{values}.weight")]
 
 
 def same_scale(settings: LoraSettings, keys: str, values: str) -> bool:
@@ -174,9 +128,8 @@ def adapter_config(
 
 def _saved_modules(base: HFCheckpoint, settings: LoraSettings) -> list[str] | None:
     """modules_to_save of what is trained whole: names that mean nothing else of the model, or None."""
-    parameters = trained_whole(base.family.parameters(base.architecture), settings)
-    sources = [source for parameter in parameters for source in parameter.sources]
-    return sorted({source.full_name(module_prefix(base)).rpartition(".")[0] for source in sources}) or None
+    names = (source.full_name(module_prefix(base)) for source in whole_sources(base, settings))
+    return sorted({name.rpartition(".")[0] for name in names}) or None
 
 
 def peft_pattern(given: Mapping[str, Value], wanted: Mapping[str, Value], default: Value) -> dict[str, Value]:
@@ -204,11 +157,6 @@ def _pattern(name: str) -> str:
     """A full name as an expression. PEFT knows a parameter by its own name, and an import by its module's."""
     module = name.removesuffix(WEIGHT)
     return re.escape(module) + ("" if module == name else rf"({re.escape(WEIGHT)})?")
-
-
-def plain(value: float) -> float:
-    """A number as PEFT's own files write it: without a fraction where it has none."""
-    return int(value) if value == int(value) else value
 
 
 def module_prefix(base: HFCheckpoint) -> str:

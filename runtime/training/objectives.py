@@ -114,9 +114,9 @@ QUIET = {"label_smoothing": 0.0, "z_loss": 0.0, "desirable_weight": 1.0, "undesi
 
 
 def keeps_copy(objective: str, lora: Any) -> bool:
-    """Whether a run keeps the weights that it starts from beside those that it trains: an objective's
-    reference, which of adapters is the base."""
-    return OBJECTIVES[objective].reference and lora is None
+    """Whether a run keeps what it starts from beside what it trains: an objective's reference, which of fresh
+    adapters is the base without them, and of those of lora.start_from a copy, as in TRL."""
+    return OBJECTIVES[objective].reference and (lora is None or lora.start_from is not None)
 
 
 def settings_of(train: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 Rows come in pairs: row 2i holds a prompt with the chosen answer, row 2i + 1 the same prompt with the
 rejected one; the loss mask covers the answers. The reference model is the one that training starts from: of
-adapters the model without them, as in TRL with PEFT.
+fresh adapters the model without them, of those of lora.start_from a copy, as in TRL with PEFT.
 """
 
 from __future__ import annotations

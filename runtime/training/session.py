@@ -253,7 +253,7 @@ def begin(
         # A TPU multiplies float32 matrices in bfloat16 unless it is told otherwise.
         jax.config.update("jax_default_matmul_precision", "highest")
     base_folder = locate_model(settings.model, arguments.model)
-    base = HFCheckpoint.open(base_folder)
+    base = HFCheckpoint.open(base_folder).grown(settings.model.vocab_size)
     base.verify()
     found = resuming.ResumePoint(
         **hosts.agree(

@@ -40,10 +40,11 @@ def micro_batch_loss(
     built: Built, settings: TrainSettings, model: nnx.Module, inputs: Batch, before: nnx.Module | None = None
 ) -> tuple[jax.Array, Named]:
     """The loss that a run of train.py minimises."""
-    switched_off = nullcontext if built.provider is None else built.provider.switched_off
+    provider = built.provider
 
     def reference(*rows: jax.Array) -> jax.Array:
-        with switched_off(), _uncollected(built):
+        as_before = nullcontext() if provider is None else provider.before_training(before is not None)
+        with as_before, _uncollected(built):
             return token_logps(built.forward, model if before is None else before, *rows)
 
     def still(*rows: jax.Array) -> jax.Array:
@@ -277,14 +278,20 @@ def shardings_of(state: Any, mesh: Mesh) -> Any:
 
 
 def fit_shardings(optimizer: nnx.Optimizer, mesh: Mesh) -> None:
-    """Corrects the shardings that flax copies from the parameters to states of other shapes.
+    """Corrects the shardings that flax copies from the parameters to states of other shapes, and the types of
+    what belongs to modules that are trained whole: flax takes that in which the model computes them.
 
     Factored moments have fewer dimensions than their parameter, and placeholders have one entry.
     """
     for _, node in nnx.iter_graph(optimizer):
         if not isinstance(node, nnx.Variable) or "out_sharding" not in node.get_metadata():
             continue
-        shape = node.get_raw_value().shape
+        value, metadata = node.get_raw_value(), node.get_metadata()
+        if "kept_in" in metadata and value.dtype == metadata["computed_in"]:
+            kept = metadata["kept_in"]
+            shapes = isinstance(value, jax.ShapeDtypeStruct)
+            node.set_raw_value(value.update(dtype=kept) if shapes else value.astype(kept))
+        shape = value.shape
         spec = tuple(node.get_metadata()["out_sharding"] or ())
         fits = len(shape) == len(spec)
         node.set_metadata(

@@ -150,6 +150,10 @@ def _run(
             train.seed,
             lambda done, count: progress.advance(1 / count),
         )
+    if settings.lora is not None and settings.lora.start_from is not None:
+        from .start_from import start_from
+
+        start_from(session, built, settings)
     rows = Rows.of(mesh, prepared.rows)
     session.hosts.log(f"holds {len(rows.here)} of the {rows.total} rows of a micro-batch")
     feed = TrainingData(

@@ -21,8 +21,8 @@ from ..model.families.base import Source
 from .agreement import CONFIG, EMBEDDING, ORIGINAL, Fault, fault_of, faults, prefix_of
 from .checkpoint_files import Files, files_of
 from .contradictions import AGAIN as _AGAIN
-from .headers import Tensor
-from .safetensors_files import DTYPES, KIND, Header, check_kind, read_header
+from .headers import KIND, Header, Tensor, check_kind, read_header
+from .safetensors_files import DTYPES
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -107,6 +107,18 @@ class HFCheckpoint:
                 check_kind(store.path(name), store.read(name, 0, min(KIND, store.sizes[name])))
         return cls(store, config, family, architecture, prefix, tensors, headers, index, side_files)
 
+    def grown(self, rows: int | None) -> HFCheckpoint:
+        """The checkpoint with so many rows in its embedding and its head; itself with its own, or None.
+
+        Raises:
+            UserError: when it has more of them.
+        """
+        if rows is None or rows == self.architecture.vocab_size:
+            return self
+        from .grown import grown
+
+        return grown(self, rows)
+
     @property
     def name(self) -> str:
         """What messages call it: its folder, or its address."""
@@ -181,14 +193,15 @@ class HFCheckpoint:
     @property
     def dequantized(self) -> tuple[str, ...]:
         """The tensors that are stored quantised."""
-        return tuple(name for name, tensor in self.tensors.items() if tensor.stored != (tensor,))
+        return tuple(name for name, tensor in self.tensors.items() if tensor.packed)
 
     def config_file(self) -> bytes:
-        """config.json of a checkpoint with these tensors: without what says how they are stored quantised."""
-        if not self.dequantized or "quantization_config" not in self.config:
-            return self.side_file(CONFIG)
-        plain = {key: value for key, value in self.config.items() if key != "quantization_config"}
-        return (json.dumps(plain, indent=2) + "\n").encode()
+        """config.json of a checkpoint with these tensors: without what says how they are stored quantised,
+        and with the rows that they have."""
+        hidden = ("quantization_config",) if self.dequantized else ()
+        plain = {key: value for key, value in self.config.items() if key not in hidden}
+        own = self.side_file(CONFIG)
+        return own if plain == json.loads(own) else (json.dumps(plain, indent=2) + "\n").encode()
 
     def release(self, name: str, forget: bool = False) -> None:
         """Lets the system take back the memory of a tensor that was read and is not needed soon.

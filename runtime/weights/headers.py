@@ -5,10 +5,15 @@ The compiler reads headers too, without numpy.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from ..errors import UserError
+from .checkpoint_files import Files
+from .contradictions import AGAIN, foreign
 
 ITEM_BYTES: dict[str, int] = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
@@ -29,8 +34,12 @@ View = Callable[[str, int, int], memoryview]
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where a tensor lies: its file, its element type as safetensors names it, its bytes in the file."""
+    """Where a tensor lies: its file, its element type as safetensors names it, its bytes in the file.
 
+    `packed` says whether it is stored quantised.
+    """
+
+    packed: ClassVar[bool] = False
     file: str
     dtype: str
     shape: tuple[int, ...]
@@ -100,3 +109,70 @@ def misplaced(tensors: Mapping[str, Tensor], start: int, size: int) -> str | Non
     if expected < size:
         return f"{size - expected} bytes after the last tensor"
     return None
+
+
+MAX_HEADER = 100_000_000
+"""Bytes; the limit that the safetensors library sets."""
+HEAD = 1 << 20
+"""Bytes that are read of a file at first: most headers are shorter, and take one request."""
+KIND = 512
+"""Bytes that tell what a file is."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a safetensors file.
+
+    Attributes:
+        raw: its JSON as it stands in the file, padding included.
+        tensors: in the order of their bytes.
+        metadata: the file's own, {} for none.
+        size: of the file, in bytes.
+    """
+
+    raw: bytes
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    size: int
+
+    @property
+    def data_start(self) -> int:
+        return 8 + len(self.raw)
+
+
+def read_header(files: Files, name: str) -> Header:
+    """The header of a safetensors file; checks that every tensor lies within the file.
+
+    Raises:
+        UserError: when the file is missing, truncated or not safetensors.
+    """
+    path, size = files.path(name), files.sizes[name]
+    head = bytes(files.read(name, 0, min(size, HEAD)))
+    length = int.from_bytes(head[:8], "little")
+    check_kind(path, head)
+    if size < 8 or length > MAX_HEADER:
+        raise UserError(f"{path}: not a safetensors file", AGAIN)
+    if 8 + length > size:
+        raise UserError(f"{path}: truncated within its header ({size} of {8 + length} bytes)", AGAIN)
+    raw = head[8 : 8 + length]
+    if len(raw) < length:
+        raw += bytes(files.read(name, len(head), 8 + length))
+    try:
+        fields = json.loads(raw)
+        metadata = fields.pop("__metadata__", {})
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("its metadata are no texts")
+        tensors = tensors_of(fields, name, 8 + length)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise UserError(f"{path}: its header is not that of a safetensors file ({error})", AGAIN) from error
+    wrong = misplaced(tensors, 8 + length, size)
+    if wrong is not None:
+        raise UserError(f"{path}: {wrong}", AGAIN)
+    return Header(raw, tensors, metadata, size)
+
+
+def check_kind(path: str, content: bytes) -> None:
+    """Raises UserError when the first bytes of a file show that it is something else."""
+    other = foreign(content[:KIND])
+    if other is not None:
+        raise UserError(f"{path}: is {other[0]}", other[1])

@@ -54,7 +54,8 @@ def open_base(model: ModelSettings, override: Path | str | None = None) -> HFChe
         UserError: when there is none, it cannot be downloaded, or it is no checkpoint.
     """
     given = str(override) if override is not None else model.id
-    return HFCheckpoint.open(given if is_address(given) else locate_model(model, override))
+    found = HFCheckpoint.open(given if is_address(given) else locate_model(model, override))
+    return found.grown(model.vocab_size)
 
 
 def _download(repository: str, revision: str | None) -> Path:

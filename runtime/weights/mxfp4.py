@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from .agreement import Fault, Kind, Stored
 from .contradictions import AGAIN
@@ -105,6 +105,7 @@ class Packed(Tensor):
         blocks, scales: as they are stored.
     """
 
+    packed: ClassVar[bool] = True
     blocks: Tensor
     scales: Tensor
 

@@ -131,6 +131,15 @@ class Lora(Section):
             "zero_a": "A is zero; B is uniform with bound 1/sqrt(rank), PEFT's rule for A.",
         },
     )
+    start_from: str | None = field(
+        "A PEFT adapter (adapter_config.json and adapter_model.safetensors) whose values training begins "
+        "with, in place of fresh ones: a folder, relative as data.train's paths are, or an address such as "
+        "gs:// or hf://OWNER/NAME. It must be just what the recipe trains. Step, optimizer and data begin "
+        "anew.",
+        None,
+        min_length=1,
+        example="adapters/first",
+    )
     plus_ratio: float | None = field(
         "LoRA+: B's learning rate is so many times A's; null gives both the same.",
         None,

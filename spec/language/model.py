@@ -61,6 +61,15 @@ class Model(Section):
         {},
         example={"<|im_start|>": "<|reserved_special_token_0|>", "<|im_end|>": None},
     )
+    vocab_size: int | None = field(
+        "Rows of the embedding and of the head. Those that the checkpoint does not have are added, each as "
+        "the mean of its own; null keeps the checkpoint's.",
+        None,
+        unit="tokens",
+        ge=1,
+        le=16_777_216,
+        example=128_320,
+    )
     tokenizer: str | None = field(
         "Another tokenizer, as an id or a directory; null takes the model's.",
         None,

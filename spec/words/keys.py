@@ -45,6 +45,7 @@ KEYS: dict[str, str] = {
             "lora.kind": "use_dora peft_use_dora lora_use_dora dora",
             "lora.plus_ratio": "loraplus_lr_ratio lora_plus_lr_ratio lorap_lr_ratio",
             "lora.train_also": "modules_to_save lora_modules_to_save additional_target",
+            "lora.start_from": "lora_model_dir adapter_name_or_path adapter_checkpoint",
             "lora.init": "init_lora_weights peft_init_lora_weights",
             "data.train": "datasets dataset train_dataset train_file train_data dataset_path "
             "dataset_name "
@@ -245,11 +246,10 @@ KEYS: dict[str, str] = {
             "template chat_template_jinja prompt_template prompt_style conversation_template "
             "default_system "
             "chat_template_path": _TEMPLATE,
-            "special_tokens tokens added_tokens resize_token_embeddings_to_32x resize_vocab "
-            "new_special_tokens "
-            "add_tokens": "new tokens are not in this version; the tokenizer of `model: {id: "
-            "Qwen/Qwen3-8B}` "
-            "is taken as it is",
+            "special_tokens tokens added_tokens new_special_tokens "
+            "add_tokens": '`model: {id: Qwen/Qwen3-8B, add_tokens: {"<note>": null}}`',
+            "resize_token_embeddings_to_32x resize_vocab pad_vocab_to pad_to_multiple_of "
+            "new_vocab_size": "`model: {id: Qwen/Qwen3-8B, vocab_size: 152000}` adds rows",
             # The run.
             "warmup_epochs": "`train: {schedule: {warmup_ratio: 0.03}}`",
             "betas adam_betas": "`train: {optimizer: {b1: 0.9, b2: 0.999}}`",
@@ -272,7 +272,7 @@ KEYS: dict[str, str] = {
                 "`checkpoint: {directory: checkpoints}`, below the folder that train.py is given by --output"
             ),
             "resume resume_from_checkpoint auto_resume_from_checkpoints load_parameters_path "
-            "load_full_state_path resume_from lora_model_dir adapter_name_or_path ckpt_path": "remove "
+            "load_full_state_path resume_from ckpt_path": "remove "
             "it: "
             "train.py --resume goes on from the newest checkpoint, and merge.py --import-adapter takes a "
             "PEFT adapter in",

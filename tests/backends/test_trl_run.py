@@ -6,6 +6,7 @@ Whole runs are in `make e2e`. That it is the run of train.py, number by number, 
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from recipec.compiler.emitters.backends import Backend
 from recipec.runtime.backends.model import labels
+from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.training.trace import Trace, count_targets
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.parity.running import Case, Place
@@ -182,6 +184,17 @@ def test_an_adapter_of_other_modules_is_refused(
 
         parse("train_trl.py", tmp_path, ["--resume", "--adapter", "x"])
     assert ended.value.code == 2
+
+
+def test_the_recipe_s_adapter_is_found_as_its_data_is(tmp_path: Path) -> None:
+    from recipec.runtime.backends.arguments import parse_arguments as parse
+
+    lora = LoraSettings(rank=1, alpha=1.0, dropout=0.0, targets=("q_proj",))
+    given = parse("train_trl.py", tmp_path, ["--data-dir", str(tmp_path / "data")])
+    places = {"first": tmp_path / "data" / "first", "gs://b/first": "gs://b/first", None: None}
+    assert {place: given.start_from(replace(lora, start_from=place)) for place in places} == places
+    other = parse("train_trl.py", tmp_path, ["--adapter", "other"])
+    assert other.start_from(replace(lora, start_from="first")) == Path("other")
 
 
 @pytest.mark.e2e

@@ -58,7 +58,8 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
     ]
     found = listed(files_of(tmp_path, sets))
     optional = {file_of(module) for module in OPTIONAL}
-    assert found & optional == {"model/families/gemma4.py", "peft/exporting.py", "peft/importing.py"}
+    peft = {f"peft/{name}.py" for name in ("adapter", "exporting", "fitting", "importing")}
+    assert found & optional == {"model/families/gemma4.py", *peft}
     assert not any(path.startswith(("serving/", "launch/", "backends/")) for path in found)
     assert sum(runtime_files()[path].count(b"\n") for path in found) < MOST
 
@@ -75,6 +76,8 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
         (["lora.quantize=nf4"], "model.quantize"),
         (["lora.kind=dora", "lora.dropout=0"], "model.dora"),
         (["model.add_tokens={<a>: <unused0>}"], "data.new_tokens"),
+        (["lora.start_from=first"], "training.start_from"),
+        (["model.vocab_size=262208"], "weights.grown"),
         (["train.neftune_noise_alpha=5"], "model.noise"),
         (["train.objective=dpo", "data.format=preference", "data.packing=false"], "data.preferences"),
         (

@@ -454,3 +454,15 @@ def test_a_template_that_llama_factory_has_is_named_there() -> None:
     ported("recipe.yaml", "llama-factory")
     again = returned({"beside": ["dataset_info.json"]}, "llama-factory", "sft")
     assert at(again, "data.chat_template") == at(yaml.safe_load(example.read_text()), "data.chat_template")
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_an_adapter_to_start_from_comes_back(tool: str) -> None:
+    begun = LORA.replace("{", "{start_from: adapters/first, ")
+    Path("recipe.yaml").write_text(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + begun)
+    if tool == "trl":  # its scripts begin with fresh ones
+        status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
+        assert status == 1 and "error[E1198]: `lora.start_from`" in errors
+        return
+    held("recipe.yaml", tool)
+    assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["start_from"] == "adapters/first"

@@ -58,8 +58,8 @@ def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
     return {name: tuple(part.copy() for part in parts) for name, parts in out.items()}
 
 
-LORA = ("init", "kind", "plus_ratio", "train_also")
-"""Fields of LoraSettings that `twenty_steps` takes."""
+LORA = ("init", "kind", "plus_ratio", "start_from", "train_also", "vocab_size")
+"""Fields of LoraSettings that `twenty_steps` takes, and the model's."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ def twenty_steps(
         folder: of the checkpoint.
         model: transformers' of it, into which PEFT puts its adapters.
         run: folder that the runtime's run is written into.
-        methods: fields of TrainSettings and, of LoraSettings, those of LORA.
+        methods: fields of TrainSettings and, of LoraSettings, those of LORA, of which start_from names the
+            adapter that both begin with.
     """
     import optax
 
@@ -112,6 +113,10 @@ def twenty_steps(
     schedule = optax.linear_schedule(1e-3, 1e-4, steps)
     lora = {key: methods[key] for key in LORA if key in methods}
     mesh, built = training.build(folder, axes, remat=remat, seed=3, targets=targets, **lora)
+    if "vocab_size" in lora:
+        grow(model, lora["vocab_size"])
+    if "start_from" in methods:
+        training.start_from(mesh, built, folder, run)
     start = split(built)
     links = [
         optax.clip_by_global_norm(CLIP),
@@ -190,6 +195,40 @@ def wrap(model: Any, names: Sequence[str], parameters: Sequence[str], **options:
     )
 
 
+def grow(model: Any, rows: int) -> None:
+    """Gives transformers' model further rows in its embedding and its head, each the mean of its own."""
+    import torch
+
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    own = [embedding, *([] if head.weight is embedding.weight else [head])]
+    means = [module.weight.double().mean(0) for module in own]
+    count = len(embedding.weight)
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    with torch.no_grad():
+        for module, mean in zip((embedding, head), means, strict=False):
+            assert len(module.weight) == rows
+            module.weight[count:] = mean.to(module.weight.dtype)
+
+
+def save_adapter(model: Any, folder: Path, names: Sequence[str], **options: Any) -> None:
+    """Writes a PEFT adapter of which nothing is as it is before training; the model stays what it was.
+
+    Args:
+        names, options: as of `wrap`.
+    """
+    import torch
+
+    wrapped = wrap(model, names, (), **options)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    wrapped.save_pretrained(folder)
+    wrapped.unload()
+
+
 @contextmanager
 def noise(model: Any, alpha: float | None, index: np.ndarray) -> Iterator[None]:
     """transformers' NEFTune of a micro-batch, with the runtime's random bits in place of torch's."""
@@ -233,7 +272,12 @@ def peft_steps(
 
     whole = [*methods.get("train_also", ())] or None
     dora = methods.get("kind") == "dora"
-    model = wrap(model, *adapted, use_dora=dora, modules_to_save=whole, ensure_weight_tying=bool(whole))
+    if adapter := methods.get("start_from"):
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, adapter, is_trainable=True)
+    else:
+        model = wrap(model, *adapted, use_dora=dora, modules_to_save=whole, ensure_weight_tying=bool(whole))
     weights = {}
     for name, module in model.named_modules():
         if "default" in getattr(module, "lora_A", ()):
@@ -250,7 +294,9 @@ def peft_steps(
     with torch.no_grad():
         for name, parts in start.items():
             for which, value in zip(PARTS, parts, strict=False):
-                if which == "magnitude":  # PEFT's own
+                if adapter:
+                    assert np.array_equal(weights[f"{name}.lora_{which}"].numpy(), value)
+                elif which == "magnitude":  # PEFT's own
                     assert np.allclose(weights[f"{name}.lora_{which}"].numpy(), value, rtol=1e-6)
                 else:
                     weights[f"{name}.lora_{which}"].copy_(torch.tensor(value))

@@ -11,18 +11,14 @@ from typing import Any
 import numpy as np
 
 from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters
+from recipec.runtime.checkpoints.full import ReplacedTensor
 from recipec.runtime.merging import journal, writer
 from recipec.runtime.merging.arithmetic import Change
 from recipec.runtime.merging.folder import LocalFolder
 from recipec.runtime.merging.plan import AS_BASE, MergePlan, plan_merge
 from recipec.runtime.model.adapters import Adapter, build_adapters, lora_settings, trained_whole
-from recipec.runtime.peft.exporting import (
-    ADAPTER_CONFIG,
-    WEIGHTS,
-    adapter_config,
-    config_bytes,
-    write_weights,
-)
+from recipec.runtime.peft.adapter import ADAPTER_CONFIG, WEIGHTS
+from recipec.runtime.peft.exporting import adapter_config, config_bytes, write_weights
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 
@@ -119,7 +115,7 @@ def write_merged(
     with LocalFolder(folder).locked():
         kept = journal.begin(LocalFolder(folder), {}, {shard.file for shard in plan.shards})
         writer.write_shards(plan, base, kept)
-        kept.folder.write("config.json", base.side_file("config.json"))
+        kept.folder.write("config.json", base.config_file())
         if plan.index is not None:
             kept.folder.write("model.safetensors.index.json", plan.index)
         kept.end()
@@ -129,8 +125,10 @@ def write_merged(
 def write_adapter(folder: Path, base: HFCheckpoint, model: ModelSettings, trained: TrainedAdapters) -> None:
     """Writes a PEFT adapter, as a merge does: its weights and adapter_config.json."""
     deltas = trained.deltas()
+    changes = trained.changes(base).items() if trained.parameters else ()
+    whole = {name: change.read() for name, change in changes if isinstance(change, ReplacedTensor)}
     with (folder / WEIGHTS).open("xb") as file:
-        write_weights(file, base, trained.settings, deltas)
+        write_weights(file, base, trained.settings, deltas, whole)
     config = adapter_config(base, model, trained.settings, deltas)
     (folder / ADAPTER_CONFIG).write_bytes(config_bytes(config))
 

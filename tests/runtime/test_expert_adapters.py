@@ -166,7 +166,7 @@ def test_families_are_known_whose_linear_layers_peft_takes_for_experts() -> None
     from peft.utils import transformers_weight_conversion as conversion
 
     from recipec.runtime.model.families import FAMILIES
-    from recipec.runtime.peft.exporting import OLD_NAMES, REMAPPED
+    from recipec.runtime.peft.fitting import OLD_NAMES, REMAPPED
 
     kinds = conversion._MODEL_TO_CONVERSION_PATTERN
     names = conversion._MOE_TARGET_MODULE_MAPPING
@@ -200,7 +200,7 @@ def test_a_model_without_its_adapters_is_the_one_that_training_began_with(
     @jax.jit
     def both(state: Any) -> Any:
         model = nnx.merge(graph, state)
-        with built.provider.switched_off():
+        with built.provider.before_training(kept=False):
             without = built.forward.logits(model, *rows)
         return built.forward.logits(model, *rows), without
 

@@ -19,7 +19,7 @@ import pytest
 from recipec.runtime import memory
 from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained, restore_tree
 from recipec.runtime.merging import merge
-from recipec.runtime.peft.exporting import keys_as_values
+from recipec.runtime.peft.fitting import keys_as_values
 from recipec.runtime.peft.importing import import_adapter
 from recipec.runtime.settings import MeshSettings, ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from recipec.runtime.model.initial import initial_adapters
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.decoders import EVERY, make
-from tests.runtime.references import twenty_steps
+from tests.runtime.references import save_adapter, twenty_steps
 
 METHODS = {
     "init": "zero_a",
@@ -67,14 +68,21 @@ def test_twenty_steps_of_dora_are_those_of_peft(case: str, targets: tuple[str, .
 def test_twenty_steps_with_whole_modules_are_those_of_peft(
     case: str, whole: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """The second model's head is its embedding: PEFT's with ensure_weight_tying."""
+    """The first begins with a PEFT adapter, of DoRA; the second model's head is its embedding (PEFT's with
+    ensure_weight_tying), to which rows are added that tp does not divide, and that tokens have."""
     import jax
 
-    model = make(case, tmp_path / "base")
+    more: dict[str, Any] = {"vocab_size": 517}
+    model = make(case, tmp_path / "base", **({} if case == "phi3" else {"vocab_size": 400}))
+    if case == "phi3":
+        more = {"kind": "dora", "start_from": str(tmp_path / "adapter")}
+        names = ("qkv_proj",)
+        save_adapter(model, tmp_path / "adapter", names, use_dora=True, modules_to_save=[*whole])
+        model = type(model).from_pretrained(tmp_path / "base")
     with jax.default_matmul_precision("highest"):
         axes, targets = {"fsdp": 2, "tp": 2}, ("q_proj", "qkv_proj")
         alike = twenty_steps(
-            tmp_path / "base", model, axes, tmp_path / "run", targets=targets, train_also=whole
+            tmp_path / "base", model, axes, tmp_path / "run", targets=targets, train_also=whole, **more
         )
     print(alike)
     assert alike.losses <= 1e-5 * alike.of_loss
@@ -84,7 +92,7 @@ def test_twenty_steps_with_whole_modules_are_those_of_peft(
 
 
 def test_a_bfloat16_model_keeps_whole_modules_in_float32(tmp_path: Path) -> None:
-    """An update of 1e-5 is far below bfloat16's steps, and adds up all the same."""
+    """An update of 1e-5 is far below bfloat16's steps, and adds up all the same; so do gradients."""
     import optax
 
     make("phi3", tmp_path / "base")
@@ -93,8 +101,10 @@ def test_a_bfloat16_model_keeps_whole_modules_in_float32(tmp_path: Path) -> None
     )
     before = training.adapters(built)
     with mesh:
-        trainer = training.trainer(built, mesh, tmp_path / "run", optax.sgd(1e-5), 1, every_steps=3)
-        training.fit(trainer, tmp_path / "run", 3, lambda step: 1e-5, 1)
+        trainer = training.trainer(built, mesh, tmp_path / "run", optax.adam(1e-5), 2, every_steps=3)
+        training.fit(trainer, tmp_path / "run", 3, lambda step: 1e-5)
+    states = {str(array.dtype) for array in training.arrays(trainer.optimizer).values()}
+    assert "bfloat16" not in states
     after = training.adapters(built)
     assert len(built.whole) == 2
     for path in (parameter.path for parameter in built.whole):

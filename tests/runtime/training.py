@@ -69,8 +69,8 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
     """A checkpoint's model on a mesh of virtual devices: the mesh, and what runtime.model.loading made.
 
     Args:
-        options: dtype, remat, rules and seed of the model; full for one without LoRA; the others are
-            LoraSettings'.
+        options: dtype, remat, rules, seed and vocab_size of the model; full for one without LoRA; the others
+            are LoraSettings'.
     """
     from recipec.runtime.model.adapters import LoraSettings
     from recipec.runtime.model.loading import build as build_model
@@ -78,7 +78,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
     from recipec.runtime.settings import MeshSettings, ModelSettings
     from recipec.runtime.weights.checkpoint import HFCheckpoint
 
-    base = HFCheckpoint.open(directory)
+    base = HFCheckpoint.open(directory).grown(options.pop("vocab_size", None))
     mesh = start(MeshSettings("cpu", math.prod(axes.values()), axes))
     settings = ModelSettings(
         id=str(directory),
@@ -94,6 +94,37 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
         else LoraSettings(**{"dropout": 0.0, "rank": 4, "alpha": 8.0, "targets": TARGETS, **options})
     )
     return mesh, build_model(base, settings, lora, mesh, rules, seed)
+
+
+def start_from(mesh: Any, built: Any, base: Path, folder: Path, **found: Any) -> None:
+    """Puts the adapter that the model's settings name into it, as train.py does.
+
+    Args:
+        folder: of the run's checkpoints.
+        found: what the run goes on from, as of ResumePoint.
+    """
+    from types import SimpleNamespace
+
+    from recipec.runtime.checkpoints.resuming import ResumePoint
+    from recipec.runtime.hosts import SINGLE
+    from recipec.runtime.training.start_from import start_from as begin
+    from recipec.runtime.weights.checkpoint import HFCheckpoint
+
+    objective = found.pop("objective", "sft")
+    session: Any = SimpleNamespace(
+        arguments=SimpleNamespace(data_dir=base.parent),
+        directory=str(folder),
+        found=ResumePoint(**found),
+        hosts=SINGLE,
+        base=HFCheckpoint.open(base),
+        mesh=mesh,
+    )
+    settings: Any = SimpleNamespace(
+        lora=built.lora,
+        train=SimpleNamespace(objective=objective),
+        model=SimpleNamespace(id=str(base), revision=None),
+    )
+    begin(session, built, settings)
 
 
 def trainer(

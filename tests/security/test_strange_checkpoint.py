@@ -23,12 +23,12 @@ from recipec.runtime.data.tokenizer import load_tokenizer
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import Adapter, lora_settings, parse_layers
 from recipec.runtime.model.families import FAMILIES
-from recipec.runtime.peft.importing import open_adapter
+from recipec.runtime.peft.adapter import open_adapter
 from recipec.runtime.settings import DataSettings, ModelSettings
 from recipec.runtime.training.trace import read_trace
 from recipec.runtime.weights.checkpoint import CONFIG, INDEX, SINGLE, HFCheckpoint
 from recipec.runtime.weights.checkpoint_files import LocalFiles
-from recipec.runtime.weights.safetensors_files import read_header
+from recipec.runtime.weights.headers import read_header
 
 TINY = {
     "model_type": "llama",

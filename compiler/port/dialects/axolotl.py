@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
-from recipec.compiler.port.common import say_common, say_tokens
+from recipec.compiler.port.common import say_common, say_start, say_tokens
 from recipec.compiler.port.dialects.axolotl_data import say_data
 from recipec.compiler.port.keys import OFF, Keys, defaults_of, table, words
 from recipec.compiler.port.ledger import Ledger
@@ -73,6 +73,7 @@ def port(ledger: Ledger) -> None:
     keys.same("wandb_project", {training.PROJECT: project} if on else None, "" if on else "off")
     _mlflow(keys)
     _best(keys)
+    say_start(keys, "lora_model_dir")
     keys.follow(KEYS, OFF)
     say_common(keys, NAME)
 
@@ -651,7 +652,8 @@ lost sample_packing_sequentially: packing chooses among many samples here, not o
 lost shuffle_before_merging_datasets: all sources are shuffled together here
 lost dataset_exact_deduplication: rows that stand twice are trained on twice here
 lost dataset_shard_num: the whole data set is taken here, not one shard of it
-lost resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings: the embedding keeps its size
+lost resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings: the embedding has the rows of
+    model.vocab_size
     here
 lost overrides_of_model_kwargs model_kwargs: config.json is taken as it is
 lost tokenizer_use_mistral_common: the tokenizer is Hugging Face's here

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
-from recipec.compiler.port.common import say_common, say_tokens
+from recipec.compiler.port.common import say_common, say_start, say_tokens
 from recipec.compiler.port.keys import OFF, Keys, defaults_of, keys_of, table, tools, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
@@ -84,6 +84,8 @@ def port(ledger: Ledger) -> None:
         sets = {"train.eval_every": 100}
         keys.default("eval_strategy", "no", sets, f"LLaMA-Factory's default is {note}")
     trainer.bookkeeping(keys)
+    if not keys.flag("create_new_adapter"):
+        say_start(keys, "adapter_name_or_path", of_base=True)
     keys.follow(KEYS, OFF)
     say_tokens(keys, "add_special_tokens")
     say_common(keys, NAME)
@@ -691,7 +693,7 @@ learnt ref_model ref_model_adapters: the reference is the model that training st
 lost pissa_convert: there is nothing to convert: A and B start from PEFT's own values
 lost use_mca: the runtime's own sharding in place of Megatron's
 lost use_hyper_parallel: the runtime's own sharding in place of HyperParallel's
-lost resize_vocab: the embedding keeps its size here
+lost resize_vocab: the embedding has the rows of model.vocab_size here
 lost upcast_layernorm: norms are kept in model.dtype here
 lost upcast_lmhead_output: logits are computed in model.dtype here, and their loss in float32
 lost use_kt: the runtime's own experts in place of KTransformers'

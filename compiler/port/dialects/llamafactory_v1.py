@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
-from recipec.compiler.port.common import say_common
+from recipec.compiler.port.common import say_common, say_start
 from recipec.compiler.port.dialects.llamafactory import own_file, target_modules
 from recipec.compiler.port.keys import REASONS, Keys, defaults_of, keys_of, table, words
 from recipec.compiler.port.ledger import Ledger
@@ -20,6 +20,7 @@ MARKS = words(
     custom_chat_template enable_activation_checkpointing"""
 )
 KEYS = table("""
+learnt peft_config.adapter_name_or_path: training starts from one adapter here, and trains that one on
 files sample_backend max_new_tokens trust_remote_code batching_workers
 kernels kernel_config
 mesh dp_size mp_replicate_size mp_shard_size cp_mode
@@ -37,7 +38,6 @@ integer r -> lora.rank
 number lora_alpha -> lora.alpha
 switch use_rslora -> lora.rslora: alpha / sqrt(rank)
 switch use_dora -> lora.kind=dora
-learnt adapter_name_or_path: training starts from new adapters; merge.py --import-adapter goes on
 export export_dir export_size export_hub_model_id export_legacy_format infer_dtype
 exact name: how it is trained
 """)
@@ -93,6 +93,7 @@ def _lora(keys: Keys, model: Model | None) -> bool:
     if model is not None:
         spec = target_modules(model, names)
     adapters.say_dropout(section, adapters.say_targets(section, "target_modules", model, spec))
+    say_start(section, "adapter_name_or_path")
     keys.ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
     quant = keys.below("quant_config", {"quantization_bit": 4, "double_quantization": True})
     if keys.mapping("quant_config"):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.lowering.catalog import entries
-from recipec.compiler.port.common import say_common, say_tokens
+from recipec.compiler.port.common import say_common, say_start, say_tokens
 from recipec.compiler.port.keys import Keys, defaults_of, keys_of, table, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
@@ -72,7 +72,7 @@ exact group_by_length: samples of like length do not come together here
 lost early_stop_interval=null: the run goes on to its last step here
 lost model_kwargs=null/{}: not passed on
 lost hqq_axis=null: of another quantisation
-learnt adapters=[]: training starts from new adapters; merge.py --import-adapter and --resume go on
+learnt adapters=[]: training starts from one adapter here, and trains that one on
 learnt external_plugins=[] custom_register_path=[] callbacks=[]: code of its own, which is not read
 learnt custom_dataset_info=[]: a file of its own, which is not read
 learnt init_strategy=null: the checkpoint's weights are taken as they are
@@ -155,14 +155,26 @@ def port(ledger: Ledger) -> None:
             losses.cpo(keys)
         elif objective == "kto":
             losses.kto(keys)
-        keys.follow(OF_RLHF)
     _run(keys, run, launch, taken)
     experts.say_coefficient(keys, "router_aux_loss_coef", named.model if named else None)
+    _start(keys)
     keys.follow(KEYS)
     keys.passive([key for key in keys.source.data if PRESETS.match(str(key))], "of a method that is off")
     say_tokens(keys, "new_special_tokens")
     say_common(keys, NAME, training.OFF)
     keys.passive(keys_of(NAME, "rlhf"), "a setting of another kind of rlhf")
+
+
+def _start(keys: Keys) -> None:
+    """The adapter that is trained on, which of preferences is a reference where it is named as such too."""
+    if keys.flag("resume_only_model") and keys.given("resume_from_checkpoint"):
+        say_start(keys, "resume_from_checkpoint", of_base=True)
+        keys.same("resume_only_model", note="a new optimizer, and the data from its beginning")
+    alike = keys.given("adapters") and keys.value("adapters") == keys.value("ref_adapters")
+    say_start(keys, "adapters", of_base=not alike)
+    if alike and "adapters" in keys.said:
+        keys.same("ref_adapters", note="the reference is a copy of the adapter that training starts from")
+    keys.follow(OF_RLHF)
 
 
 def _objective(keys: Keys) -> str:

@@ -76,7 +76,8 @@ def run(
             raise UserError("train_torchax.py trains on one host", "run train.py on several")
         with watching(interrupts, mesh.platform):
             session = begin(artifact, arguments, directory, settings, cache, interrupts)
-            return _run(session, settings, arguments.adapter, learning_rate, optimizer)
+            adapter = None if lora is None else arguments.start_from(lora)
+            return _run(session, settings, adapter, learning_rate, optimizer)
 
     return attended(directory, mesh.hosts, work)
 
@@ -84,7 +85,7 @@ def run(
 def _run(
     session: Session,
     settings: RunSettings,
-    adapter: Path | None,
+    adapter: Path | str | None,
     learning_rate: Callable[[int], Callable[[int], Any]],
     optimizer: Callable[[Any], optax.GradientTransformation],
 ) -> int:

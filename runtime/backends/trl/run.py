@@ -190,9 +190,10 @@ def _run(job: _Job) -> int:
             report.evaluation(step, losses)
 
     optimizer, schedule = job.makers
+    adapter = arguments.start_from(lora) if folder is None and lora is not None else None
     pieces = Pieces(prepared, train, place.process_index, place.num_processes)
     trainer = RecipeTrainer(
-        trainable_model(base, job.settings, arguments.adapter),
+        trainable_model(base, job.settings, adapter),
         settings_of(job.settings, job.directory, pieces.per_step, until, cpu),
         tokenizer,
         pieces,

@@ -77,12 +77,12 @@ def settings_of(settings: TrlSettings, directory: Path, accumulation: int, until
     )
 
 
-def trainable_model(base: HFCheckpoint, settings: TrlSettings, adapter: Path | None) -> Any:
+def trainable_model(base: HFCheckpoint, settings: TrlSettings, adapter: Path | str | None) -> Any:
     """transformers' model with the recipe's adapters and their first values, or all of its text trainable, in
     float32 with master weights.
 
     Args:
-        adapter: folder of the PEFT adapter to start from, None for the recipe's initial values.
+        adapter: folder or address of the PEFT adapter to start from, None for the recipe's initial values.
 
     Raises:
         UserError: when the model cannot be loaded, or the adapter is not the recipe's.

@@ -16,7 +16,7 @@ import pytest
 from recipec.runtime.merging import folder as folders
 from recipec.runtime.merging.folder import LocalFolder, RemoteFolder, output_folder
 from recipec.runtime.merging.journal import JOURNAL
-from recipec.runtime.peft.exporting import WEIGHTS
+from recipec.runtime.peft.adapter import WEIGHTS
 from recipec.runtime.weights.checkpoint import INDEX
 from tests.runtime.llama_bases import contents, write_base
 from tests.runtime.merge_faults.disks import mounted, remount

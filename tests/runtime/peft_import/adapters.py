@@ -104,4 +104,4 @@ def rename(old: str, new: str) -> Callable[[Path], Any]:
     )
 
 
-BUILD = "build the recipe with {}, and import the adapter into that artifact"
+BUILD = "build the recipe with {}"

@@ -27,7 +27,11 @@ from tests.runtime.peft_import.adapters import (
 from tests.runtime.runs import save_run, write_lock
 
 
-@pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16"}, {"kv": "shared"}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"dtype": "bfloat16"}, {"kv": "shared"}, {"train_also": ["embed_tokens", "q_norm"]}],
+    ids=str,
+)
 def test_what_was_exported_is_imported_bit_for_bit(
     small: Small, tmp_path: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

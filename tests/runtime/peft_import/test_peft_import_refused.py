@@ -13,7 +13,8 @@ import pytest
 
 from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained
 from recipec.runtime.errors import UserError
-from recipec.runtime.peft.importing import PASSIVE, REFUSED, import_adapter
+from recipec.runtime.peft.adapter import PASSIVE, REFUSED
+from recipec.runtime.peft.importing import import_adapter
 from tests.runtime.peft_import.adapters import (
     BUILD,
     CONFIG,
@@ -36,7 +37,6 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         )
         for key, value in {
             **dict.fromkeys(("lora_bias", "fan_in_fan_out", "use_qalora"), True),
-            "modules_to_save": ["lm_head"],
             "trainable_token_indices": [1, 2],
             "layer_replication": [[0, 2], [1, 2]],
             "alora_invocation_tokens": [5],
@@ -237,6 +237,13 @@ def test_tensors_that_do_not_fit_are_refused(small: Small, copy: Path, tmp_path:
 
 
 RECIPES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "all that differs at once": (
+        {"rank": 4, "targets": ["q_proj"], "train_also": ["norm"], "kind": "dora"},
+        "which the recipe does not train; the recipe trains norm.weight whole, which the adapter has not; "
+        "use_dora is false, and lora.kind dora; layers.0.self_attn.q_proj (and 7 more) has rank 3",
+        "lora.targets: [down_proj, k_proj, q_proj, v_proj], lora.layers: all, lora.train_also: [], "
+        "lora.kind: lora, lora.rank: 3, lora.rank_pattern: {}",
+    ),
     "rank": (
         {"rank": 4},
         "does not fit the recipe: layers.0.self_attn.q_proj (and 7 more) has rank 3, in the recipe 4",

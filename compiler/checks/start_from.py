@@ -1,0 +1,61 @@
+"""The adapter that a run begins with: whether it is what the recipe trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.sources import escapes, leads_out
+from recipec.runtime.errors import UserError
+from recipec.runtime.peft.adapter import PeftConfig, open_adapter
+from recipec.runtime.peft.fitting import BUILD, fitting
+from recipec.spec.diagnostics import Diagnostic
+
+PLACE = "lora.start_from"
+SAID = BUILD.format("")
+"""What stands before the lines of a recipe, where the runtime names them."""
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    section = facts.recipe.lora
+    if section is None or section.start_from is None:
+        return
+    if "init" in section.model_fields_set:
+        message = "init has no effect: the adapters begin with those of start_from"
+        yield Diagnostic("N0343", message, "lora.init", "remove the line")
+    elsewhere = "://" in section.start_from or escapes(section.start_from)
+    if elsewhere or leads_out(facts.folder, section.start_from) or facts.model is None or facts.lora is None:
+        return
+    folder = facts.folder / section.start_from
+    if not folder.is_dir():
+        yield Diagnostic(
+            "W0342",
+            f"there is no folder `{section.start_from}` beside the recipe",
+            PLACE,
+            "put the adapter there, or have it below the folder that train.py is given by --data-dir",
+        )
+        return
+    try:
+        found = fitting(open_adapter(folder), facts.model, facts.lora)
+    except UserError as error:
+        message = error.message.replace(f"{folder}", section.start_from)
+        yield Diagnostic("E0340", message, PLACE, (error.help or "").removeprefix(SAID))
+        return
+    except ValueError:  # of the recipe's own ranks or alphas, which have a diagnostic
+        return
+    yield from _base(facts, found.config)
+
+
+def _base(facts: Facts, config: PeftConfig) -> Iterator[Diagnostic]:
+    """What the adapter says that it was trained on, where that is a model of the hub."""
+    model = facts.recipe.model
+    other = config.base not in (None, model.id)
+    if other and not catalog.is_directory(model.id) and not catalog.is_directory(str(config.base)):
+        message = f"the adapter was trained on `{config.base}`, and model.id is `{model.id}`"
+        yield Diagnostic(
+            "W0341", message, PLACE, f"id: {config.base} in model, if the weights are not the same"
+        )
+    elif not other and config.revision not in (None, model.revision):
+        message = f"the adapter was trained on revision {config.revision} of the model"
+        yield Diagnostic("W0341", message, PLACE, f"revision: {config.revision} in model")

@@ -1,0 +1,401 @@
+"""A PEFT adapter (peft 0.21) on disk or at an address: what its configuration says, and which tensors it has.
+
+An adapter that is more than A and B, DoRA's magnitudes and whole modules beside the base's weights is refused
+with the way out. Nothing here imports numpy: the compiler reads adapters too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..addresses import is_address
+from ..errors import UserError
+from ..model.adapters import means
+from ..weights.checkpoint_files import Files, files_of
+from ..weights.headers import Tensor, read_header
+
+if TYPE_CHECKING:
+    import numpy as np
+
+WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+WRAPPER = "base_model.model."
+"""What PEFT puts before the names of the model that it wraps."""
+
+MERGE = "merge it into its base with PEFT's merge_and_unload, and begin a run from the merged model"
+AGAIN = "download or save the adapter again"
+
+REFUSED: Mapping[str, tuple[str, str]] = {
+    "lora_bias": ("B has biases", MERGE),
+    "fan_in_fan_out": (
+        "its weights are stored as [in, out], which no model that is trained here does",
+        "see that the adapter is one of this base",
+    ),
+    "trainable_token_indices": ("rows of the embedding were trained beside the adapters", MERGE),
+    "layer_replication": ("its model has layers of the base more than once", MERGE),
+    "alora_invocation_tokens": (
+        "activated LoRA applies to the tokens after its invocation alone",
+        "train an adapter without alora_invocation_tokens",
+    ),
+    "megatron_config": ("its layers are Megatron's", "save it for transformers' model of the base"),
+    "use_qalora": ("QALoRA's A takes pooled inputs", MERGE),
+    "use_bdlora": ("BD-LoRA's A and B are block-diagonal", MERGE),
+    "arrow_config": ("Arrow routes between several adapters", "import one adapter that is LoRA alone"),
+    "kasa_config": ("KaSA changes the base's weights", MERGE),
+    "monteclora_config": ("MonteCLoRA samples beside A and B", MERGE),
+}
+"""Keys that mean something other than LoRA's A and B when they are set, the reason, and the way out."""
+
+PASSIVE = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version"),
+        *("modules_to_save", "revision", "runtime_config", "task_type"),
+        # The tensors of the file tell which modules are adapted.
+        *("exclude_modules", "layers_pattern", "layers_to_transform", "target_modules"),
+        "target_parameters",
+        # How it was trained, or initialised: init_lora_weights tells which of these count.
+        *("corda_config", "ensure_weight_tying", "eva_config", "loftq_config", "lora_dropout"),
+        *("lora_ga_config", "megatron_core", "qalora_group_size", "velora_config"),
+        *("alpha_pattern", "bias", "init_lora_weights", "lora_alpha", "r", "rank_pattern", "use_dora"),
+        "use_rslora",
+    }
+)
+"""Keys that are read here, or that do not bear on what A and B mean."""
+
+KEEP_BASE = (True, False, None, "gaussian", "orthogonal", "eva")
+"""Values of init_lora_weights that leave the base's weights as they are."""
+CONVERT = (
+    "save it converted, with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=FOLDER of "
+    "the untrained adapter); or " + MERGE
+)
+INITS: Mapping[str, tuple[str, str]] = {
+    **{
+        name: ("it changed the base's weights too, so that A and B do not belong to the base", CONVERT)
+        for name in ("pissa", "olora", "corda")
+    },
+    "lora_ga": ("it changed the base's weights too, so that A and B do not belong to the base", MERGE),
+    "loftq": ("A and B make good what its own quantised base had lost", MERGE),
+    "mica": ("B is frozen while A is trained, and train.py trains both", MERGE),
+}
+"""Other ones by what they begin with: the reason, and the way out."""
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """What an adapter_config.json says; modules go by the names of transformers' model.
+
+    Attributes:
+        rank, alpha: where no pattern says otherwise.
+        base, revision: of the model that it was trained on, None when it says nothing.
+        parameters: `target_parameters`: what is adapted that is no linear layer, by the end of its name.
+        dora: whether there are magnitudes.
+        saved: `modules_to_save`: what was trained whole, by the end of its name.
+    """
+
+    rank: int
+    alpha: float
+    rslora: bool
+    rank_pattern: Mapping[str, int]
+    alpha_pattern: Mapping[str, float]
+    dropout: float
+    base: str | None
+    revision: str | None
+    parameters: tuple[str, ...] = ()
+    dora: bool = False
+    saved: tuple[str, ...] = ()
+
+    def rank_of(self, module: str) -> int:
+        """The rank of a module ("model.layers.7.self_attn.q_proj")."""
+        return next((v for key, v in self.rank_pattern.items() if means(key, module)), self.rank)
+
+    def alpha_of(self, module: str) -> float:
+        """The alpha of a module."""
+        return next((v for key, v in self.alpha_pattern.items() if means(key, module)), self.alpha)
+
+
+def _parse_config(content: bytes, path: str) -> PeftConfig:
+    """Reads an adapter_config.json.
+
+    Args:
+        path: as messages call it.
+
+    Raises:
+        UserError: when it is none, or the adapter is more than A and B beside the base's weights.
+    """
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON ({error})", AGAIN) from error
+    if not isinstance(fields, dict):
+        raise UserError(f"{path}: not a JSON object", AGAIN)
+    _check_kind(fields, path)
+    _check_init(fields.get("init_lora_weights", True), path)
+    return PeftConfig(
+        rank=_rank(fields.get("r", 8), "r", path),
+        alpha=_number(fields.get("lora_alpha", 8), "lora_alpha", path),
+        rslora=bool(fields.get("use_rslora")),
+        rank_pattern={
+            key: _rank(value, f"rank_pattern.{key}", path)
+            for key, value in _mapping(fields, "rank_pattern", path).items()
+        },
+        alpha_pattern={
+            key: _number(value, f"alpha_pattern.{key}", path)
+            for key, value in _mapping(fields, "alpha_pattern", path).items()
+        },
+        dropout=_number(fields.get("lora_dropout", 0.0), "lora_dropout", path),
+        base=fields.get("base_model_name_or_path") or None,
+        revision=fields.get("revision") or None,
+        parameters=_names(fields, "target_parameters", path),
+        dora=bool(fields.get("use_dora")),
+        saved=_names(fields, "modules_to_save", path),
+    )
+
+
+def _check_kind(fields: Mapping[str, Any], path: str) -> None:
+    kind = fields.get("peft_type")
+    if kind != "LORA":
+        raise UserError(
+            f"{path}: peft_type is {json.dumps(kind)}, not LORA",
+            "train.py goes on with LoRA adapters alone" if kind is None else MERGE,
+        )
+    bias = fields.get("bias", "none")
+    if bias != "none":
+        raise UserError(
+            f"{path}: bias is {json.dumps(bias)}: biases of the base were trained beside the adapters", MERGE
+        )
+    for key, value in fields.items():
+        if not value or (key == "target_parameters" and _of_linear_layers(value)):
+            continue
+        if key in REFUSED:
+            reason, help = REFUSED[key]
+            raise UserError(f"{path}: {key} is set: {reason}", help)
+        if key not in PASSIVE:
+            raise UserError(
+                f"{path}: {key} is set, and is not among what peft 0.21 writes",
+                f"if it does not change what A and B mean, remove {key} from {ADAPTER_CONFIG}",
+            )
+
+
+def _of_linear_layers(parameters: Any) -> bool:
+    """Whether parameters are weights of linear layers, on which A and B are as on the layers themselves."""
+    return isinstance(parameters, list) and all(str(name).endswith("_proj.weight") for name in parameters)
+
+
+def _check_init(init: Any, path: str) -> None:
+    if any(init is known or (isinstance(known, str) and init == known) for known in KEEP_BASE):
+        return
+    name = str(init).lower()
+    reason, help = next(
+        (why for kind, why in INITS.items() if name.startswith(kind)),
+        ("it is not known whether it changed the base's weights", MERGE),
+    )
+    raise UserError(f"{path}: init_lora_weights is {json.dumps(init)}: {reason}", help)
+
+
+def _mapping(fields: Mapping[str, Any], key: str, path: str) -> dict[str, Any]:
+    value = fields.get(key) or {}
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: {key} is {json.dumps(value)}, not an object", AGAIN)
+    return value
+
+
+def _names(fields: Mapping[str, Any], key: str, path: str) -> tuple[str, ...]:
+    value = fields.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise UserError(f"{path}: {key} is {json.dumps(value)}, not a list of names", AGAIN)
+    return tuple(value)
+
+
+def _rank(value: Any, key: str, path: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{path}: {key} is {json.dumps(value)}, not a rank", AGAIN)
+    return value
+
+
+def _number(value: Any, key: str, path: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UserError(f"{path}: {key} is {json.dumps(value)}, not a number", AGAIN)
+    return float(value)
+
+
+PICKLED = "adapter_model.bin"
+PREFIXES = ("model.language_model.", "language_model.model.", "model.")
+"""What stands before the decoder layers of transformers' models, of today and of 2025."""
+READ = ("F16", "BF16", "F32")
+"""Element types of an adapter."""
+WHICH = ("A", "B", "magnitude_vector")
+EMBEDDINGS = ("embed_tokens", "lm_head")
+_LORA = re.compile(
+    r"(?P<module>.+)\.lora_((?P<which>[AB])(?:\.[^.]+)?\.weight|(?P<length>magnitude_vector)(?:\..+)?)"
+)
+_WHOLE = re.compile(r"\.modules_to_save(\.default)?\.")
+LAYER = re.compile(r"layers\.(\d{1,9})\..+")
+_ELSE: Mapping[str, tuple[str, str]] = {
+    r"\.lora_embedding_[AB]": ("an adapter on an embedding", MERGE),
+    r"\.lora_[AB](\.[^.]+)?\.bias$": ("a bias of an adapter (lora_bias)", MERGE),
+    r"\.modules_to_save\.|\.original_module\.": ("a module that was trained whole", MERGE),
+    r"\.(embed_tokens|lm_head)\.(base_layer\.)?weight$": (
+        "the base's own embedding",
+        "save the adapter with save_embedding_layers=False, unless the embedding was trained or resized",
+    ),
+}
+"""Other tensors of an adapter by their names: what they are, and the way out."""
+
+
+@dataclass(frozen=True)
+class PeftAdapter:
+    """An adapter that was read; modules go by their names within the decoder ("layers.0.self_attn.q_proj").
+
+    Attributes:
+        path: of its weights, as messages call it.
+        config: what its adapter_config.json says.
+        full_names: of the modules, in transformers' model.
+        tensors: where A, B and, with DoRA, the magnitudes lie in the file.
+        whole: tensors that were trained whole, by their names within the decoder ("embed_tokens.weight").
+        files: its folder.
+        sha256: of both files, in hexadecimal digits.
+    """
+
+    path: str
+    config: PeftConfig
+    full_names: Mapping[str, str]
+    tensors: Mapping[str, tuple[Tensor, ...]]
+    whole: Mapping[str, Tensor]
+    files: Files
+    sha256: Mapping[str, str]
+
+    def read(self, tensor: Tensor) -> np.ndarray:
+        """A, B or another, as the file has it."""
+        import numpy as np
+
+        from ..weights.safetensors_files import DTYPES
+
+        data = self.files.view(tensor.file, tensor.start, tensor.end)
+        return np.frombuffer(data, DTYPES[tensor.dtype]).reshape(tensor.shape)
+
+    def same(self, one: Tensor, other: Tensor) -> bool:
+        """Whether two tensors hold the same values, byte for byte."""
+        view = self.files.view
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and view(
+            one.file, one.start, one.end
+        ) == view(other.file, other.start, other.end)
+
+
+def open_adapter(address: Path | str) -> PeftAdapter:
+    """Reads an adapter's configuration, and which tensors it has.
+
+    Args:
+        address: a folder of adapter_config.json and adapter_model.safetensors, or an address of fsspec.
+
+    Raises:
+        UserError: when it is not an adapter, or has more than A, B and magnitudes of decoder layers'
+            projections, and whole modules.
+    """
+    files = files_of(address)
+    if ADAPTER_CONFIG not in files.sizes:
+        raise UserError(
+            f"{files.name}: no {ADAPTER_CONFIG}" if files.exists else f"{files.name}: no such folder",
+            "give the folder that PEFT's save_pretrained wrote (of a Trainer, one of its checkpoint-N)",
+        )
+    content = files.read(ADAPTER_CONFIG)
+    config = _parse_config(content, files.path(ADAPTER_CONFIG))
+    if WEIGHTS not in files.sizes:
+        if PICKLED in files.sizes:
+            raise UserError(
+                f"{files.path(PICKLED)}: a pickle, which runs what code it likes when it is read",
+                "load it with PEFT where you trust it, and save it again: save_pretrained writes safetensors",
+            )
+        raise UserError(f"{files.name}: no {WEIGHTS}", AGAIN)
+    header = read_header(files, WEIGHTS)
+    path = files.path(WEIGHTS)
+    full_names: dict[str, str] = {}
+    pairs: dict[str, dict[str, Tensor]] = {}
+    whole: dict[str, Tensor] = {}
+    for name, tensor in header.tensors.items():
+        if tensor.dtype not in READ:
+            raise UserError(
+                f"{path}: {name} has type {tensor.dtype}", "save it in float32, bfloat16 or float16"
+            )
+        if own := _saved(name, config):
+            if own in whole:
+                raise UserError(f"{path}: {own} is there more than once", "save one adapter, by itself")
+            whole[own] = tensor
+            continue
+        full, which = _parse_name(name, path)
+        module = _decoder_module(full)
+        if module is None:
+            raise UserError(
+                f"{path}: {full} carries an adapter, and is no part of a decoder layer",
+                "train.py trains the text decoder's projections alone; train an adapter whose target_modules "
+                "are those, or " + MERGE,
+            )
+        if full_names.setdefault(module, full) != full or which in pairs.setdefault(module, {}):
+            raise UserError(f"{path}: {module} has more than one {which}", "save one adapter, by itself")
+        pairs[module][which] = tensor
+    wanted = WHICH if config.dora else WHICH[:2]
+    for module, pair in pairs.items():
+        for which in WHICH:
+            if (which in wanted) != (which in pair):
+                has = "has no" if which in wanted else "has, without use_dora, a"
+                raise UserError(f"{path}: {module} {has} {which}", AGAIN)
+    if not pairs:
+        raise UserError(f"{path}: holds no adapter", AGAIN)
+    digests = {
+        ADAPTER_CONFIG: hashlib.sha256(content).hexdigest(),
+        WEIGHTS: hashlib.sha256(files.view(WEIGHTS, 0, header.size)).hexdigest(),
+    }
+    tensors = {module: tuple(pair[which] for which in wanted) for module, pair in pairs.items()}
+    return PeftAdapter(path, config, full_names, tensors, whole, files, digests)
+
+
+def _saved(name: str, config: PeftConfig) -> str | None:
+    """What a tensor of one of modules_to_save is called within the decoder; None of another.
+
+    Beside modules_to_save PEFT writes both the embedding and the head, where it takes the vocabulary for
+    changed, or the head for tied.
+    """
+    own = _WHOLE.sub(".", name.removeprefix(WRAPPER))
+    module = own.rpartition(".")[0]
+    ends = (*config.saved, *EMBEDDINGS) if config.saved else ()
+    if not name.startswith(WRAPPER) or not any(f".{module}".endswith(f".{end}") for end in ends):
+        return None
+    prefix = next((prefix for prefix in (*PREFIXES, "language_model.") if own.startswith(prefix)), "")
+    return own.removeprefix(prefix)
+
+
+def _parse_name(name: str, path: str) -> tuple[str, str]:
+    """The module of a tensor in transformers' model, and which of WHICH it is."""
+    match = _LORA.fullmatch(name)
+    if match is None or not name.startswith(WRAPPER):
+        what, help = next(
+            (why for pattern, why in _ELSE.items() if re.search(pattern, name)),
+            ("not a name of A or B", "save the adapter with PEFT's save_pretrained"),
+        )
+        raise UserError(f"{path}: holds {name}: {what}", help)
+    return match["module"].removeprefix(WRAPPER), match["which"] or match["length"]
+
+
+def _decoder_module(full: str) -> str | None:
+    """A module's name within the decoder, None when it lies elsewhere."""
+    for prefix in PREFIXES:
+        rest = full.removeprefix(prefix)
+        if full.startswith(prefix) and LAYER.fullmatch(rest):
+            return rest
+    return None
+
+
+def located(given: str, data_dir: Path) -> Path | str:
+    """An adapter's folder or address, as lora.start_from names it; a relative one is in `data_dir`."""
+    return given if is_address(given) else data_dir / Path(given).expanduser()
+
+
+def plain(value: float) -> float:
+    """A number as PEFT's own files write it: without a fraction where it has none."""
+    return int(value) if value == int(value) else value

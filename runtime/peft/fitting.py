@@ -1,0 +1,320 @@
+"""Whether a PEFT adapter is what a recipe trains, and what the recipe would have to say where it is not.
+
+Nothing here imports numpy: the compiler asks too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from ..errors import UserError
+from ..limit import MATCH_SECONDS, TooLong, limit
+from ..model.adapters import Adapter, LoraSettings, Value, build_adapters, by_pattern, trained_whole
+from ..model.families import Architecture, Family
+from ..model.families.base import Source
+from .adapter import ADAPTER_CONFIG, AGAIN, LAYER, MERGE, WHICH, PeftAdapter, PeftConfig, plain
+
+BUILD = "build the recipe with {}"
+"""The help where a recipe has other values."""
+REMAPPED = ("qwen3_moe", "qwen3_next", "glm4_moe", "olmoe", "mixtral")
+"""Families in whose models peft 0.21 takes a linear layer among `target_modules` for experts or the router,
+wherever it bears the name that these had before transformers 5."""
+OLD_NAMES = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+"""Those names."""
+
+
+class Known(Protocol):
+    """A model of which is known what can be trained: a checkpoint, or the compiler's model of a recipe."""
+
+    @property
+    def family(self) -> Family: ...
+    @property
+    def architecture(self) -> Architecture: ...
+
+
+def fitting(found: PeftAdapter, base: Known, settings: LoraSettings) -> PeftAdapter:
+    """The adapter with the recipe's names for what it has, which is just what the recipe trains.
+
+    Raises:
+        UserError: naming what differs, and the lines of a recipe that trains the adapter's.
+    """
+    found = _without_copies(_unwrapped(found, base), base)
+    _check_known(found, base)
+    adapters = build_adapters(base.family, base.architecture, settings)
+    _check_settings(found, adapters, base, settings)
+    _check_shapes(found, adapters)
+    for source in whole_sources(base, settings):
+        if found.whole[source.name].shape != source.shape:
+            raise _other_shape(found, source.name, found.whole[source.name].shape, source.shape)
+    return found
+
+
+def whole_sources(base: Known, settings: LoraSettings) -> list[Source]:
+    """The tensors of what a recipe trains whole beside the adapters."""
+    whole = trained_whole(base.family.parameters(base.architecture), settings)
+    return [source for parameter in whole for source in parameter.sources]
+
+
+def _check_known(found: PeftAdapter, base: Known) -> None:
+    """That the adapter's modules are projections of the base, or a UserError."""
+    layers = base.architecture.num_layers
+    known = {module for target in base.family.all_targets(base.architecture) for module in target.modules}
+    for module in found.tensors:
+        layer = LAYER.fullmatch(module)
+        if layer and int(layer[1]) >= layers:
+            raise UserError(
+                f"{found.path}: {module} carries an adapter; the base has {layers} layers",
+                _own_base(found.config),
+            )
+        if module not in known:
+            raise UserError(
+                f"{found.path}: {module} carries an adapter, and is no projection that train.py trains",
+                "train an adapter whose target_modules are projections of attention and the dense blocks, "
+                "with experts as target_parameters; or " + MERGE,
+            )
+
+
+def _check_settings(
+    found: PeftAdapter, adapters: Sequence[Adapter], base: Known, settings: LoraSettings
+) -> None:
+    """That the adapter has the recipe's modules, ranks and alphas, or a UserError of all that differs."""
+    config, present = found.config, set(found.tensors)
+    ranks, alphas = _scales(found, base)
+    wanted = {part.name for adapter in adapters for part in adapter.projections}
+    parts: list[str] = []
+    lines: list[str] = []
+    if present != wanted:
+        parts += _one_sided(wanted, present, "")
+        lines += _targets(present, base, settings)
+    whole = {source.name for source in whole_sources(base, settings)}
+    if whole != found.whole.keys():
+        parts += _one_sided(whole, found.whole, " whole")
+        names = sorted({name.removesuffix(".weight") for name in found.whole})
+        lines.append(f"lora.train_also: {_yaml(names)}")
+    if config.dora != (settings.kind == "dora"):
+        kind = "dora" if config.dora else "lora"
+        parts.append(f"use_dora is {_yaml(config.dora)}, and lora.kind {settings.kind}")
+        lines.append(f"lora.kind: {kind}")
+    if config.rslora != settings.rslora:
+        parts.append(f"use_rslora is {_yaml(config.rslora)}, and lora.rslora {_yaml(settings.rslora)}")
+        lines.append(f"lora.rslora: {_yaml(config.rslora)}")
+    _compare("rank", ranks, settings.rank_of, config.rank, config.rank_pattern, parts, lines)
+    _compare("alpha", alphas, settings.alpha_of, config.alpha, config.alpha_pattern, parts, lines)
+    if parts:
+        raise UserError(
+            f"{found.path}: does not fit the recipe: {'; '.join(parts)}", BUILD.format(", ".join(lines))
+        )
+
+
+def _one_sided(wanted: Collection[str], present: Collection[str], how: str) -> list[str]:
+    """What of two sets of names is in one of them alone, in words."""
+    return [
+        words.format(_some(names))
+        for names, words in (
+            (set(wanted) - set(present), f"the recipe trains {{}}{how}, which the adapter has not"),
+            (set(present) - set(wanted), f"the adapter has {{}}{how}, which the recipe does not train"),
+        )
+        if names
+    ]
+
+
+def _scales(found: PeftAdapter, base: Known) -> tuple[dict[str, int], dict[str, float]]:
+    """Rank and alpha of each module of the adapter, in the model's order.
+
+    Raises:
+        UserError: when A has another rank than the configuration says.
+    """
+    config = found.config
+    sites = base.family.all_targets(base.architecture)
+    experts = {module: site.experts for site in sites for module in site.modules if module in found.tensors}
+    try:
+        with limit(MATCH_SECONDS):
+            ranks = {module: config.rank_of(found.full_names[module]) for module in experts}
+            alphas = {module: config.alpha_of(found.full_names[module]) for module in experts}
+    except TooLong:
+        raise UserError(
+            f"{found.files.path(ADAPTER_CONFIG)}: its patterns have not been matched within "
+            f"{MATCH_SECONDS:g} s",
+            AGAIN,
+        ) from None
+    for module, rank in ranks.items():
+        stored = found.tensors[module][0].shape[:1]
+        if stored != (rank * max(1, experts[module]),):
+            raise UserError(
+                f"{found.path}: A of {module} has shape {list(found.tensors[module][0].shape)}; "
+                f"{ADAPTER_CONFIG} gives it rank {rank}",
+                "both files must be of one adapter, saved whole (with ZeRO-3 or FSDP: gathered first)",
+            )
+    return ranks, alphas
+
+
+def _check_shapes(found: PeftAdapter, adapters: Sequence[Adapter]) -> None:
+    """That A and B fit the base's weights, or a UserError."""
+    for adapter in adapters:
+        for part in adapter.projections:
+            for which, tensor, shape in zip(
+                WHICH[: len(adapter.arrays)], found.tensors[part.name], adapter.shapes(part), strict=True
+            ):
+                if tensor.shape != shape:
+                    raise _other_shape(found, f"{which} of {part.name}", tensor.shape, shape)
+
+
+def _other_shape(found: PeftAdapter, name: str, shape: Sequence[int], wanted: Sequence[int]) -> UserError:
+    return UserError(
+        f"{found.path}: {name} has shape {list(shape)}; the base's weight asks for {list(wanted)}",
+        _own_base(found.config),
+    )
+
+
+def _own_base(config: PeftConfig) -> str:
+    name = config.base or "its model card names it"
+    return f"give the adapter's own base with --model ({name})"
+
+
+def _compare(
+    what: str,
+    given: Mapping[str, Value],
+    ours: Callable[[str], Value],
+    default: Value,
+    pattern: Mapping[str, Value],
+    parts: list[str],
+    lines: list[str],
+) -> None:
+    """Adds how ranks or alphas differ from the recipe's, and the lines that would make them the same.
+
+    Args:
+        given: the adapter's, by module.
+        ours: the recipe's, of a module.
+        default, pattern: as the adapter's configuration has them.
+    """
+    other = [module for module in given if given[module] != ours(module)]
+    if not other:
+        return
+    first = other[0]
+    more = f" (and {len(other) - 1} more)" if len(other) > 1 else ""
+    parts.append(f"{first}{more} has {what} {plain(given[first])}, in the recipe {plain(ours(first))}")
+    lines.append(f"lora.{what}: {plain(default)}")
+    if any(by_pattern(pattern, module, default) != value for module, value in given.items()):
+        pattern = {re.escape(module): value for module, value in given.items() if value != default}
+    lines.append(f"lora.{what}_pattern: {_yaml({key: plain(value) for key, value in pattern.items()})}")
+
+
+def _targets(present: Collection[str], base: Known, settings: LoraSettings) -> list[str]:
+    """The lines of a recipe that trains the given modules and no others."""
+    called = {
+        module: target.words[0]
+        for target in base.family.expert_targets(base.architecture)
+        for module in target.modules
+    }
+    names = sorted({called.get(module) or module.rpartition(".")[2] for module in present})
+    layers = sorted({int(module.split(".")[1]) for module in present})
+    free = replace(settings, kv="independent")
+    for chosen, words in ((None, "all"), (tuple(layers), _yaml(layers))):
+        adapters = build_adapters(
+            base.family, base.architecture, replace(free, targets=tuple(names), layers=chosen)
+        )
+        if {part.name for adapter in adapters for part in adapter.projections} == set(present):
+            return [f"lora.targets: {_yaml(names)}", f"lora.layers: {words}"]
+    return [f"lora.targets: {_yaml(sorted(present))}", "lora.layers: all"]
+
+
+def _some(names: Collection[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:3]) + (f" and {len(ordered) - 3} more" if len(ordered) > 3 else "")
+
+
+def _yaml(value: Any) -> str:
+    """A value as a recipe may have it on one line; strings stay bare where YAML allows it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_yaml, value))}]"
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w.]*", value):
+        return value
+    return json.dumps(value)
+
+
+def _unwrapped(found: PeftAdapter, base: Known) -> PeftAdapter:
+    """The adapter with parameters' own names in the place of the modules that PEFT wraps for them."""
+    ends = found.config.parameters
+    known = parameter_names(base)
+    chosen = [
+        name
+        for name, parameter in known.items()
+        if any(f".{parameter}".endswith(f".{end}") or end.endswith(f".{parameter}") for end in ends)
+    ]
+    own = {wrapper: name for name, wrapper in wrapped_parameters(base, chosen).items()}
+
+    def full(module: str) -> str:
+        prefix = found.full_names[module].removesuffix(module)
+        return prefix + known[own[module]] if module in own else found.full_names[module]
+
+    return replace(
+        found,
+        full_names={own.get(module, module): full(module) for module in found.full_names},
+        tensors={own.get(module, module): pair for module, pair in found.tensors.items()},
+    )
+
+
+def _without_copies(found: PeftAdapter, base: Known) -> PeftAdapter:
+    """The adapter without what is in it twice: k_proj's A and B under v_proj's name, which our export writes
+    for vLLM, and an embedding under its head's, which PEFT does.
+
+    Only where the base has no such weight, and where they are the same: anything else stays, to be refused.
+    """
+    copies = {
+        values
+        for keys, values in keys_as_values(base, found.tensors)
+        if values in found.tensors
+        and all(found.same(*pair) for pair in zip(found.tensors[keys], found.tensors[values], strict=True))
+    }
+    whole = dict(found.whole)
+    embedding, head = (whole.get(f"{name}.weight") for name in ("embed_tokens", "lm_head"))
+    own = {source.name for one in base.family.parameters(base.architecture) for source in one.sources}
+    if embedding and head and "lm_head.weight" not in own and found.same(embedding, head):
+        del whole["lm_head.weight"]
+    tensors = {name: pair for name, pair in found.tensors.items() if name not in copies}
+    return replace(found, tensors=tensors, whole=whole)
+
+
+def parameter_names(base: Known) -> dict[str, str]:
+    """What PEFT has to know as parameters of the model, rather than as linear layers, in transformers' order:
+    their names here ("layers.0.mlp.experts.gate_up_proj", "layers.0.mlp.gate") and the parameters'.
+
+    Linear layers are among them where PEFT would take their names for those of experts.
+    """
+    out = {}
+    for target in base.family.all_targets(base.architecture):
+        for module in target.modules:
+            if target.parameter:
+                out[module] = f"layers.{target.layer}.{target.parameter}"
+            elif base.family.name in REMAPPED and module.rpartition(".")[2] in OLD_NAMES:
+                out[module] = f"{module}.weight"
+    return out
+
+
+def wrapped_parameters(base: Known, modules: Iterable[str]) -> dict[str, str]:
+    """The modules under which PEFT has the adapters of parameters, by their names here.
+
+    PEFT wraps a parameter's module for each of its parameters, in transformers' order: the last wrapper has
+    the module's name, and those within are its `base_layer`.
+    """
+    chosen, holders = set(modules), defaultdict(list)
+    for name, parameter in parameter_names(base).items():
+        if name in chosen:
+            holders[parameter.rpartition(".")[0]].append(name)
+    return {
+        name: holder + ".base_layer" * within
+        for holder, names in holders.items()
+        for within, name in enumerate(reversed(names))
+    }
+
+
+def keys_as_values(base: Known, modules: Iterable[str]) -> list[tuple[str, str]]:
+    """The k_proj among the modules that have no v_proj beside them, and what that would be called."""
+    pairs = ((name, f"{name.removesuffix('k_proj')}v_proj") for name in modules if name.endswith(".k_proj"))
+    known = {module for target in base.family.all_targets(base.architecture) for module in target.modules}
+    return [(keys, values) for keys, values in pairs if values not in known]

@@ -1,0 +1,89 @@
+"""The values that adapters begin with where lora.start_from names a PEFT adapter, as PEFT's
+`PeftModel.from_pretrained(..., is_trainable=True)` has it: step, optimizer and data begin anew.
+
+The adapter is read at the beginning of a run. What it was stands beside the checkpoints, from which a run
+goes on without it; but for an objective whose reference is the model that training starts from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..addresses import path_of, reached, write_whole
+from ..errors import UserError
+from ..model.loading import Built, put
+from ..peft.adapter import ADAPTER_CONFIG, PeftAdapter, located, open_adapter
+from ..peft.fitting import fitting
+from ..peft.importing import arrays_of, notes, origin
+from ..settings import RunSettings
+from .objectives import keeps_copy
+
+if TYPE_CHECKING:
+    from .session import Session
+
+RECORD = "start_from.json"
+"""Beside the checkpoints: the adapter's name, its digests, and what it was trained on."""
+
+
+def start_from(session: Session, built: Built, settings: RunSettings) -> None:
+    """Puts the adapter's values in the place of the fresh ones, before a checkpoint's take theirs.
+
+    Raises:
+        UserError: when the adapter cannot be read or does not fit, or is another than the run began with and
+            is needed.
+    """
+    lora = settings.lora
+    assert lora is not None and lora.start_from is not None
+    address = located(lora.start_from, session.arguments.data_dir)
+    known, resumed = _recorded(session.directory), session.found.step is not None
+    if resumed and not keeps_copy(settings.train.objective, lora):
+        # An address is not asked for what is not needed.
+        if known and isinstance(address, Path) and (address / ADAPTER_CONFIG).is_file():
+            _tell(open_adapter(address), known)
+        return
+    found = fitting(open_adapter(address), session.base, lora)
+    if resumed and known and _changed(found, known):
+        raise UserError(
+            f"{found.files.name}: is not the adapter that the run began with, with which "
+            f"{settings.train.objective} compares at every step",
+            "bring it back, or begin a new run in another --output",
+        )
+    _tell(found, known)
+    arrays, change = arrays_of(found, session.base, lora)
+    session.hosts.same(
+        "adapter",
+        hashlib.sha256(json.dumps(dict(found.sha256)).encode()).hexdigest(),
+        "starts from another adapter than process 0",
+        "put the same files on every host, or at an address that all of them read",
+    )
+    put(built, arrays, session.mesh)
+    if not session.hosts.first or resumed:
+        return
+    for note in notes(found, session.base, lora, (settings.model.id, settings.model.revision), change):
+        print(f"note: {note}", file=sys.stderr)
+    write_whole(session.directory, RECORD, (json.dumps(origin(found), indent=2) + "\n").encode())
+    print(f"starting from the adapter {found.files.name}: {len(found.tensors)} modules", file=sys.stderr)
+
+
+def _recorded(directory: str) -> Mapping[str, Any]:
+    """What a run began with, {} where it has not begun."""
+    path = path_of(directory) / RECORD
+    with reached(directory):
+        try:
+            return dict(json.loads(path.read_text()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return {}
+
+
+def _changed(found: PeftAdapter, known: Mapping[str, Any]) -> bool:
+    return dict(found.sha256) != known.get("sha256")
+
+
+def _tell(found: PeftAdapter, known: Mapping[str, Any]) -> None:
+    if known and _changed(found, known):
+        print(f"note: {found.files.name} has changed since the run began", file=sys.stderr)

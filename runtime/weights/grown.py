@@ -1,0 +1,115 @@
+"""A checkpoint whose embedding and head have rows for more tokens than its own.
+
+Each row that is added is the mean of the checkpoint's, as transformers' resize_token_embeddings has it with
+mean_resizing, which draws around that mean with a billionth of the rows' covariance. Nothing is drawn here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from .agreement import EMBEDDING, HEAD
+from .headers import ITEM_BYTES, Tensor, View
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .checkpoint import HFCheckpoint
+
+BLOCK_ROWS = 4096
+"""That are added up at a time."""
+
+
+def with_vocabulary(config: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """A config.json of so many rows, wherever it says their number."""
+    made = dict(config)
+    if isinstance(config.get("text_config"), Mapping):
+        made["text_config"] = with_vocabulary(config["text_config"], rows)
+    if "vocab_size" in config or "text_config" not in made:
+        made["vocab_size"] = rows
+    return made
+
+
+def grown(base: HFCheckpoint, rows: int) -> HFCheckpoint:
+    """The checkpoint with so many rows in its embedding and its head.
+
+    Raises:
+        UserError: when it has more of them.
+    """
+    own = base.architecture.vocab_size
+    if rows < own:
+        raise UserError(
+            f"{base.name}: its embedding has {own} rows, and the recipe was compiled for {rows}",
+            "give the checkpoint of the recipe's model.id with --model",
+        )
+    wanted = {base.prefix + EMBEDDING, HEAD, f"language_model.{HEAD}"}
+    made: dict[str, Tensor] = {
+        name: Grown(t.file, t.dtype, (rows, *t.shape[1:]), t.start, t.end, t)
+        for name, t in base.tensors.items()
+        if name in wanted and t.shape[:1] == (own,)
+    }
+    tensors = {**base.tensors, **made}
+    config = with_vocabulary(base.config, rows)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    headers = {
+        file: replace(header, tensors={name: tensors[name] for name in header.tensors})
+        for file, header in base.headers.items()
+    }
+    architecture = base.family.architecture_of(config, shapes)
+    return replace(base, config=config, architecture=architecture, tensors=tensors, headers=headers)
+
+
+@dataclass(frozen=True)
+class Grown(Tensor):
+    """A tensor with further rows.
+
+    Attributes:
+        start, end: of its own rows, in their file.
+        own: as it is stored.
+        means: its rows' mean, once it was asked for.
+    """
+
+    own: Tensor
+    means: list[np.ndarray] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def size(self) -> int:
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        return (self.own,)
+
+    def bytes_of(self, view: View, start: int, end: int) -> memoryview:
+        import numpy as np
+
+        here = self.own.size
+        if end <= here:
+            return self.own.bytes_of(view, start, end)
+        if not self.means:
+            self.means.append(self._mean(view))
+        row = self.means[0].nbytes
+        first, last = max(start - here, 0), end - here
+        added = np.tile(self.means[0].view(np.uint8), -(-last // row))[first:last]
+        if start >= here:
+            return added.data.toreadonly()
+        before = np.frombuffer(self.own.bytes_of(view, start, here), np.uint8)
+        return np.concatenate([before, added]).data.toreadonly()
+
+    def _mean(self, view: View) -> np.ndarray:
+        """Of the rows, in their type; added up in float64."""
+        import numpy as np
+
+        from .safetensors_files import DTYPES
+
+        count, width = self.own.shape
+        step = BLOCK_ROWS * self.own.size // count
+        total = np.zeros(width)
+        for start in range(0, self.own.size, step):
+            data = self.own.bytes_of(view, start, min(start + step, self.own.size))
+            total += np.frombuffer(data, DTYPES[self.dtype]).reshape(-1, width).sum(0, np.float64)
+        return (total / count).astype(DTYPES[self.dtype])
