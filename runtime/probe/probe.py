@@ -256,6 +256,7 @@ def _time(report: Report, probed: Probed, mesh: Mesh) -> None:
     import jax
 
     from ..training.ending import out_of_memory
+    from .parts import PARTS
     from .timing import Depth, summary, timed
 
     depths: list[Depth] = []
@@ -289,6 +290,13 @@ def _time(report: Report, probed: Probed, mesh: Mesh) -> None:
         ),
         ("HBM of it at its peak", gib(probed.shapes["machine"]["hbm_bytes"]), gib(found["peak_bytes"])),
     ]
+    report.rows += [
+        (f"seconds of a micro-batch, {words}", "recipe plan", f"{found['parts'][part]:.4f}")
+        for part, words in PARTS.items()
+        if part in found["parts"]
+    ]
+    if not found["parts"]:
+        report.notes.append("no parts of the step's time: its trace could not be made or read")
 
 
 def _merge(report: Report, probed: Probed, mesh: Mesh, miniature: tuple[Any, Outcome], work: Path) -> None:

@@ -107,6 +107,12 @@ def test_a_probe_finds_the_machine_numbers_time_and_a_merge(
     assert (few["layers"], more["layers"], found["time"]["layers"]) == (3, 6, 8)
     layer = (more["seconds"] - few["seconds"]) / 3
     assert found["time"]["step_seconds"] == pytest.approx(2 * (more["seconds"] + 2 * layer))
+    # A traced step's parts, along the same line.
+    parts = found["time"]["parts"]
+    assert few["parts"]["products"] > 0 and few["parts"]["collectives"] > 0
+    taken = few["parts"]["other"], more["parts"]["other"]
+    assert parts["other"] == pytest.approx(max(0, taken[0] + 5 / 3 * (taken[1] - taken[0])))
+    assert "seconds of a micro-batch, matrix products" in ran.stdout
     assert more["compiled_bytes"] > few["compiled_bytes"] > 0
     assert 0 < found["merge"]["logits"] <= found["merge"]["logits_allowed"] < found["merge"]["effect"]
     assert "seconds of a step, 8 layers" in ran.stdout

@@ -1,0 +1,170 @@
+"""Where the time of a step goes, by a trace of the profiler: what each operation is, and how long it took."""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jax.profiler import ProfileData, ProfileOptions
+
+TRACED = 3
+"""Steps of a trace."""
+PARTS = {
+    "products": "matrix products",
+    "other": "other operations",
+    "kernels": "custom kernels",
+    "collectives": "exposed collectives",
+    "copies": "exposed copies",
+    "idle": "no operation",
+}
+"""What a device does in a step, by the keys of probe.json. All but the last are parts of `recipe plan`."""
+BESIDE = "collectives_beside"
+"""Collectives that run beside other operations, where a trace tells: no part of the step's time."""
+
+COLLECTIVE = re.compile(r"all-|reduce-scatter|collective-|ragged-all-|send|recv")
+COPY = re.compile(r"(?:copy|slice|async)-(?:start|update|done)")
+PRODUCTS = ("dot", "ragged-dot", "convolution")
+HEAD = re.compile(r"(?:ENTRY )?%?([\w.-]+) .*\{$")
+INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.-]+) = .*? ([a-z][\w-]*)\(%?([\w.-]*)")
+CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.-]+)")
+CHANNEL = re.compile(r"\bchannel_id=\d+")
+TARGET = re.compile(r'custom_call_target="([^"]*)"')
+START = "AsyncCollectiveStart"
+TARGETS = {"tpu_custom_call": "kernels", START: "collectives", "AsyncCollectiveDone": "collectives"}
+TPU = re.compile(r"/device:TPU:\d+")
+
+
+class Operation(NamedTuple):
+    """One time that an operation ran: its name, and nanoseconds."""
+
+    name: str
+    start: float
+    end: float
+
+
+def parts(run: Callable[[], Any], text: str) -> dict[str, float]:
+    """Traces steps, into a folder that is removed.
+
+    Args:
+        run: a step, to its end.
+        text: of the compiled step.
+
+    Returns:
+        Seconds of a step by the keys of PARTS, and BESIDE: the mean of this process's devices. Empty where
+        the trace has no operations.
+
+    Raises:
+        OSError, RuntimeError: nothing can be traced here.
+    """
+    options = ProfileOptions()
+    options.python_tracer_level, options.enable_hlo_proto = 0, False
+    with tempfile.TemporaryDirectory() as folder:
+        jax.profiler.start_trace(folder, profiler_options=options)
+        try:
+            for _ in range(TRACED):
+                run()
+        finally:
+            jax.profiler.stop_trace()
+        files = list(Path(folder).glob("**/*.xplane.pb"))
+        return summed(ProfileData.from_file(str(files[0])), kinds(text)) if files else {}
+
+
+def summed(trace: ProfileData, kind: Mapping[str, str]) -> dict[str, float]:
+    """What `parts` returns, of a trace of TRACED steps.
+
+    Args:
+        kind: one of PARTS by the name of an operation; `other` for all that it has not.
+    """
+    devices = _devices(trace)
+    found = dict.fromkeys((*PARTS, BESIDE), 0.0)
+    for lines, beside in devices:
+        for name, taken in (one for line in lines for one in _alone(line)):
+            found[kind.get(name, "other")] += taken
+            found["idle"] -= taken
+        every = [operation for line in lines for operation in line]
+        found["idle"] += max(one.end for one in every) - min(one.start for one in every)
+        found[BESIDE] += sum(one.end - one.start for one in beside if kind.get(one.name) == "collectives")
+    found["idle"] = max(0.0, found["idle"])  # a CPU's threads run some operations of a device at once
+    return {part: taken / len(devices) / TRACED / 1e9 for part, taken in found.items() if devices}
+
+
+def kinds(text: str) -> dict[str, str]:
+    """One of PARTS for each operation of a compiled step, by name. A fusion with a product is a product."""
+    bodies = dict[str, list[tuple[str, str, str, str]]]()
+    for line in text.splitlines():
+        if head := HEAD.match(line):
+            body = bodies.setdefault(head[1], [])
+        elif bodies and (found := INSTRUCTION.match(line)):
+            body.append((found[1], found[2], found[3], line))
+    # Of a collective that runs beside others each of these holds a piece: its start, others, its end.
+    begun = {
+        channel
+        for one in bodies.values()
+        if any(START in line for *_, line in one)
+        for channel in CHANNEL.findall("".join(line for *_, line in one))
+    }
+    known = dict[str, str]()
+
+    def kind(opcode: str, operand: str, line: str) -> str:
+        if opcode in PRODUCTS:
+            return "products"
+        if opcode == "custom-call":
+            return TARGETS.get("".join(TARGET.findall(line)), "other")
+        if COLLECTIVE.match(opcode):
+            return "other" if begun.intersection(CHANNEL.findall(line)) else "collectives"
+        inner = {known[name] for called in CALLED.findall(line) for name, *_ in bodies.get(called, ())}
+        inner |= {known.get(operand, "")} if opcode.startswith("async-") else set()
+        for which in ("products", "kernels", "collectives"):
+            if which in inner:
+                return which
+        return "copies" if COPY.match(opcode) else "other"
+
+    for every in bodies.values():  # what is called stands before what calls it
+        for name, opcode, operand, line in every:
+            known[name] = kind(opcode, operand, line)
+    return known
+
+
+def _devices(trace: ProfileData) -> list[tuple[list[list[Operation]], list[Operation]]]:
+    """The operations of each device, line by line, and those that run beside them. A TPU has a plane of its
+    own; on a CPU's threads each operation tells its device."""
+    lines, beside = defaultdict[Any, list[list[Operation]]](list), defaultdict[Any, list[Operation]](list)
+    for plane in trace.planes:
+        for line in plane.lines:
+            if TPU.fullmatch(plane.name) and line.name in ("XLA Ops", "Async XLA Ops"):
+                # A TPU's trace has the whole text of an operation for its name.
+                named = ((event.name.partition(" = ")[0].removeprefix("%"), event) for event in line.events)
+                ran = [Operation(name, event.start_ns, event.end_ns) for name, event in named]
+                if line.name == "XLA Ops" and ran:
+                    lines[plane.name].append(ran)
+                else:
+                    beside[plane.name] += ran
+            elif plane.name == "/host:CPU":
+                threads = defaultdict[Any, list[Operation]](list)
+                for event, told in ((event, dict(event.stats)) for event in line.events):
+                    if "hlo_op" in told:
+                        one = Operation(str(told["hlo_op"]), event.start_ns, event.end_ns)
+                        threads[told.get("device_ordinal")].append(one)
+                for device, those in threads.items():
+                    lines[device].append(those)
+    return [(those, beside[device]) for device, those in lines.items()]
+
+
+def _alone(line: Iterable[Operation]) -> Iterator[tuple[str, float]]:
+    """Each operation's name and its time without that of those within it, as a loop has them."""
+    open_: list[tuple[Operation, float]] = []
+    end = Operation("", math.inf, math.inf)
+    for operation in (*sorted(line, key=lambda one: (one.start, -one.end)), end):
+        while open_ and open_[-1][0].end <= operation.start:
+            ended, within = open_.pop()
+            yield ended.name, ended.end - ended.start - within
+        if open_:
+            outer, within = open_.pop()
+            open_.append((outer, within + operation.end - operation.start))
+        open_.append((operation, 0.0))
