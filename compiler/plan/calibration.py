@@ -188,6 +188,7 @@ def _causes(program: Program, probe: Mapping[str, Any], plan: Plan, row: Measure
     wanted, had = set(flags(program)), set(probe["machine"].get("flags", ()))
     if wanted != had:
         yield f"the probe ran with other flags of libtpu: {', '.join(sorted(wanted ^ had)[:3])}"
+    yield from probe.get("product", {}).get("slow", ()) if row.found > row.planned else ()
     yield from _differing(probe, plan, row)
     yield from _hidden(plan.estimate, row)
     if row.found < row.planned:

@@ -8,24 +8,16 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.profiler import ProfileData, ProfileOptions
 
 TRACED = 3
 """Steps of a trace."""
-PARTS = {
-    "products": "matrix products",
-    "other": "other operations",
-    "kernels": "custom kernels",
-    "collectives": "exposed collectives",
-    "copies": "exposed copies",
-    "idle": "no operation",
-}
-"""What a device does in a step, by the keys of probe.json. All but the last are parts of `recipe plan`."""
-BESIDE = "collectives_beside"
-"""Collectives that run beside other operations, where a trace tells: no part of the step's time."""
+PARTS = ("products", "other", "kernels", "collectives", "copies", "idle")
+"""What a device does in a step: the parts of `recipe plan` (of collectives and copies what is exposed), and
+nothing."""
 
 COLLECTIVE = re.compile(r"all-|reduce-scatter|collective-|ragged-all-|send|recv")
 COPY = re.compile(r"(?:copy|slice|async)-(?:start|update|done)")
@@ -39,13 +31,8 @@ START = "AsyncCollectiveStart"
 TARGETS = {"tpu_custom_call": "kernels", START: "collectives", "AsyncCollectiveDone": "collectives"}
 TPU = re.compile(r"/device:TPU:\d+")
 
-
-class Operation(NamedTuple):
-    """One time that an operation ran: its name, and nanoseconds."""
-
-    name: str
-    start: float
-    end: float
+Operation = tuple[float, float, str]
+"""One time that it ran: start and end in nanoseconds, and its name."""
 
 
 def parts(run: Callable[[], Any], text: str) -> dict[str, float]:
@@ -56,8 +43,8 @@ def parts(run: Callable[[], Any], text: str) -> dict[str, float]:
         text: of the compiled step.
 
     Returns:
-        Seconds of a step by the keys of PARTS, and BESIDE: the mean of this process's devices. Empty where
-        the trace has no operations.
+        Seconds of a step by the keys of PARTS, the mean of this process's devices; empty where the trace has
+        no operations.
 
     Raises:
         OSError, RuntimeError: nothing can be traced here.
@@ -81,15 +68,13 @@ def summed(trace: ProfileData, kind: Mapping[str, str]) -> dict[str, float]:
     Args:
         kind: one of PARTS by the name of an operation; `other` for all that it has not.
     """
-    devices = _devices(trace)
-    found = dict.fromkeys((*PARTS, BESIDE), 0.0)
-    for lines, beside in devices:
+    devices, found = _devices(trace), dict.fromkeys(PARTS, 0.0)
+    for lines in devices:
         for name, taken in (one for line in lines for one in _alone(line)):
             found[kind.get(name, "other")] += taken
             found["idle"] -= taken
         every = [operation for line in lines for operation in line]
-        found["idle"] += max(one.end for one in every) - min(one.start for one in every)
-        found[BESIDE] += sum(one.end - one.start for one in beside if kind.get(one.name) == "collectives")
+        found["idle"] += max(end for _, end, _ in every) - min(start for start, *_ in every)
     found["idle"] = max(0.0, found["idle"])  # a CPU's threads run some operations of a device at once
     return {part: taken / len(devices) / TRACED / 1e9 for part, taken in found.items() if devices}
 
@@ -103,12 +88,8 @@ def kinds(text: str) -> dict[str, str]:
         elif bodies and (found := INSTRUCTION.match(line)):
             body.append((found[1], found[2], found[3], line))
     # Of a collective that runs beside others each of these holds a piece: its start, others, its end.
-    begun = {
-        channel
-        for one in bodies.values()
-        if any(START in line for *_, line in one)
-        for channel in CHANNEL.findall("".join(line for *_, line in one))
-    }
+    whole = ("".join(line for *_, line in body) for body in bodies.values())
+    begun = {channel for one in whole if START in one for channel in CHANNEL.findall(one)}
     known = dict[str, str]()
 
     def kind(opcode: str, operand: str, line: str) -> str:
@@ -118,7 +99,9 @@ def kinds(text: str) -> dict[str, str]:
             return TARGETS.get("".join(TARGET.findall(line)), "other")
         if COLLECTIVE.match(opcode):
             return "other" if begun.intersection(CHANNEL.findall(line)) else "collectives"
-        inner = {known[name] for called in CALLED.findall(line) for name, *_ in bodies.get(called, ())}
+        inner = {
+            known.get(name, "") for called in CALLED.findall(line) for name, *_ in bodies.get(called, ())
+        }
         inner |= {known.get(operand, "")} if opcode.startswith("async-") else set()
         for which in ("products", "kernels", "collectives"):
             if which in inner:
@@ -131,40 +114,32 @@ def kinds(text: str) -> dict[str, str]:
     return known
 
 
-def _devices(trace: ProfileData) -> list[tuple[list[list[Operation]], list[Operation]]]:
-    """The operations of each device, line by line, and those that run beside them. A TPU has a plane of its
-    own; on a CPU's threads each operation tells its device."""
-    lines, beside = defaultdict[Any, list[list[Operation]]](list), defaultdict[Any, list[Operation]](list)
+def _devices(trace: ProfileData) -> list[list[list[Operation]]]:
+    """The operations of each device, line by line. A TPU has a plane of its own, where an operation's name is
+    its whole text; on a CPU's threads each operation tells its device."""
+    found = defaultdict[Any, list[list[Operation]]](list)
     for plane in trace.planes:
         for line in plane.lines:
-            if TPU.fullmatch(plane.name) and line.name in ("XLA Ops", "Async XLA Ops"):
-                # A TPU's trace has the whole text of an operation for its name.
-                named = ((event.name.partition(" = ")[0].removeprefix("%"), event) for event in line.events)
-                ran = [Operation(name, event.start_ns, event.end_ns) for name, event in named]
-                if line.name == "XLA Ops" and ran:
-                    lines[plane.name].append(ran)
-                else:
-                    beside[plane.name] += ran
-            elif plane.name == "/host:CPU":
-                threads = defaultdict[Any, list[Operation]](list)
-                for event, told in ((event, dict(event.stats)) for event in line.events):
-                    if "hlo_op" in told:
-                        one = Operation(str(told["hlo_op"]), event.start_ns, event.end_ns)
-                        threads[told.get("device_ordinal")].append(one)
-                for device, those in threads.items():
-                    lines[device].append(those)
-    return [(those, beside[device]) for device, those in lines.items()]
+            threads = defaultdict[Any, list[Operation]](list)
+            tpu = TPU.fullmatch(plane.name) and line.name == "XLA Ops"
+            for event in line.events if tpu or plane.name == "/host:CPU" else ():
+                told = {} if tpu else dict(event.stats)
+                name = event.name.partition(" = ")[0].removeprefix("%") if tpu else told.get("hlo_op")
+                if name:
+                    threads[told.get("device_ordinal", plane.name)].append(
+                        (event.start_ns, event.end_ns, name)
+                    )
+            for device, those in threads.items():
+                found[device].append(those)
+    return list(found.values())
 
 
 def _alone(line: Iterable[Operation]) -> Iterator[tuple[str, float]]:
     """Each operation's name and its time without that of those within it, as a loop has them."""
-    open_: list[tuple[Operation, float]] = []
-    end = Operation("", math.inf, math.inf)
-    for operation in (*sorted(line, key=lambda one: (one.start, -one.end)), end):
-        while open_ and open_[-1][0].end <= operation.start:
-            ended, within = open_.pop()
-            yield ended.name, ended.end - ended.start - within
+    open_: list[list[Any]] = []  # end, name, time
+    for start, end, name in (*sorted(line, key=lambda one: (one[0], -one[1])), (math.inf, math.inf, "")):
+        while open_ and open_[-1][0] <= start:
+            yield tuple(open_.pop()[1:])
         if open_:
-            outer, within = open_.pop()
-            open_.append((outer, within + operation.end - operation.start))
-        open_.append((operation, 0.0))
+            open_[-1][2] -= end - start
+        open_.append([end, name, end - start])

@@ -125,44 +125,30 @@ def summary(depths: Sequence[Depth], settings: RunSettings, layers: int) -> dict
         layers: of the whole model.
     """
     accumulation = settings.train.accumulation_steps(settings.mesh.data_parallel)
-    out: dict[str, Any] = {
+    few, more = depths[0], depths[-1]
+    between = more.layers - few.layers
+    share = (layers - few.layers) / between if between else 0.0
+
+    def whole(first: Any, second: Any) -> Any:
+        return None if first is None or second is None else first + share * (second - first)
+
+    seconds = whole(few.seconds, more.seconds)
+    layer = (more.seconds - few.seconds) / between if between else None
+    return {
         "depths": [asdict(depth) for depth in depths],
         "layers": layers,
         "micro_batches": accumulation,
+        **({"layer_seconds": layer, "outside_seconds": few.seconds - few.layers * layer} if layer else {}),
+        "micro_batch_seconds": seconds,
+        "step_seconds": seconds * accumulation,
+        "compiled_bytes": whole(few.compiled_bytes, more.compiled_bytes),
+        "peak_bytes": whole(few.peak_bytes, more.peak_bytes),
+        "parts": {
+            part: max(0.0, whole(taken, more.parts[part]))
+            for part, taken in few.parts.items()
+            if part in more.parts
+        },
     }
-    few, more = depths[0], depths[-1]
-    if few.layers == more.layers:
-        whole = {name: getattr(few, name) for name in ("seconds", "compiled_bytes", "peak_bytes", "parts")}
-        return out | {"micro_batch_seconds": whole["seconds"]} | _whole(whole, accumulation)
-    share = (layers - few.layers) / (more.layers - few.layers)
-    whole = {
-        name: None if getattr(more, name) is None else _along(getattr(few, name), getattr(more, name), share)
-        for name in ("seconds", "compiled_bytes", "peak_bytes")
-    }
-    whole["parts"] = {
-        name: max(0.0, _along(few.parts[name], more.parts[name], share))
-        for name in (more.parts if few.parts else ())
-    }
-    layer = (more.seconds - few.seconds) / (more.layers - few.layers)
-    return (
-        out
-        | {"layer_seconds": layer, "outside_seconds": few.seconds - few.layers * layer}
-        | {"micro_batch_seconds": whole["seconds"]}
-        | _whole(whole, accumulation)
-    )
-
-
-def _whole(whole: Mapping[str, Any], accumulation: int) -> dict[str, Any]:
-    return {
-        "step_seconds": whole["seconds"] * accumulation,
-        "compiled_bytes": whole["compiled_bytes"],
-        "peak_bytes": whole["peak_bytes"],
-        "parts": whole["parts"],
-    }
-
-
-def _along(first: float, second: float, share: float) -> float:
-    return first + share * (second - first)
 
 
 def _rows(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:

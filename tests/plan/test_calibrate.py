@@ -67,7 +67,7 @@ def test_plans_use_what_probes_found_and_name_it(tmp_path: Path) -> None:
     assert "1 probe on v5p took 1.1 times the estimate" in basis and str(calibration.path()) in basis
     assert "by probes of such machines" in run("plan", tmp_path / "recipe.yaml")
     assert "matrix products" not in said
-    parts = {"products": 30.0, "other": 3.0, "idle": 2.2, "collectives_beside": 0.5}
+    parts = {"products": 30.0, "other": 3.0, "idle": 2.2}
     said = run("calibrate", probe(tmp_path, 35.2, time=TIMES | {"micro_batch_seconds": 35.2, "parts": parts}))
     assert "    matrix products 30,000.0 ms, planned " in said and "\n    no operation 2,200.0 ms" in said
     assert "HBM at its peak: 1.00 GiB, planned" in said
@@ -81,6 +81,7 @@ def test_plans_use_what_probes_found_and_name_it(tmp_path: Path) -> None:
     [
         (64.0, {"versions": {"jax": "0.0.1"}}, "the probe ran jax 0.0.1"),
         (64.0, {"machine": {"platform": "tpu", "flags": []}}, "other flags of libtpu"),
+        (64.0, {"product": {"slow": ["device 3 takes 2.00 times as long"]}}, "device 3 takes 2.00 times"),
         (16.0, {}, "reach more than those of published runs"),
         (64.0, {}, "none that the files show"),
         (

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -20,7 +21,7 @@ from recipec.compiler.lowering.lower import lower
 from recipec.compiler.rehearse.artifact_run import script_environment
 from recipec.runtime.model.adapters import lora_settings
 from recipec.runtime.model.random_weights import write_text_model
-from recipec.runtime.probe import numbers
+from recipec.runtime.probe import machine, numbers
 from recipec.runtime.settings import (
     CheckpointSettings,
     DataSettings,
@@ -112,7 +113,7 @@ def test_a_probe_finds_the_machine_numbers_time_and_a_merge(
     assert few["parts"]["products"] > 0 and few["parts"]["collectives"] > 0
     taken = few["parts"]["other"], more["parts"]["other"]
     assert parts["other"] == pytest.approx(max(0, taken[0] + 5 / 3 * (taken[1] - taken[0])))
-    assert "seconds of a micro-batch, matrix products" in ran.stdout
+    assert "seconds of a micro-batch: products" in ran.stdout
     assert more["compiled_bytes"] > few["compiled_bytes"] > 0
     assert 0 < found["merge"]["logits"] <= found["merge"]["logits_allowed"] < found["merge"]["effect"]
     assert "seconds of a step, 8 layers" in ran.stdout
@@ -165,6 +166,14 @@ def test_a_weight_that_is_another_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     problem = numbers.compare("here", "float32", computed("wrong"), right).problem
     assert problem is not None and problem.startswith("on here in float32 the miniature differs")
     assert "logits by" in problem and "gradients by" in problem and "\n" not in problem
+
+
+def test_a_device_that_is_slower_than_the_others_is_named() -> None:
+    usual = machine.product(jax.devices()[0])
+    found = machine.slow(lambda device: usual * (1.5 if device.id == 2 else 1 + device.id / 100))
+    assert found["slow"] == ["device 2 of process 0 takes 1.44 times as long as the others"]
+    assert found["slowest"] == 1.44 and found["median_seconds"] == pytest.approx(usual, rel=0.2)
+    assert machine.slow(lambda device: usual * (1 + device.id / 100))["slow"] == []
 
 
 def test_what_is_beyond_its_tolerance_is_no_number_or_larger() -> None:

@@ -115,8 +115,7 @@ def test_a_tpus_trace_is_summed_by_what_its_operations_are() -> None:
     )
     both = {"products": 120, "other": 42, "kernels": 20, "collectives": 10, "copies": 3, "idle": 5}
     expected = {name: taken / 2 / parts.TRACED / 1e6 for name, taken in both.items()}
-    assert {name: found[name] for name in both} == pytest.approx(expected)
-    assert found[parts.BESIDE] == pytest.approx(55 / 2 / parts.TRACED / 1e6)
+    assert found == pytest.approx(expected)
     assert parts.summed(ProfileData.from_serialized_xspace(b""), {}) == {}
 
 
@@ -131,5 +130,5 @@ def test_a_step_on_cpu_devices_is_traced_and_leaves_nothing(tmp_path: Any, monke
     step = jax.jit(lambda x, w: jnp.sin(x @ w @ w).sum()).lower(*inputs).compile()
     found = parts.parts(lambda: step(*inputs).block_until_ready(), step.as_text())
     assert found["products"] > 0 and found["collectives"] > 0 and found["other"] > 0
-    assert found["kernels"] == found["copies"] == found[parts.BESIDE] == 0
+    assert found["kernels"] == found["copies"] == 0
     assert list(tmp_path.iterdir()) == []
