@@ -1,7 +1,7 @@
 """The commands of gcloud and kubectl, in the pages and of launch/tpu-vm.sh, by these programs' own parsers.
 
-Neither asks a cloud: `gcloud meta lint-gcloud-commands` reads commands alone, and kubectl refuses what it does
-not know before it looks for a cluster.
+Neither asks a cloud: `gcloud meta lint-gcloud-commands` reads commands alone, and kubectl refuses what it
+does not know before it looks for a cluster.
 """
 
 from __future__ import annotations
