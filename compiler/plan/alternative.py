@@ -22,8 +22,8 @@ OTHER = "mesh.axes={fsdp: 2, tp: 2}"
 
 
 def note(program: Program, plan: Plan, sets: Sequence[str], exact: bool) -> str:
-    """A sentence: an optimizer step's time and a device's memory on the other mesh, by what earlier plans left
-    in the cache, or the command that plans it. Nothing is compiled.
+    """A sentence: an optimizer step's time and a device's memory on the other mesh, by what earlier plans
+    left in the cache, or the command that plans it. Nothing is compiled.
 
     Args:
         program: of a recipe with the note; on the other mesh it may be none, and then the sentence says that.
@@ -48,6 +48,6 @@ def note(program: Program, plan: Plan, sets: Sequence[str], exact: bool) -> str:
     step = milliseconds(made.seconds * other.accumulation_steps)
     own = milliseconds(plan.estimate.seconds * program.accumulation_steps)
     return (
-        f"{name} takes an estimated {step} for an optimizer's step and {gib(made.memory.used)} GiB of a device, "
-        f"where this mesh takes {own} and {gib(plan.estimate.memory.used)} GiB"
+        f"{name} takes an estimated {step} for an optimizer's step and {gib(made.memory.used)} GiB of a "
+        f"device, where this mesh takes {own} and {gib(plan.estimate.memory.used)} GiB"
     )

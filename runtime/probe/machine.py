@@ -61,8 +61,7 @@ def product(device: jax.Device) -> float:
 
 
 def slow(seconds: Callable[[jax.Device], float] = product) -> dict[str, Any]:
-    """The median of all devices of the run, how many times that the slowest takes, and a sentence for each
-    that takes over SLOW times as long.
+    """The median of the run's devices, how slow the slowest is beside it, and a sentence for each slow one.
 
     Args:
         seconds: of a device of this process, while the others are idle.

@@ -16,8 +16,7 @@ from jax.profiler import ProfileData, ProfileOptions
 TRACED = 3
 """Steps of a trace."""
 PARTS = ("products", "other", "kernels", "collectives", "copies", "idle")
-"""What a device does in a step: the parts of `recipe plan` (of collectives and copies what is exposed), and
-nothing."""
+"""What a device does in a step: the parts of `recipe plan`, with collectives and copies that it waits for."""
 
 COLLECTIVE = re.compile(r"all-|reduce-scatter|collective-|ragged-all-|send|recv")
 COPY = re.compile(r"(?:copy|slice|async)-(?:start|update|done)")
@@ -103,10 +102,8 @@ def kinds(text: str) -> dict[str, str]:
             known.get(name, "") for called in CALLED.findall(line) for name, *_ in bodies.get(called, ())
         }
         inner |= {known.get(operand, "")} if opcode.startswith("async-") else set()
-        for which in ("products", "kernels", "collectives"):
-            if which in inner:
-                return which
-        return "copies" if COPY.match(opcode) else "other"
+        alone = "copies" if COPY.match(opcode) else "other"
+        return next((which for which in ("products", "kernels", "collectives") if which in inner), alone)
 
     for every in bodies.values():  # what is called stands before what calls it
         for name, opcode, operand, line in every:

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..addresses import folder
 from ..errors import UserError, guarded, say
-from ..hosts import SINGLE, SingleProcess, alone
-from ..interrupts import Interrupted, Interrupts
 from ..model.adapters import lora_settings
 from ..settings import RunSettings
-from .report import LOCK, Report, digest_of, gib, table
+from ..training.ending import attended
+from .report import LOCK, Report, digest_of, gib, on_disk, table
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from ..hosts import SingleProcess
     from ..hosts.group import ProcessGroup
     from .numbers import Outcome
 
@@ -95,26 +95,21 @@ def main(artifact: Path, argv: Sequence[str] | None = None) -> int:
     add("--server", metavar="URL", type=str, help="ask that server alone; it serves --merged, or any model")
     options = parser.parse_args(argv)
     output: Path = options.output
-    with Interrupts(lambda signum: GONE) as interrupts:
+    if not output.is_dir():
+        parser.error(f"--output: there is no folder {output}")
 
-        def joined() -> int:
-            if options.server:
-                from .served import hold
+    @on_disk()
+    def probe() -> int:
+        if options.server:
+            from .served import hold
 
-                return hold(artifact, output / FILE, options.server, options.merged)
-            probed = Probed.of(artifact, options.merged)
-            if alone(probed.settings.mesh.hosts):
-                return _probe(probed, output, SINGLE)
-            from ..hosts.group import together
+            ask = functools.partial(hold, artifact, output / FILE, options.server, options.merged)
+            return attended(lambda signum: GONE, 1, lambda *_: ask())
+        probed = Probed.of(artifact, options.merged)
+        work = on_disk()(functools.partial(_probe, probed, output))
+        return attended(lambda signum: GONE, probed.settings.mesh.hosts, lambda _, hosts: work(hosts))
 
-            count = probed.settings.mesh.hosts
-            return together(count, interrupts, lambda _, hosts: _probe(probed, output, hosts))
-
-        try:
-            return guarded(joined)
-        except Interrupted as interrupted:
-            say(f"\n{GONE}")
-            return 128 + interrupted.signum
+    return guarded(probe)
 
 
 def _probe(probed: Probed, output: Path, hosts: SingleProcess | ProcessGroup) -> int:
@@ -135,13 +130,13 @@ def _probe(probed: Probed, output: Path, hosts: SingleProcess | ProcessGroup) ->
             _merge(report, probed, mesh, miniature, Path(work))
     if not hosts.first:
         return 1 if report.problems else 0
-    report.write(output / FILE)
     print(table(report.rows))
     for note in report.notes:
         print(f"note: {note}")
     for problem in report.problems:
         print(f"error: {problem}", file=sys.stderr)
-    print(f"{output / FILE}: written", file=sys.stderr)
+    report.write(output / FILE)
+    say(f"{output / FILE}: written")
     return 1 if report.problems else 0
 
 
@@ -167,9 +162,8 @@ def _machine(report: Report, probed: Probed, output: Path) -> None:
         ("flags of libtpu", str(len(probed.settings.mesh.flags)), str(len(found["flags"]))),
     ]
     if planned["topology"] and found["topology"] and _shape(planned["topology"]) != _shape(found["topology"]):
-        report.notes.append(
-            f"the chips are laid out as {found['topology']}, the recipe's as {planned['topology']}"
-        )
+        laid = f"the chips are laid out as {found['topology']}"
+        report.notes.append(f"{laid}, the recipe's as {planned['topology']}")
     counted, told = planned["hbm_bytes"], found["hbm_bytes"]
     if counted and told and told < LEAST_HBM * counted:
         report.problems.append(f"a device has {gib(told)} of HBM, and the plan counts on {gib(counted)}")

@@ -9,14 +9,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
-from ..errors import say
+from ..errors import UserError, say
 
 VERSION = 1
 LOCK = "recipe.lock.json"
 SECONDS = 600
 """After so many nothing more is begun."""
+
+
+@contextmanager
+def on_disk() -> Iterator[None]:
+    """Within it, what cannot be read or written is an error with a way out."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        help = f"is there room in --output, --merged and TMPDIR ({gettempdir()}), and is the artifact whole?"
+        raise UserError(f"the probe cannot read or write its files: {error}", help) from None
 
 
 @dataclass

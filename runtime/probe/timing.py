@@ -34,7 +34,6 @@ class Depth:
     """A step of some layers.
 
     Attributes:
-        layers: how many.
         compile_seconds: of the step.
         seconds: of one micro-batch, the median of TIMED.
         compiled_bytes: of a device's memory, by the compiler: arguments and temporaries.

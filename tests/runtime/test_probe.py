@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from recipec.compiler.rehearse.artifact_run import script_environment
 from recipec.runtime.model.adapters import lora_settings
 from recipec.runtime.model.random_weights import write_text_model
 from recipec.runtime.probe import machine, numbers
+from recipec.runtime.probe.probe import main
 from recipec.runtime.settings import (
     CheckpointSettings,
     DataSettings,
@@ -129,6 +131,52 @@ def test_a_chip_that_is_missing_is_one_sentence(artifact: Path, environment: Map
     assert ran.returncode == 1
     assert "error: the recipe's mesh has 4 CPU devices, this machine 2\n" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.nightly
+def test_ctrl_c_leaves_nothing(artifact: Path, environment: Mapping[str, str], tmp_path: Path) -> None:
+    (artifact / "probe.json").unlink(missing_ok=True)
+    with subprocess.Popen(
+        [sys.executable, str(artifact / "probe.py")],
+        env={**environment, "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "numbers on one CPU device" in line:
+                assert list(tmp_path.iterdir())
+                process.send_signal(signal.SIGINT)
+                break
+        assert process.stderr.read().endswith("stopped: nothing was written\n")
+    assert process.returncode == 130
+    assert not list(tmp_path.iterdir()) and not (artifact / "probe.json").exists()
+
+
+@pytest.mark.nightly
+def test_a_disk_without_room_is_one_sentence(
+    artifact: Path, environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    limited = f"ulimit -f 8; exec {sys.executable} {artifact / 'probe.py'}"  # files of 8 KiB at the most
+    ran = subprocess.run(
+        ["bash", "-c", limited],
+        env={**environment, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1 and "error: the probe cannot read or write its files: " in ran.stderr
+    assert str(tmp_path) in ran.stderr and "Traceback" not in ran.stderr and not list(tmp_path.iterdir())
+
+
+def test_what_is_not_there_or_damaged_is_one_sentence(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(artifact, ["--output", str(tmp_path / "nowhere")])
+    assert "there is no folder" in capsys.readouterr().err
+    assert main(tmp_path, []) == 1
+    assert "cannot read or write its files" in capsys.readouterr().err
 
 
 def settings() -> RunSettings:

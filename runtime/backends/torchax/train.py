@@ -3,6 +3,7 @@ trained adapter."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from ...settings import (
     RunSettings,
     TrainSettings,
 )
-from ...training.ending import attended
+from ...training.ending import attended, farewell
 from ...training.maintenance import watching
 from ...training.session import Session, begin, checkpoint_directory
 from ..arguments import BackendArguments
@@ -78,7 +79,7 @@ def run(
             session = begin(artifact, arguments, directory, settings, cache, interrupts)
             return _run(session, settings, arguments.adapter, learning_rate, optimizer)
 
-    return attended(directory, mesh.hosts, work)
+    return attended(functools.partial(farewell, directory=directory), mesh.hosts, work)
 
 
 def _run(
