@@ -54,3 +54,6 @@ def calibrate(
         rows.append(row)
     calibration.keep(rows)
     result(f"{calibration.path()}: plans use it, and name it; without it they are as before")
+    result(
+        "They are multiplied by found over planned of the whole micro-batch; its parts say why, and no more"
+    )

@@ -92,7 +92,7 @@ def plan(
     asked = session.PlanOptions(tuple(sets or ()), exact, search, most, free_batch, model, data_dir, backend)
     try:
         with _refused_flags(loaded, format), progress_line(f"planning {lowered.program.name}") as progress:
-            planned = session.run(loaded, lowered.program, asked, progress)
+            planned = session.run(loaded, lowered, asked, progress)
     except SearchInterrupted as interrupted:
         from recipec.compiler.plan.search_text import text as search_text
 

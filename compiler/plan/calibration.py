@@ -20,11 +20,14 @@ from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.recorded import to_record
 from recipec.compiler.plan import rates, store
+from recipec.compiler.plan.compare import TIMES
 from recipec.compiler.plan.results import Estimate, Interval, Plan
 from recipec.compiler.plan.units import gib, milliseconds
 from recipec.compiler.wording import plural
 
 FILE = "calibration.json"
+PARTS = dict(zip(("products", "other", "kernels", "collectives", "copies"), TIMES, strict=True))
+"""Of a step, by the keys of probe.json. What plans are multiplied by is of the whole: parts say why."""
 VERSION = 1
 """Of probe.json."""
 
@@ -115,6 +118,7 @@ def read(file: Path) -> dict[str, Any]:
         if found["probe"] != VERSION:
             raise ArtifactError(f"{file}: a probe of version {found['probe']}", "probe again")
         platform, problems, times = found["machine"]["platform"], found["problems"], found.get("time", {})
+        parts = dict(times.get("parts") or {})
     except OSError as error:
         raise ArtifactError(f"{file}: {error.strerror or error}", made) from None
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -127,10 +131,16 @@ def read(file: Path) -> dict[str, Any]:
         raise ArtifactError(
             f"{file}: {problems[0]}", "times of a machine whose numbers are wrong say nothing"
         )
+    if not all(map(_finite, parts.values())):
+        raise ArtifactError(f"{file}: parts of a step that are no times", made)
     seconds = times.get("micro_batch_seconds")
-    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+    if not _finite(seconds) or not seconds:
         raise ArtifactError(f"{file}: has no time of the step", "probe again, and let it come to its end")
     return dict(found)
+
+
+def _finite(seconds: Any) -> bool:
+    return isinstance(seconds, int | float) and 0 <= seconds < math.inf
 
 
 def measured(program: Program, probe: Mapping[str, Any], plan: Plan) -> Measured:
@@ -153,6 +163,11 @@ def compared(program: Program, probe: Mapping[str, Any], plan: Plan, row: Measur
         f"a micro-batch took {milliseconds(row.found)}, {ratio:.3f} times the planned "
         f"{milliseconds(row.planned)}; the interval is {interval.low:.3f} to {interval.high:.3f}"
     )
+    yield from (
+        f"  {words} {milliseconds(found)}, planned {milliseconds(planned)}"
+        for words, found, planned in _parts(probe, plan)
+        if found or planned
+    )
     used, peak = plan.estimate.memory.used, probe["time"].get("peak_bytes")
     if peak is not None:
         yield f"HBM at its peak: {gib(peak)} GiB, planned {gib(used)}"
@@ -173,15 +188,31 @@ def _causes(program: Program, probe: Mapping[str, Any], plan: Plan, row: Measure
     wanted, had = set(flags(program)), set(probe["machine"].get("flags", ()))
     if wanted != had:
         yield f"the probe ran with other flags of libtpu: {', '.join(sorted(wanted ^ had)[:3])}"
+    yield from probe.get("product", {}).get("slow", ()) if row.found > row.planned else ()
+    yield from _differing(probe, plan, row)
     yield from _hidden(plan.estimate, row)
     if row.found < row.planned:
         yield f"products or kernels of this shape reach more than those of published runs on {row.generation}"
 
 
+def _parts(probe: Mapping[str, Any], plan: Plan) -> list[tuple[str, float, float]]:
+    """Of each part of a micro-batch its name, seconds found and planned; nothing where none was traced."""
+    found = probe["time"].get("parts") or {}
+    rows = [
+        (words, found.get(key, 0.0), TIMES[words](plan.estimate.timeline)) for key, words in PARTS.items()
+    ]
+    return [*rows, ("no operation", found.get("idle", 0.0), 0.0)] if found else []
+
+
+def _differing(probe: Mapping[str, Any], plan: Plan, row: Measured) -> Iterator[str]:
+    """The parts of which each explains half of the difference or more."""
+    apart = row.found - row.planned
+    for words, found, planned in _parts(probe, plan):
+        if (found - planned) * apart > 0 and 2 * abs(found - planned) >= abs(apart):
+            yield f"{words} took {milliseconds(found)}, and {milliseconds(planned)} were planned"
+
+
 def _hidden(estimate: Estimate, row: Measured) -> Iterator[str]:
     hidden = sum(one.seconds - one.exposed for one in estimate.timeline.transfers)
     if 0 < row.found - row.planned <= hidden:
-        yield (
-            f"transfers that the plan has beside products, {milliseconds(hidden)} in all, wait: see a trace "
-            "of the step"
-        )
+        yield f"transfers that the plan has beside products, {milliseconds(hidden)} in all, wait"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.emitters.backends import Backend, diagnosed
 from recipec.compiler.lowering.run_length import Statistics, statistics
-from recipec.compiler.plan import budget, fit
+from recipec.compiler.plan import alternative, budget, fit
 from recipec.compiler.plan.planner import estimate_of, plan
 from recipec.compiler.plan.pool import Progress
 from recipec.compiler.plan.results import PLAN, SEARCH, Estimate, Plan, RunLength, Search
@@ -18,6 +18,7 @@ from recipec.spec.diagnostics import Diagnostic, render_json
 from recipec.spec.load import locate
 
 if TYPE_CHECKING:
+    from recipec.compiler.lowering.lower import Lowered
     from recipec.compiler.lowering.program import Program
     from recipec.spec.load import Loaded
 
@@ -68,8 +69,11 @@ class Planned:
         }
 
 
-def run(loaded: Loaded, program: Program, asked: PlanOptions, progress: Progress | None = None) -> Planned:
+def run(loaded: Loaded, lowered: Lowered, asked: PlanOptions, progress: Progress | None = None) -> Planned:
     """Plans a recipe that its backend can train.
+
+    Args:
+        lowered: of which there is a program.
 
     Raises:
         ArtifactError: when it cannot be compiled, or its data cannot be read.
@@ -78,8 +82,12 @@ def run(loaded: Loaded, program: Program, asked: PlanOptions, progress: Progress
     """
     from recipec.compiler.plan.search import SearchOptions, search
 
+    program = lowered.program
+    assert program is not None
     counted = statistics(program, asked.model, asked.data_dir)
     made = plan(program, asked.sets, asked.exact, counted, progress, asked.backend)
+    if any(one.code == alternative.CODE for one in lowered.diagnostics):
+        made = replace(made, notes=(*made.notes, alternative.note(program, made, asked.sets, asked.exact)))
     found = [*diagnosed(program, (asked.backend,)), *_fit(program, asked, made.estimate, progress)]
     found += budget.check(program, made)
     tried = None

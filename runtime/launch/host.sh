@@ -83,12 +83,14 @@ see_what_is_there() {
     refuse_others
 }
 
-# The file is shown as well: of a pod the log alone is left.
+# The file is shown as well, between marks: of a pod the log alone is left.
 probe() {
     local status=0
     see_python
     venv/bin/python "$name/probe.py" --output . || status="$?"
-    if [[ -f probe.json ]]; then cat probe.json; fi
+    if [[ -f probe.json ]]; then
+        printf '%s\n' "-----BEGIN probe.json-----" "$(< probe.json)" "-----END probe.json-----"
+    fi
     return "$status"
 }
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+import statistics
+import timeit
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 
 from ..model.mesh import LIBTPU_FLAGS
 
@@ -41,6 +46,36 @@ def memory(figure: str) -> int | None:
     """The largest of a figure of this process's devices, bytes; None where they do not tell it."""
     told = [(device.memory_stats() or {}).get(figure) for device in jax.local_devices()]
     return max((bytes for bytes in told if bytes is not None), default=None)
+
+
+SLOW = 1.2
+"""Times the median of all devices, from where on one is called slow."""
+
+
+def product(device: jax.Device) -> float:
+    """Seconds of a matrix product on one device alone, the least of ten."""
+    side = 8192 if device.platform == "tpu" else 512
+    square = jax.device_put(jnp.ones((side, side), jnp.bfloat16), device)
+    compiled = jax.jit(jnp.matmul).lower(square, square).compile()
+    return min(timeit.repeat(lambda: compiled(square, square).block_until_ready(), number=1, repeat=10))
+
+
+def slow(seconds: Callable[[jax.Device], float] = product) -> dict[str, Any]:
+    """The median of the run's devices, how slow the slowest is beside it, and a sentence for each slow one.
+
+    Args:
+        seconds: of a device of this process, while the others are idle.
+    """
+    taken = np.array([(device.id, seconds(device)) for device in jax.local_devices()])
+    every = dict(np.reshape(process_allgather(taken), (-1, 2)).tolist())
+    median = statistics.median(every.values())
+    late = [
+        f"device {device.id}{f' at {device.coords}' if hasattr(device, 'coords') else ''} of process "
+        f"{device.process_index} takes {every[device.id] / median:.2f} times as long as the others"
+        for device in jax.devices()
+        if every[device.id] > SLOW * median
+    ]
+    return {"median_seconds": median, "slowest": round(max(every.values()) / median, 2), "slow": late}
 
 
 def versions(lock: Mapping[str, Any]) -> dict[str, str | None]:

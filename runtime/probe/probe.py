@@ -7,38 +7,33 @@ model, and the model with some of its layers.
 from __future__ import annotations
 
 import argparse
-import hashlib
+import functools
 import json
 import runpy
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..addresses import folder
 from ..errors import UserError, guarded, say
-from ..hosts import SINGLE, SingleProcess, alone
-from ..interrupts import Interrupted, Interrupts
 from ..model.adapters import lora_settings
 from ..settings import RunSettings
+from ..training.ending import attended
+from .report import LOCK, Report, digest_of, gib, on_disk, table
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from ..hosts import SingleProcess
     from ..hosts.group import ProcessGroup
     from .numbers import Outcome
 
-VERSION = 1
 FILE = "probe.json"
 SHAPES = "probe_models.json"
-LOCK = "recipe.lock.json"
-SECONDS = 600
-"""After so many nothing more is begun."""
 PACKAGES = ("jax", "jaxlib", "libtpu", "google-tunix", "qwix", "flax", "optax")
 """Those whose versions are told, whether or not they are the lock's."""
 LEAST_HBM = 0.98
@@ -46,67 +41,33 @@ LEAST_HBM = 0.98
 GONE = "stopped: nothing was written"
 
 
-@dataclass
-class Report:
-    """What was found, as probe.json holds it.
-
-    Attributes:
-        rows: of the table: what, planned, found.
-        notes: what is otherwise than planned, and no number.
-        problems: a sentence for each mesh, device or merge whose numbers are outside their tolerance.
-    """
-
-    data: dict[str, Any] = field(default_factory=dict)
-    rows: list[tuple[str, str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    begun: float = field(default_factory=time.monotonic)
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[bool]:
-        """A part of the probe, which is left out when the time is over; yields whether it is begun."""
-        start = time.monotonic()
-        begin = start - self.begun < SECONDS
-        if begin:
-            say(f"probe: {name}")
-        else:
-            self.notes.append(f"left out, for {SECONDS // 60} minutes are over: {name}")
-        yield begin
-        if begin:
-            self.data.setdefault("seconds", {})[name] = round(time.monotonic() - start, 1)
-
-    def write(self, path: Path) -> None:
-        told = {"probe": VERSION, **self.data, "notes": self.notes, "problems": self.problems}
-        path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-
-
 @dataclass(frozen=True)
 class Probed:
     """What is probed.
 
     Attributes:
-        artifact: folder of the script.
         shapes: probe_models.json.
         lock: recipe.lock.json.
         settings: of train.py.
         optimizer: train.py's, from a schedule.
+        merged: where the merged miniature is kept; None where it is not.
     """
 
-    artifact: Path
     shapes: Mapping[str, Any]
     lock: Mapping[str, Any]
     settings: RunSettings
     optimizer: Callable[[Any], Any]
+    merged: Path | None
 
     @classmethod
-    def of(cls, artifact: Path) -> Probed:
+    def of(cls, artifact: Path, merged: Path | None) -> Probed:
         script = runpy.run_path(str(artifact / "train.py"), run_name="train")
         sections = (script[name] for name in ("MODEL", "MESH", "DATA", "TRAIN", "CHECKPOINT"))
         model, mesh, data, train, checkpoint = sections
         rules = tuple(script.get("SHARDING_RULES", ()))
         settings = RunSettings(model, mesh, script.get("LORA"), data, train, checkpoint, rules)
         shapes, lock = (json.loads((artifact / name).read_text(encoding="utf-8")) for name in (SHAPES, LOCK))
-        return cls(artifact, shapes, lock, settings, script["optimizer"])
+        return cls(shapes, lock, settings, script["optimizer"], merged)
 
     @property
     def miniature(self) -> RunSettings:
@@ -128,27 +89,27 @@ def main(artifact: Path, argv: Sequence[str] | None = None) -> int:
         "Needs neither data nor weights.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--output", type=folder, metavar="DIR", default=artifact, help="where probe.json is written"
-    )
-    output: Path = parser.parse_args(argv).output
-    with Interrupts(lambda signum: GONE) as interrupts:
+    add = functools.partial(parser.add_argument, metavar="DIR", type=folder)
+    add("--output", default=artifact, help="where probe.json is written")
+    add("--merged", help="where the merged miniature is kept, or lies, for a server of it")
+    add("--server", metavar="URL", type=str, help="ask that server alone; it serves --merged, or any model")
+    options = parser.parse_args(argv)
+    output: Path = options.output
+    if not output.is_dir():
+        parser.error(f"--output: there is no folder {output}")
 
-        def joined() -> int:
-            probed = Probed.of(artifact)
-            if alone(probed.settings.mesh.hosts):
-                return _probe(probed, output, SINGLE)
-            from ..hosts.group import together
+    @on_disk()
+    def probe() -> int:
+        if options.server:
+            from .served import hold
 
-            return together(
-                probed.settings.mesh.hosts, interrupts, lambda _, hosts: _probe(probed, output, hosts)
-            )
+            ask = functools.partial(hold, artifact, output / FILE, options.server, options.merged)
+            return attended(lambda signum: GONE, 1, lambda *_: ask())
+        probed = Probed.of(artifact, options.merged)
+        work = on_disk()(functools.partial(_probe, probed, output))
+        return attended(lambda signum: GONE, probed.settings.mesh.hosts, lambda _, hosts: work(hosts))
 
-        try:
-            return guarded(joined)
-        except Interrupted as interrupted:
-            say(f"\n{GONE}")
-            return 128 + interrupted.signum
+    return guarded(probe)
 
 
 def _probe(probed: Probed, output: Path, hosts: SingleProcess | ProcessGroup) -> int:
@@ -159,6 +120,7 @@ def _probe(probed: Probed, output: Path, hosts: SingleProcess | ProcessGroup) ->
     report = Report()
     mesh = meshes.start(probed.settings.mesh, hosts.count)
     _machine(report, probed, output)
+    _devices(report)
     with tempfile.TemporaryDirectory() as work:
         miniature = _numbers(report, probed, mesh, Path(work))
         _time(report, probed, mesh)
@@ -168,13 +130,13 @@ def _probe(probed: Probed, output: Path, hosts: SingleProcess | ProcessGroup) ->
             _merge(report, probed, mesh, miniature, Path(work))
     if not hosts.first:
         return 1 if report.problems else 0
-    report.write(output / FILE)
     print(table(report.rows))
     for note in report.notes:
         print(f"note: {note}")
     for problem in report.problems:
         print(f"error: {problem}", file=sys.stderr)
-    print(f"{output / FILE}: written", file=sys.stderr)
+    report.write(output / FILE)
+    say(f"{output / FILE}: written")
     return 1 if report.problems else 0
 
 
@@ -184,31 +146,24 @@ def _machine(report: Report, probed: Probed, output: Path) -> None:
     planned, found = probed.shapes["machine"], machine(output)
     report.data |= {
         "date": datetime.now(UTC).date().isoformat(),
-        "recipe": _digest(probed.lock),
+        "recipe": digest_of(probed.lock),
         "setting": _setting(probed),
         "machine": found,
     }
     locked, there = probed.lock["packages"]["train"], versions(probed.lock)
     report.data["versions"] = {name: there[name] for name in PACKAGES if there.get(name)}
+    devices = f"{planned['devices']} of {planned['accelerator']}", f"{found['devices']} {found['kind']}"
+    host = f"{gib(found['host_bytes'])}, {found['cores']}, {gib(found['disk_free_bytes'])}"
     report.rows += [
-        (
-            "devices",
-            f"{planned['devices']} of {planned['accelerator']}",
-            f"{found['devices']} {found['kind']}",
-        ),
+        ("devices", *devices),
         ("topology", planned["topology"] or "-", found["topology"] or "not told"),
         ("HBM of a device", gib(planned["hbm_bytes"]), gib(found["hbm_bytes"])),
-        (
-            "memory, cores, free disk",
-            "-",
-            f"{gib(found['host_bytes'])}, {found['cores']}, {gib(found['disk_free_bytes'])}",
-        ),
+        ("memory, cores, free disk", "-", host),
         ("flags of libtpu", str(len(probed.settings.mesh.flags)), str(len(found["flags"]))),
     ]
     if planned["topology"] and found["topology"] and _shape(planned["topology"]) != _shape(found["topology"]):
-        report.notes.append(
-            f"the chips are laid out as {found['topology']}, the recipe's as {planned['topology']}"
-        )
+        laid = f"the chips are laid out as {found['topology']}"
+        report.notes.append(f"{laid}, the recipe's as {planned['topology']}")
     counted, told = planned["hbm_bytes"], found["hbm_bytes"]
     if counted and told and told < LEAST_HBM * counted:
         report.problems.append(f"a device has {gib(told)} of HBM, and the plan counts on {gib(counted)}")
@@ -216,6 +171,19 @@ def _machine(report: Report, probed: Probed, output: Path) -> None:
     report.rows.append(("packages as locked", str(len(locked)), str(len(locked) - len(other))))
     for name in (name for name in PACKAGES if name in other):
         report.notes.append(f"{name} is {other[name] or 'not installed'}, the lock has {locked[name]}")
+
+
+def _devices(report: Report) -> None:
+    from .machine import SLOW, slow
+
+    if report.data["machine"]["platform"] == "cpu":
+        return  # these share the machine's cores
+    with report.part("a product on each device alone") as begun:
+        if begun:
+            found = report.data["product"] = slow()
+            row = "the slowest device beside the median", f"{SLOW} times"
+            report.rows.append((*row, f"{found['slowest']} times {1e3 * found['median_seconds']:.2f} ms"))
+            report.notes += found["slow"]
 
 
 def _numbers(report: Report, probed: Probed, mesh: Mesh, work: Path) -> tuple[Any, Outcome] | None:
@@ -262,11 +230,10 @@ def _time(report: Report, probed: Probed, mesh: Mesh) -> None:
     if probed.settings.model.dtype == "float32":
         jax.config.update("jax_default_matmul_precision", "highest")  # as a run of train.py
     for shape in probed.shapes["depths"]:
-        with report.part(f"time of {len(shape['layers'])} layers") as begun, out_of_memory():
+        config, layers = shape["config"], shape["layers"]
+        with report.part(f"time of {len(layers)} layers") as begun, out_of_memory():
             if begun:
-                depths.append(
-                    timed(shape["config"], shape["layers"], probed.settings, probed.optimizer, mesh)
-                )
+                depths.append(timed(config, layers, probed.settings, probed.optimizer, mesh))
     if not depths:
         return
     report.rows += [
@@ -280,15 +247,18 @@ def _time(report: Report, probed: Probed, mesh: Mesh) -> None:
     if "layer_seconds" in found:
         report.rows.append(("seconds of a layer", "-", f"{found['layer_seconds']:.5f}"))
         report.rows.append(("seconds outside the layers", "-", f"{found['outside_seconds']:.4f}"))
+    there = gib(probed.shapes["machine"]["hbm_bytes"])
     report.rows += [
         (f"seconds of a step, {found['layers']} layers", "recipe plan", f"{found['step_seconds']:.3f}"),
-        (
-            "HBM of it, by the compiler",
-            gib(probed.shapes["machine"]["hbm_bytes"]),
-            gib(found["compiled_bytes"]),
-        ),
-        ("HBM of it at its peak", gib(probed.shapes["machine"]["hbm_bytes"]), gib(found["peak_bytes"])),
+        ("HBM of it, by the compiler", there, gib(found["compiled_bytes"])),
+        ("HBM of it at its peak", there, gib(found["peak_bytes"])),
     ]
+    report.rows += [
+        (f"seconds of a micro-batch: {part}", "recipe plan", f"{taken:.4f}")
+        for part, taken in found["parts"].items()
+    ]
+    if not found["parts"]:
+        report.notes.append("no parts of the step's time: its trace could not be made or read")
 
 
 def _merge(report: Report, probed: Probed, mesh: Mesh, miniature: tuple[Any, Outcome], work: Path) -> None:
@@ -301,12 +271,19 @@ def _merge(report: Report, probed: Probed, mesh: Mesh, miniature: tuple[Any, Out
         if probed.miniature.lora is None:
             report.notes.append("no merge: all weights are trained, and take the base's place as they are")
             return
+        folder = probed.merged or work / "merged"
         try:
-            made = merged(base, found, probed.miniature, probed.lock, mesh, work / "merged")
+            made = report.data["merge"] = merged(base, found, probed.miniature, probed.lock, mesh, folder)
         except UserError as error:
             report.problems.append(error.message)
             return
-        report.data["merge"] = made
+        if probed.merged:
+            from .served import keep
+
+            keep(folder, probed.settings.model, digest_of(probed.lock))
+        if probed.lock["recipe"]["serve"]:
+            how = "--merged DIR keeps the miniature for serve.sh DIR, --server URL asks that"
+            report.rows.append(("the server", "-", f"not tried: {how}"))
         report.rows.append(
             ("merged logits against trained", f"{made['logits_allowed']:.0e}", f"{made['logits']:.1e}")
         )
@@ -330,25 +307,6 @@ def _setting(probed: Probed) -> dict[str, Any]:
     }
 
 
-def _digest(lock: Mapping[str, Any]) -> str:
-    """Of the resolved recipe: by it, and by nothing else, a probe is known to be of one."""
-    return hashlib.sha256(json.dumps(lock["recipe"], sort_keys=True).encode()).hexdigest()
-
-
 def _shape(topology: str) -> list[int]:
     """The extents of a topology, without those of one chip, whichever way round."""
     return sorted(int(size) for size in topology.split("x") if size != "1")
-
-
-def gib(size: float | None) -> str:
-    return "not told" if size is None else f"{size / 2**30:.2f} GiB"
-
-
-def table(rows: Sequence[tuple[str, str, str]]) -> str:
-    """Aligned columns: what, planned or allowed, found."""
-    every = [("", "planned or allowed", "found"), *rows]
-    widths = [max(len(row[column]) for row in every) for column in range(3)]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in every
-    )

@@ -16,6 +16,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from ..errors import say
 from ..model.loading import build
 from ..model.random_weights import RandomCheckpoint
 from ..settings import RunSettings
@@ -23,6 +24,7 @@ from ..training.objectives import OBJECTIVES
 from ..training.step import Step, fit_shardings, micro_batch_loss, trained_type, update_rule
 from .machine import memory
 from .numbers import placed
+from .parts import parts
 
 WARM, TIMED = 2, 5
 
@@ -32,11 +34,11 @@ class Depth:
     """A step of some layers.
 
     Attributes:
-        layers: how many.
         compile_seconds: of the step.
         seconds: of one micro-batch, the median of TIMED.
         compiled_bytes: of a device's memory, by the compiler: arguments and temporaries.
         peak_bytes: by the device, of all so far; None where it does not tell.
+        parts: what `parts.parts` found; empty where no trace could be made.
     """
 
     layers: int
@@ -44,6 +46,7 @@ class Depth:
     seconds: float
     compiled_bytes: int
     peak_bytes: int | None
+    parts: Mapping[str, float]
 
 
 def timed(
@@ -78,27 +81,42 @@ def timed(
         begun = time.monotonic()
         compiled = step.jit().lower(live, step.base, given).compile()
         ready = time.monotonic()
-        taken = []
-        for _ in range(WARM + TIMED):
-            start = time.perf_counter()
-            live, loss, *_ = compiled(live, step.base, given)
-            jax.block_until_ready((live, loss))
-            taken.append(time.perf_counter() - start)
+        seconds, traced = _measured(compiled, live, step.base, given)
     sizes = compiled.memory_analysis()
     found = Depth(
         len(layers),
         ready - begun,
-        statistics.median(taken[WARM:]),
+        seconds,
         sizes.argument_size_in_bytes + sizes.temp_size_in_bytes,
         memory("peak_bytes_in_use"),
+        traced,
     )
     del built, state, step, live, given, compiled
     gc.collect()  # a model's modules refer to each other, and hold its arrays
     return found
 
 
+def _measured(compiled: Any, live: Any, base: Any, given: Any) -> tuple[float, dict[str, float]]:
+    """The seconds of a step, and the parts that they are made of; `live` is used up."""
+
+    def run() -> float:
+        nonlocal live
+        start = time.perf_counter()
+        live, loss, *_ = compiled(live, base, given)
+        jax.block_until_ready((live, loss))
+        return time.perf_counter() - start
+
+    taken = [run() for _ in range(WARM + TIMED)]
+    try:
+        return statistics.median(taken[WARM:]), parts(run, compiled.as_text())
+    except (OSError, RuntimeError) as error:
+        say(f"probe: no trace of the step: {error}")
+        return statistics.median(taken[WARM:]), {}
+
+
 def summary(depths: Sequence[Depth], settings: RunSettings, layers: int) -> dict[str, Any]:
-    """The depths, what a layer takes, all around the layers, and a step of the whole model.
+    """The depths, what a layer takes, all around the layers, and a step of the whole model; its parts are
+    those of a micro-batch.
 
     The layers that differ between the two stand for all that are in neither.
 
@@ -106,39 +124,30 @@ def summary(depths: Sequence[Depth], settings: RunSettings, layers: int) -> dict
         layers: of the whole model.
     """
     accumulation = settings.train.accumulation_steps(settings.mesh.data_parallel)
-    out: dict[str, Any] = {
+    few, more = depths[0], depths[-1]
+    between = more.layers - few.layers
+    share = (layers - few.layers) / between if between else 0.0
+
+    def whole(first: Any, second: Any) -> Any:
+        return None if first is None or second is None else first + share * (second - first)
+
+    seconds = whole(few.seconds, more.seconds)
+    layer = (more.seconds - few.seconds) / between if between else None
+    return {
         "depths": [asdict(depth) for depth in depths],
         "layers": layers,
         "micro_batches": accumulation,
+        **({"layer_seconds": layer, "outside_seconds": few.seconds - few.layers * layer} if layer else {}),
+        "micro_batch_seconds": seconds,
+        "step_seconds": seconds * accumulation,
+        "compiled_bytes": whole(few.compiled_bytes, more.compiled_bytes),
+        "peak_bytes": whole(few.peak_bytes, more.peak_bytes),
+        "parts": {
+            part: max(0.0, whole(taken, more.parts[part]))
+            for part, taken in few.parts.items()
+            if part in more.parts
+        },
     }
-    few, more = depths[0], depths[-1]
-    if few.layers == more.layers:
-        whole = {name: getattr(few, name) for name in ("seconds", "compiled_bytes", "peak_bytes")}
-        return out | {"micro_batch_seconds": whole["seconds"]} | _whole(whole, accumulation)
-    share = (layers - few.layers) / (more.layers - few.layers)
-    whole = {
-        name: None if getattr(more, name) is None else _along(getattr(few, name), getattr(more, name), share)
-        for name in ("seconds", "compiled_bytes", "peak_bytes")
-    }
-    layer = (more.seconds - few.seconds) / (more.layers - few.layers)
-    return (
-        out
-        | {"layer_seconds": layer, "outside_seconds": few.seconds - few.layers * layer}
-        | {"micro_batch_seconds": whole["seconds"]}
-        | _whole(whole, accumulation)
-    )
-
-
-def _whole(whole: Mapping[str, Any], accumulation: int) -> dict[str, Any]:
-    return {
-        "step_seconds": whole["seconds"] * accumulation,
-        "compiled_bytes": whole["compiled_bytes"],
-        "peak_bytes": whole["peak_bytes"],
-    }
-
-
-def _along(first: float, second: float, share: float) -> float:
-    return first + share * (second - first)
 
 
 def _rows(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:

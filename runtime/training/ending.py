@@ -32,12 +32,12 @@ def out_of_memory() -> Iterator[None]:
 
 
 def attended(
-    directory: str, hosts: int, work: Callable[[Interrupts, SingleProcess | ProcessGroup], int]
+    gone: Callable[[int], str], hosts: int, work: Callable[[Interrupts, SingleProcess | ProcessGroup], int]
 ) -> int:
     """Does the work of a script; errors and signals become a sentence and an exit status.
 
     Args:
-        directory: of the checkpoints, of which a signal's sentence tells.
+        gone: the sentence of a signal, from its number.
         hosts: machines that the recipe's mesh spans.
 
     Returns:
@@ -45,11 +45,11 @@ def attended(
         several processes, one that fails ends at once, and with it the others: with 1 after an error that a
         person has to mend, with runtime.errors.PASSING where another process is gone.
     """
-    with Interrupts(lambda signum: farewell(signum, directory)) as interrupts:
+    with Interrupts(gone) as interrupts:
         try:
             return guarded(lambda: _joined(hosts, interrupts, work))
         except Interrupted as interrupted:
-            print(f"\n{farewell(interrupted.signum, directory)}", file=sys.stderr)
+            print(f"\n{gone(interrupted.signum)}", file=sys.stderr)
             return 128 + interrupted.signum
 
 

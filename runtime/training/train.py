@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from ..settings import (
     RunSettings,
     TrainSettings,
 )
-from .ending import attended
+from .ending import attended, farewell
 from .maintenance import watching
 from .session import Session, begin, checkpoint_directory
 
@@ -121,7 +122,7 @@ def run(
             session = begin(artifact, arguments, directory, settings, cache, interrupts, hosts)
             return _run(session, settings, learning_rate, optimizer)
 
-    return attended(directory, mesh.hosts, work)
+    return attended(functools.partial(farewell, directory=directory), mesh.hosts, work)
 
 
 def _run(

@@ -92,6 +92,27 @@ def test_scripts_pass_shellcheck(launches: dict[str, dict[str, str]], tmp_path: 
     assert tool("shellcheck", "--severity=style", "--shell=bash", *scripts, tmp_path / "readme.sh") == ""
 
 
+def probing(jobset: str) -> str:
+    """A jobset.yaml as the command in it has it for a probe."""
+    command = re.search(r"^# +sed '(.*)' jobset.yaml \|$", jobset, re.MULTILINE)
+    assert command is not None
+    done = subprocess.run(["sed", command[1]], input=jobset, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_a_jobset_probes_without_weights_and_deletes_itself(launches: dict[str, dict[str, str]]) -> None:
+    for shape, files in launches.items():
+        if "jobset.yaml" in files:
+            trains, probes = jobset_of(files["jobset.yaml"]), jobset_of(probing(files["jobset.yaml"]))
+            assert probes["spec"].pop("ttlSecondsAfterFinished") == 3600, shape
+            containers = [pod["containers"] + pod["initContainers"] for pod in map(pod_of, (trains, probes))]
+            for before, after in zip(*containers, strict=True):
+                if before["name"] in ("train", "prepare"):
+                    steps = {"train": ["probe"], "prepare": ["setup"]}[before["name"]]
+                    assert after.pop("command") == [*before.pop("command")[:2], *steps]
+            assert probes == trains  # all else is the same
+
+
 def test_jobsets_are_what_the_cluster_knows(launches: dict[str, dict[str, str]]) -> None:
     """By the fields of JobSet, and each Job and pod by Kubernetes' own schema."""
     from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
@@ -99,7 +120,7 @@ def test_jobsets_are_what_the_cluster_knows(launches: dict[str, dict[str, str]])
     for shape, files in launches.items():
         if "jobset.yaml" not in files:
             continue
-        jobset = jobset_of(files["jobset.yaml"])
+        jobset = jobset_of(probing(files["jobset.yaml"]))  # with all that the training's has, and more
         read = JobsetV1alpha2JobSet.from_dict(copy.deepcopy(jobset))
         assert read is not None and without_none(read.to_dict()) == jobset, shape
         (slices,) = jobset["spec"]["replicatedJobs"]
@@ -262,6 +283,10 @@ def test_a_managed_job_tells_the_slices_of_each_other(
     places = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.9"}
     ran = run_script(folder / "run.sh", **places, **task["envs"])
     assert ran.stdout == "train 2 1 10.0.0.7\n", ran.stderr
+    assert run_script(folder / "run.sh", **places, STEP="probe").stdout == "probe 2 1 10.0.0.7\n"
+    (folder / "setup.sh").write_text(task["setup"].replace("tar xzf", ": "))
+    for step, hosts in (("probe", "setup   \n"), ("train", "setup   \nstage   \n")):
+        assert run_script(folder / "setup.sh", STEP=step).stdout == hosts
     single = YAML(typ="safe").load(launches["everything"]["skypilot.yaml"])
     assert "num_nodes" not in single and "MEGASCALE" not in single["run"]
     assert single["resources"]["infra"] == "gcp/us-east5/us-east5-a"

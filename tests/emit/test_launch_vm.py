@@ -104,7 +104,9 @@ def test_every_step_sees_what_is_done(clouds: Callable[..., Cloud]) -> None:
 def test_a_probe_leaves_its_file_and_no_machine(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds()
     assert cloud.run("probe").status == 1 and not cloud.calls("create")
-    assert cloud.run("probe", NAME).status == 0
+    ran = cloud.run("probe", NAME)
+    assert ran.status == 0
+    assert ran.out.count("-----BEGIN probe.json-----\n{}\n-----END probe.json-----\n") == 4
     assert (cloud.laptop / "results" / NAME / "probe.json").read_text() == "{}\n"
     assert len(cloud.lines("trainings")) == 4 and not cloud.lines("hf")
     assert len(cloud.calls("delete")) == 1 and cloud.run("status").out == "absent\n"

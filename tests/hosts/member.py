@@ -39,4 +39,4 @@ def work(interrupts: Interrupts, group: SingleProcess | ProcessGroup) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(attended("checkpoints", 1, work))
+    sys.exit(attended(lambda signum: "stopped", 1, work))

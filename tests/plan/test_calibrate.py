@@ -20,6 +20,9 @@ RUNNER = CliRunner()
 pytestmark = pytest.mark.usefixtures("full_speed")
 
 
+TIMES = {"micro_batch_seconds": 64.0, "peak_bytes": 2**30}
+
+
 @pytest.fixture(autouse=True)
 def told(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_WORKER_TOLD", "compiled")
@@ -63,6 +66,11 @@ def test_plans_use_what_probes_found_and_name_it(tmp_path: Path) -> None:
     assert seconds == pytest.approx(35.2)
     assert "1 probe on v5p took 1.1 times the estimate" in basis and str(calibration.path()) in basis
     assert "by probes of such machines" in run("plan", tmp_path / "recipe.yaml")
+    assert "matrix products" not in said
+    parts = {"products": 30.0, "other": 3.0, "idle": 2.2}
+    said = run("calibrate", probe(tmp_path, 35.2, time=TIMES | {"micro_batch_seconds": 35.2, "parts": parts}))
+    assert "    matrix products 30,000.0 ms, planned " in said and "\n    no operation 2,200.0 ms" in said
+    assert "HBM at its peak: 1.00 GiB, planned" in said
     # The same recipe again takes its place, and is held against the plan without what is known by then.
     run("calibrate", probe(tmp_path, 32.0))
     assert planned(tmp_path)[0] == pytest.approx(32)
@@ -73,8 +81,14 @@ def test_plans_use_what_probes_found_and_name_it(tmp_path: Path) -> None:
     [
         (64.0, {"versions": {"jax": "0.0.1"}}, "the probe ran jax 0.0.1"),
         (64.0, {"machine": {"platform": "tpu", "flags": []}}, "other flags of libtpu"),
+        (64.0, {"product": {"slow": ["device 3 takes 2.00 times as long"]}}, "device 3 takes 2.00 times"),
         (16.0, {}, "reach more than those of published runs"),
         (64.0, {}, "none that the files show"),
+        (
+            64.0,
+            {"time": TIMES | {"parts": {"products": 32.0, "collectives": 24.0, "idle": 8.0}}},
+            "exposed collectives took 24,000.0 ms, and 0 ms were planned",
+        ),
     ],
 )
 def test_what_is_outside_the_interval_has_a_likely_cause(
@@ -91,6 +105,8 @@ def test_what_is_outside_the_interval_has_a_likely_cause(
         ({"machine": {"platform": "cpu"}}, "of a cpu"),
         ({"problems": ["on a mesh it differs"]}, "on a mesh it differs"),
         ({"time": {}}, "no time of the step"),
+        ({"time": TIMES | {"parts": {"products": "much"}}}, "parts of a step that are no times"),
+        ({"time": TIMES | {"parts": 3}}, "no file of a probe"),
         ({"recipe": "another"}, "of another recipe"),
     ],
 )

@@ -58,6 +58,23 @@ def test_figures_are_those_of_all_layers(file: Path) -> None:
     assert planned(file)["plan"]["cached"] is True
 
 
+@pytest.mark.usefixtures("full_speed")
+def test_the_mesh_that_a_note_names_is_priced_from_the_cache_alone(file: Path, fake: Path) -> None:
+    command = f"recipe plan {file} --set 'mesh.axes={{fsdp: 2, tp: 2}}'"
+    (note,) = planned(file)["plan"]["notes"]
+    assert note.endswith(f"is not planned yet; its time and memory: {command}")
+    begun = len(list(fake.iterdir()))
+    assert planned(file, "--set", "mesh.axes={fsdp: 2, tp: 2}")["plan"]["notes"] == []
+    other = len(list(fake.iterdir()))
+    assert other > begun
+    (note,) = planned(file)["plan"]["notes"]
+    # Two micro-batches of 32 s on half as many rows at a time, and nothing compiled.
+    assert "takes an estimated 64,000.0 ms for an optimizer's step" in note
+    assert "where this mesh takes 32,000.0 ms" in note and len(list(fake.iterdir())) == other
+    assert "takes an estimated 64,000.0 ms" in " ".join(run("plan", file).stdout.split())
+    assert planned(file, "--set", "lora.init=zero_a")["plan"]["notes"] == []
+
+
 def test_exact_compiles_all_layers(file: Path) -> None:
     plan = planned(file, "--exact")["plan"]
     assert plan["estimate"]["compiled_layers"] == [60]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -20,7 +22,8 @@ from recipec.compiler.lowering.lower import lower
 from recipec.compiler.rehearse.artifact_run import script_environment
 from recipec.runtime.model.adapters import lora_settings
 from recipec.runtime.model.random_weights import write_text_model
-from recipec.runtime.probe import numbers
+from recipec.runtime.probe import machine, numbers
+from recipec.runtime.probe.probe import main
 from recipec.runtime.settings import (
     CheckpointSettings,
     DataSettings,
@@ -107,6 +110,12 @@ def test_a_probe_finds_the_machine_numbers_time_and_a_merge(
     assert (few["layers"], more["layers"], found["time"]["layers"]) == (3, 6, 8)
     layer = (more["seconds"] - few["seconds"]) / 3
     assert found["time"]["step_seconds"] == pytest.approx(2 * (more["seconds"] + 2 * layer))
+    # A traced step's parts, along the same line.
+    parts = found["time"]["parts"]
+    assert few["parts"]["products"] > 0 and few["parts"]["collectives"] > 0
+    taken = few["parts"]["other"], more["parts"]["other"]
+    assert parts["other"] == pytest.approx(max(0, taken[0] + 5 / 3 * (taken[1] - taken[0])))
+    assert "seconds of a micro-batch: products" in ran.stdout
     assert more["compiled_bytes"] > few["compiled_bytes"] > 0
     assert 0 < found["merge"]["logits"] <= found["merge"]["logits_allowed"] < found["merge"]["effect"]
     assert "seconds of a step, 8 layers" in ran.stdout
@@ -122,6 +131,52 @@ def test_a_chip_that_is_missing_is_one_sentence(artifact: Path, environment: Map
     assert ran.returncode == 1
     assert "error: the recipe's mesh has 4 CPU devices, this machine 2\n" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.nightly
+def test_ctrl_c_leaves_nothing(artifact: Path, environment: Mapping[str, str], tmp_path: Path) -> None:
+    (artifact / "probe.json").unlink(missing_ok=True)
+    with subprocess.Popen(
+        [sys.executable, str(artifact / "probe.py")],
+        env={**environment, "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "numbers on one CPU device" in line:
+                assert list(tmp_path.iterdir())
+                process.send_signal(signal.SIGINT)
+                break
+        assert process.stderr.read().endswith("stopped: nothing was written\n")
+    assert process.returncode == 130
+    assert not list(tmp_path.iterdir()) and not (artifact / "probe.json").exists()
+
+
+@pytest.mark.nightly
+def test_a_disk_without_room_is_one_sentence(
+    artifact: Path, environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    limited = f"ulimit -f 8; exec {sys.executable} {artifact / 'probe.py'}"  # files of 8 KiB at the most
+    ran = subprocess.run(
+        ["bash", "-c", limited],
+        env={**environment, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1 and "error: the probe cannot read or write its files: " in ran.stderr
+    assert str(tmp_path) in ran.stderr and "Traceback" not in ran.stderr and not list(tmp_path.iterdir())
+
+
+def test_what_is_not_there_or_damaged_is_one_sentence(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(artifact, ["--output", str(tmp_path / "nowhere")])
+    assert "there is no folder" in capsys.readouterr().err
+    assert main(tmp_path, []) == 1
+    assert "cannot read or write its files" in capsys.readouterr().err
 
 
 def settings() -> RunSettings:
@@ -159,6 +214,14 @@ def test_a_weight_that_is_another_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     problem = numbers.compare("here", "float32", computed("wrong"), right).problem
     assert problem is not None and problem.startswith("on here in float32 the miniature differs")
     assert "logits by" in problem and "gradients by" in problem and "\n" not in problem
+
+
+def test_a_device_that_is_slower_than_the_others_is_named() -> None:
+    usual = machine.product(jax.devices()[0])
+    found = machine.slow(lambda device: usual * (1.5 if device.id == 2 else 1 + device.id / 100))
+    assert found["slow"] == ["device 2 of process 0 takes 1.44 times as long as the others"]
+    assert found["slowest"] == 1.44 and found["median_seconds"] == pytest.approx(usual, rel=0.2)
+    assert machine.slow(lambda device: usual * (1 + device.id / 100))["slow"] == []
 
 
 def test_what_is_beyond_its_tolerance_is_no_number_or_larger() -> None:

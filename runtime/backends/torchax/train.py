@@ -3,6 +3,7 @@ trained adapter."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from ...settings import (
     RunSettings,
     TrainSettings,
 )
-from ...training.ending import attended
+from ...training.ending import attended, farewell
 from ...training.maintenance import watching
 from ...training.session import Session, begin, checkpoint_directory
 from ..arguments import BackendArguments
@@ -79,7 +80,7 @@ def run(
             adapter = None if lora is None else arguments.start_from(lora)
             return _run(session, settings, adapter, learning_rate, optimizer)
 
-    return attended(directory, mesh.hosts, work)
+    return attended(functools.partial(farewell, directory=directory), mesh.hosts, work)
 
 
 def _run(

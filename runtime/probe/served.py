@@ -1,0 +1,169 @@
+"""A server of the merged miniature: how long its tokens take, and whether they are the miniature's own.
+
+The probe holds the machine's devices until it ends. So it keeps the merged miniature with its greedy answers,
+the artifact's server is started on that, and a second call of probe.py asks it, without JAX.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..serving.answers import ServedModel, first_difference
+from ..serving.client import Client
+from ..settings import ModelSettings
+from .report import LOCK, VERSION, digest_of, table
+
+ANSWERS = "answers.json"
+LENGTHS, NEW = (3, 9, 20, 33), 16
+"""Tokens of the prompts, and of each answer."""
+TIE = 0.25
+"""How far the likeliest token leads, of the root mean square of all logits: where that is less, bfloat16 or
+an fp8 cache may choose another. No server was tried on a TPU."""
+
+
+def keep(folder: Path, model: ModelSettings, digest: str) -> None:
+    """Writes a tokenizer and greedy answers, computed on one CPU device in float32, beside merged weights.
+
+    Args:
+        folder: of the merged miniature.
+        digest: of the recipe.
+    """
+    from dataclasses import replace
+
+    import jax
+    import numpy as np
+
+    from ..merging.logits import logits
+    from ..model.loading import build
+    from ..weights.checkpoint import HFCheckpoint
+    from .numbers import reference_mesh
+
+    base, mesh = HFCheckpoint.open(folder), reference_mesh({"fsdp": 1, "tp": 1})
+    vocabulary, random = base.architecture.vocab_size, np.random.default_rng(1)
+    _write_tokenizer(folder, vocabulary)
+    shape = (len(LENGTHS), max(LENGTHS) + NEW)
+    places, ends = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape), np.array(LENGTHS)
+    tokens = random.integers(3, vocabulary, shape).astype(np.int32)
+    prompts = [tokens[row, :end].tolist() for row, end in enumerate(LENGTHS)]
+    leads: list[list[float]] = [[] for _ in LENGTHS]
+    with jax.default_device(mesh.local_devices[0]), jax.default_matmul_precision("highest"):
+        plain = replace(model, dtype="float32", attention="dot", remat="none")
+        built = build(base, plain, None, mesh, (), 0)
+        for _ in range(NEW):
+            valid = (places < ends[:, None]).astype(np.int32)
+            rows = {"tokens": tokens * valid, "positions": places * valid, "segment_ids": valid}
+            last = logits(built, rows, mesh)[np.cumsum(ends) - 1]
+            best, second = np.sort(last)[:, :-3:-1].T
+            for row, lead in enumerate((best - second) / np.sqrt(np.mean(last**2, axis=1))):
+                leads[row].append(round(float(lead), 4))
+                tokens[row, ends[row]] = last[row].argmax()
+            ends = ends + 1
+    answers = [
+        {
+            "prompt": prompt,
+            "tokens": tokens[row, len(prompt) : len(prompt) + NEW].tolist(),
+            "leads": leads[row],
+        }
+        for row, prompt in enumerate(prompts)
+    ]
+    text = json.dumps({"recipe": digest, "answers": answers}, indent=1)
+    (folder / ANSWERS).write_text(f"{text}\n", encoding="utf-8")
+
+
+def ask(url: str, name: str, kept: Mapping[str, Any] | None) -> tuple[dict[str, Any], list[str]]:
+    """The figures of a server, and a sentence for each answer that is not the miniature's.
+
+    Args:
+        name: that the model is served by.
+        kept: ANSWERS; None where it serves another model, which is timed alone.
+
+    Raises:
+        UserError: it does not answer.
+    """
+    model = ServedModel(Client(url), name, chat=False)
+    fixed = [{"prompt": list(range(5, 5 + length))} for length in LENGTHS]
+    same, problems, firsts, paces = 0, [], [], []
+    for number, one in enumerate(kept["answers"] if kept else fixed, 1):
+        body = {"model": name, "prompt": one["prompt"], "max_tokens": NEW, "temperature": 0}
+        body |= {"ignore_eos": True, "return_token_ids": True}
+        if number == 1:
+            model.streamed(body)  # what is compiled or loaded at the first request is no one's time
+        came = model.streamed(body)
+        firsts.append(came.first)
+        paces += [1 / came.rate] if came.rate else []
+        if not kept:
+            continue
+        at = first_difference(came.tokens or [], one["tokens"])
+        same += at is None
+        lead = 1.0 if at is None or at >= len(one["leads"]) else one["leads"][at]
+        if at is not None and lead > TIE:
+            problems.append(
+                f"the server's answer {number} parts from the merged miniature's at token {at + 1}, which "
+                f"leads by {lead:.2f} there (allowed {TIE})"
+            )
+    found = {"first_token_seconds": statistics.median(firsts)}
+    found |= {"token_seconds": statistics.median(paces)} if paces else {}
+    return found | ({"answers": len(kept["answers"]), "same": same} if kept else {}), problems
+
+
+def hold(artifact: Path, file: Path, url: str, folder: Path | None) -> int:
+    """Asks a server, prints what it found, and puts that into probe.json.
+
+    Args:
+        file: probe.json; it need not be there.
+        folder: of the merged miniature that is served; None for any other model.
+
+    Returns:
+        The exit status: 1 where an answer is not the miniature's.
+    """
+    lock = json.loads((artifact / LOCK).read_text(encoding="utf-8"))
+    digest, kept = digest_of(lock), None
+    if folder is not None:
+        try:
+            kept = json.loads((folder / ANSWERS).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise UserError(
+                f"{folder} holds no merged miniature", "probe.py --merged DIR keeps it there"
+            ) from None
+        if kept["recipe"] != digest:
+            raise UserError(f"{folder} holds the miniature of another recipe", "probe.py --merged DIR")
+    found, problems = ask(url, lock["recipe"]["name"], kept)
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        told = {}
+    if told.get("recipe") != digest:
+        told = {
+            "probe": VERSION,
+            "date": datetime.now(UTC).date().isoformat(),
+            "recipe": digest,
+            "problems": [],
+        }
+    told["problems"] = [old for old in told["problems"] if not old.startswith("the server's")] + problems
+    file.write_text(json.dumps(told | {"server": found}, indent=1) + "\n", encoding="utf-8")
+    taken = (("to the first token", "first_token_seconds"), ("of a token", "token_seconds"))
+    rows = [(f"ms {words}", "-", f"{1e3 * found[key]:.2f}") for words, key in taken if key in found]
+    compared = f"{found['same']} the same" if kept else "not compared: --merged DIR names the miniature"
+    rows.append(("greedy answers", str(found.get("answers", "-")), compared))
+    print(table(rows))
+    for problem in problems:
+        print(f"error: {problem}")
+    return 1 if problems else 0
+
+
+def _write_tokenizer(folder: Path, vocabulary: int) -> None:
+    """A word for each token, for a server that starts with no model without one."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    Tokenizer(WordLevel({f"t{i}": i for i in range(vocabulary)}, unk_token="t0")).save(
+        str(folder / "tokenizer.json")
+    )
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0", "eos_token": "t1"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
