@@ -150,7 +150,7 @@ def test_a_model_that_was_renamed_is_said(hub: Hub) -> None:
     hub.renamed["old/name"] = ID
     hub.models["old/name"] = hub.models[ID]
     status, _, errors = recipe("models", "add", "old/name")
-    assert status == 0 and f"note: the hub calls it {ID} now" in errors
+    assert status == 0 and f"note: the hub now names it {ID}" in errors
 
 
 def test_a_name_that_leads_out_is_no_file_of_it(hub: Hub) -> None:

@@ -62,7 +62,7 @@ def test_quiet_prints_no_notes_and_no_success(words: list[str]) -> None:
         (["cost", QUICKSTART, "--hours", "x"], "'--serve-hours' / '--hours': it must be a number"),
         (["check", QUICKSTART, "--format", "yaml"], "'--format': 'yaml' is not one of 'text', 'json'"),
         (["new", "Bad_Name", "--model", "x", "--accelerator", "v6e-8"], "not `Bad_Name`"),
-        (["parity", "--compare", "a.npz"], "name two traces or more: A.npz B.npz"),
+        (["parity", "--compare", "a.npz"], "name at least two traces: A.npz B.npz"),
     ],
 )
 def test_wrong_usage_is_said_in_plain_words(
@@ -329,7 +329,7 @@ def test_ctrl_c_says_how_many_compiles_are_kept(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cli_plan, "_refuse_backend", lambda *given: None)
     status, _, said = run("plan", QUICKSTART)
     assert status == 130
-    assert "interrupted: 2 results of this command are kept, and the same command goes on from there" in said
+    assert "interrupted: 2 results of this command are kept, and the same command continues from there" in said
 
 
 def at_a_prompt(tmp_path: Path, key: bytes) -> tuple[int, str]:
