@@ -43,7 +43,7 @@ HOLDS = {
     "chat": "messages of role and content, rendered with the checkpoint's own chat template",
     "instruction": "instruction, input and output, rendered with the checkpoint's own chat template",
     "prompt_completion": "prompt and completion, which is learnt; as text they go without a chat template",
-    "text": "text, all of which is learnt",
+    "text": "text, all of which is learned",
     "preference": "prompt, chosen and rejected: a row each for the chosen and the rejected answer",
 }
 """What a sample of each format is."""

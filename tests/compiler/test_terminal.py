@@ -292,12 +292,12 @@ def test_ctrl_c_says_what_a_build_left(tmp_path: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as before:
         before.setattr(whole.Change, "write", interrupting(whole.Change.write))
         status, _, said = run("build", QUICKSTART, "-o", str(target))
-    assert status == 130 and f"interrupted: {target} is as it was" in said
+    assert status == 130 and f"interrupted: {target} is unchanged" in said
     assert not target.exists()
     with monkeypatch.context() as within:
         within.setattr(whole, "_make", interrupting(whole._make))
         status, _, said = run("build", QUICKSTART, "-o", str(target))
-    assert status == 130 and f"interrupted: {target} is whole and current" in said
+    assert status == 130 and f"interrupted: {target} is complete and up to date" in said
     assert run("build", QUICKSTART, "-o", str(target), "--check")[0] == 0
 
 
