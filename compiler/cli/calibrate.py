@@ -26,7 +26,7 @@ def calibrate(
         ),
     ] = None,
 ) -> None:
-    """Compare measured step times with their plans, and use them in later plans."""
+    """Compare the step times of probes with their plans, and use them in later plans."""
     from recipec.compiler.errors import ArtifactError
     from recipec.compiler.plan import calibration
     from recipec.compiler.plan.planner import plan

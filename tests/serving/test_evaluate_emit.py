@@ -177,11 +177,11 @@ FAULTS = [
             "E0652 prompts.jsonl:3: `expected` is not a regular expression: unbalanced parenthesis at",
         ],
     ),
-    ("{\n" * 9, (), [*["E0651 prompts.jsonl:"] * 5, "E0651 prompts.jsonl: 4 more lines have faults"]),
+    ("{\n" * 9, (), [*["E0651 prompts.jsonl:"] * 5, "E0651 prompts.jsonl: 4 more lines have errors"]),
     (
         '{"prompt": "2 + 2?", "expected": "4?"}\n',
         (),
-        ["W0653 prompts.jsonl:1: `expected` matches even an empty answer, so every answer passes"],
+        ["W0653 prompts.jsonl:1: `expected` also matches an empty answer, so every answer passes"],
     ),
     (
         GOOD,
@@ -189,7 +189,11 @@ FAULTS = [
         ["W0654 at temperature 0 all 2 samples of a prompt are the same answer"],
     ),
     (GOOD, ("evaluate.max_tokens=4096",), ["E0655 max_tokens 4,096 leaves no room for a prompt: the server"]),
-    (GOOD, ("serve=null",), ["N0656 without a serve section there is no server to ask, and no eval.sh"]),
+    (
+        GOOD,
+        ("serve=null",),
+        ["N0656 without a serve section there is no server to evaluate, and eval.sh is not written"],
+    ),
     (
         GOOD,
         ("evaluate.tasks=['gsm8k,mmlu', '--model_args']",),
