@@ -1369,8 +1369,8 @@ UNAVAILABLE: dict[str, Code] = {
     ),
     "N0935": Code(
         "sharding rules with TorchAX",
-        "The rules name Tunix's arrays. Hugging Face's tensors join some of their dimensions into one. It is "
-        "split as the first of these dimensions is.",
+        "The rules name Tunix's arrays. Hugging Face's tensors join some dimensions of these arrays into "
+        "one, which is split like the first of them.",
         "Nothing, if this is intended.",
     ),
     "N0936": Code(

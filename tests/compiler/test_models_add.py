@@ -408,7 +408,7 @@ def test_without_a_hub_it_says_what_is_missing(
 ) -> None:
     monkeypatch.setattr(f"huggingface_hub.constants.{change[0]}", change[1])
     status, _, errors = recipe(*NEW)
-    assert status == 1 and errors.startswith(f"error: `{ID}` is not in the catalogue, {said}")
+    assert status == 1 and errors.startswith(f"error: `{ID}` is not in the catalog, {said}")
     assert f"help: {way_out}; or run `recipe models add`" in errors and not names(Path())
 
 

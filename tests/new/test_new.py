@@ -156,7 +156,7 @@ def test_nothing_that_is_there_is_replaced(folder: Path) -> None:
             "--format",
         ),
         (["Demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1"], 2, "lower-case"),
-        (["demo", "--model", "gemma-3-1b", "--accelerator", "v6e-1"], 1, "is not in the catalogue"),
+        (["demo", "--model", "gemma-3-1b", "--accelerator", "v6e-1"], 1, "is not in the catalog"),
         (["demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-7"], 1, "there is no TPU v6e"),
         (
             ["demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1", "--serve", "cpu-8"],
