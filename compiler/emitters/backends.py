@@ -104,8 +104,7 @@ def _of(backend: Backend, program: Program) -> Iterator[Diagnostic]:
 
 
 def _goes_on(program: Program) -> str:
-    """Return the part of a model whose state transformers carries from one sample of a row to the next, "
-    "or ""."""
+    """Return the part of a model whose state transformers carries across samples of a row, or ""."""
     a, length = program.architecture, program.recipe.data.max_length
     if LINEAR in a.layer_types:
         return "gated delta nets in torch ignore the borders between samples of a row"
