@@ -94,7 +94,7 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator
     if method is not None:
         yield Diagnostic(
             "E0813",
-            f"the weights of `{model.id}` are stored quantized ({method}): {place} lists their tensors",
+            f"`{model.id}` has weights that are stored quantized ({method}): {place} lists their tensors",
             WHERE,
             catalog.instead_of_quantised(model.id),
         )

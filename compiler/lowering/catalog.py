@@ -179,7 +179,7 @@ def refuse_quantised(model_id: str, config: Any) -> None:
     """
     method = quantised.by_config(config)
     if method is not None and not quantised.is_read(config):
-        message = f"the weights of `{model_id}` are stored quantized ({method})"
+        message = f"`{model_id}` has weights that are stored quantized ({method})"
         raise UnknownModel("E0813", message, instead_of_quantised(model_id))
 
 

@@ -201,7 +201,7 @@ WRONG: dict[str, tuple[Callable[[Tensors], Any], str, str]] = {
         method: (
             change,
             "E0813",
-            f"the weights of `{ID}` are stored quantized ({method}): {LIST} lists their tensors",
+            f"`{ID}` has weights that are stored quantized ({method}): {LIST} lists their tensors",
         )
         for method, change in {"AWQ": awq, "GPTQ": gptq, "bitsandbytes": bnb, "FP8": fp8}.items()
     },

@@ -263,8 +263,8 @@ REFUSED: dict[str, tuple[Broken, str]] = {
         config(model_type="evil", auto_map={"AutoConfig": "modeling_evil.Config"}),
         "(modeling_evil.Config): such code is never run",
     ),
-    "stored in FP8": (config(quantization_config={"quant_method": "fp8"}), "stored quantised (FP8)"),
-    "stored by AWQ": (config(quantization_config={"quant_method": "awq"}), "stored quantised (AWQ)"),
+    "stored in FP8": (config(quantization_config={"quant_method": "fp8"}), "stored quantized (FP8)"),
+    "stored by AWQ": (config(quantization_config={"quant_method": "awq"}), "stored quantized (AWQ)"),
     "heads that do not divide": (config(num_key_value_heads=3), "does not divide"),
 }
 

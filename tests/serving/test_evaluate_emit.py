@@ -167,7 +167,7 @@ FAULTS = [
     (
         GOOD,
         ("evaluate.prompts=gs://b/p.jsonl",),
-        ["E0650 `gs://b/p.jsonl` is an address: the artifact takes"],
+        ["E0650 `gs://b/p.jsonl` is an address: the prompts must be a local file"],
     ),
     (
         GOOD + '{"prompt": "3 + 3?"}\n{"prompt": "5?", "expected": "5)"}\n',
@@ -205,7 +205,7 @@ FAULTS = [
     (
         GOOD,
         ("evaluate.tasks=[mmlu]", "data.format=text"),
-        ["W0658 tasks that score given answers by log probabilities, such as mmlu, end the server"],
+        ["W0658 tasks that score given answers by log probabilities, such as mmlu, crash the server"],
     ),
     (GOOD, ("evaluate.tasks=[mmlu]", "data.format=text", "model.id=Qwen/Qwen3-32B"), []),
     (GOOD, ("evaluate.tasks=[mmlu]",), []),
