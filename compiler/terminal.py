@@ -194,12 +194,16 @@ def _flags() -> list[Any]:
     def flags(
         quiet: Annotated[
             bool,
-            typer.Option("-q", "--quiet", help="Print errors alone.", callback=_quiet, expose_value=False),
+            typer.Option("-q", "--quiet", help="Print only errors.", callback=_quiet, expose_value=False),
         ] = False,
         verbose: Annotated[
             bool,
             typer.Option(
-                "-v", "--verbose", help="Say what is being done.", callback=_verbose, expose_value=False
+                "-v",
+                "--verbose",
+                help="Print what the command is doing.",
+                callback=_verbose,
+                expose_value=False,
             ),
         ] = False,
     ) -> None: ...

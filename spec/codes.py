@@ -1,7 +1,7 @@
-"""The registry of diagnostic codes, and the page docs/diagnostics.md that is made from it.
+"""Register the diagnostic codes, and write the page docs/diagnostics.md from them.
 
-A code's letter is its severity (E error, W warning, N note), its first two digits the group. A code
-never changes its meaning and is never used again for another.
+The letter of a code is its severity (E error, W warning, N note), and its first two digits are its group. The
+meaning of a code never changes, and the code of a removed diagnostic is never used again.
 
     python -m recipec.spec.codes > docs/diagnostics.md
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Code:
-    """What a code stands for: a title, why it arises, and what to do about it. Plain text."""
+    """The meaning of a code: a title, the cause, and the cure. Plain text."""
 
     title: str
     cause: str
@@ -30,7 +30,7 @@ GROUPS: dict[str, str] = {
     "05": "Training, checkpoints and merge",
     "06": "Serving",
     "07": "Paths and secrets",
-    "08": "Model and catalogue",
+    "08": "Model and catalog",
     "09": "Not available in this version",
     "10": "Planning and parity",
     "11": "Porting",
@@ -41,150 +41,151 @@ GROUPS: dict[str, str] = {
 FILES: dict[str, Code] = {
     "E0001": Code(
         "file not found",
-        "The recipe's path names no file.",
-        "Correct the path; it is relative to the folder the command runs in.",
+        "The path of the recipe names no file.",
+        "Correct the path. It is relative to the folder in which the command runs.",
     ),
     "E0002": Code(
         "file cannot be read",
-        "The path is a folder or a device, or reading it is not permitted.",
+        "The path is a folder or a device, or you are not permitted to read it.",
         "Name a YAML file that you may read.",
     ),
     "E0003": Code(
         "file too large",
-        "A recipe is at most 256 KiB; this file is larger, so it is hardly a recipe.",
-        "Name the right file. Data belongs in files of its own, named by `data.train`.",
+        "A recipe has at most 256 KiB, and this file is larger.",
+        "Name the right file. Keep data in files of their own, and name them in `data.train`.",
     ),
     "E0004": Code(
         "file is not UTF-8",
-        "The file holds bytes that are not UTF-8 text: it was saved in another encoding, or is no text.",
+        "The file contains bytes that are not UTF-8. It was saved in another encoding, or it is not text.",
         "Save it as UTF-8.",
     ),
     "E0005": Code(
         "file is empty",
-        "The file holds nothing but white space and comments.",
+        "The file contains only white space and comments.",
         "Start from `recipe new`, or from one of the files in recipes/.",
     ),
     "E0006": Code(
         "not valid YAML",
-        "The text does not follow YAML's grammar at the place shown; the fault may lie a line above it.",
-        "Often: a missing colon or space after it, an unclosed quote or bracket, uneven indentation.",
+        "The text breaks YAML's grammar at the place shown. The mistake may be a line above it.",
+        "Look for a missing colon, a missing space after a colon, an unclosed quote or bracket, or uneven "
+        "indentation.",
     ),
     "E0007": Code(
         "tab in the indentation",
-        "YAML is indented by spaces alone.",
-        "Replace each tab by two spaces.",
+        "YAML allows only spaces as indentation.",
+        "Replace each tab with two spaces.",
     ),
     "E0008": Code(
         "several documents in one file",
-        "A line `---` starts a second YAML document; a recipe is one.",
-        "Make a file of each; one may take over another by `extends`.",
+        "A line `---` starts a second YAML document. A recipe is one document.",
+        "Write each into a file of its own. A recipe can build on another with `extends`.",
     ),
     "E0009": Code(
         "key given twice",
-        "A section holds the same key a second time. Other tools silently take the last.",
+        "A section contains the same key twice. Other tools silently use the last one.",
         "Remove one of the two.",
     ),
     "E0010": Code(
         "YAML anchor or alias",
-        "Anchors (`&x`) and aliases (`*x`) are refused: what a recipe says has to stand where it is read.",
-        "Write the value out, or share it between recipes by `extends`.",
+        "Anchors (`&x`) and aliases (`*x`) are not allowed. Each value must be written where it is used.",
+        "Write the value out, or share it between recipes with `extends`.",
     ),
     "E0011": Code(
         "YAML merge key",
-        "The merge key `<<` is refused; it is not part of YAML 1.2.",
-        "Write the keys out, or put them into a base recipe and name it by `extends`.",
+        "The merge key `<<` is not allowed. It is not part of YAML 1.2.",
+        "Write the keys out, or put them into a base recipe and name it with `extends`.",
     ),
     "E0012": Code(
         "YAML tag",
-        "Tags (`!x`, `!!python/...`) are refused: some would run code, and a recipe needs none.",
-        "Remove the tag; quote the value if it should be text.",
+        "Tags (`!x`, `!!python/...`) are not allowed. Some would run code, and a recipe needs none.",
+        "Remove the tag. Quote the value if it is text.",
     ),
     "E0013": Code(
         "not a mapping",
-        "The file's top level is a list or a single value, not `key: value` lines.",
+        "The top level of the file is a list or a single value instead of `key: value` lines.",
         "Start from `recipe new`, or from one of the files in recipes/.",
     ),
     "E0014": Code(
         "key is not text",
         "A key is a list, a mapping, a number, true, false or null.",
-        "Write a plain name; put quotes around it if it looks like a number.",
+        "Write a plain name. Put quotes around it if it looks like a number.",
     ),
     "E0015": Code(
         "nested too deeply",
-        "Lists and mappings lie more than 32 deep.",
-        "Close the brackets; no recipe needs that.",
+        "Lists and mappings are nested more than 32 levels deep.",
+        "Close the brackets. No recipe needs such depth.",
     ),
     "E0016": Code(
         "character that YAML does not allow",
-        "The file holds a control character.",
-        "Remove it; in a double-quoted text it can be written as an escape.",
+        "The file contains a control character.",
+        "Remove it, or write it as an escape within double quotes.",
     ),
     "E0017": Code(
         "YAML directive",
-        "A line that starts with `%` is a directive to the YAML reader. Recipes are YAML 1.2 and take none.",
+        "A line that starts with `%` is a directive to the YAML reader. Recipes are YAML 1.2 and allow none.",
         "Remove the line.",
     ),
     "E0018": Code(
         "byte order mark",
-        "The file starts with a byte order mark, as some editors write it.",
+        "The file starts with a byte order mark, which some editors add.",
         "Save it as UTF-8 without a byte order mark.",
     ),
     "E0020": Code(
         "`extends` is not a relative path",
         "`extends` names one YAML file, NAME.yaml or NAME.yml, relative to the folder of the file that "
-        "says it, and in no hidden folder: lines of other files have no place in a diagnostic.",
+        "contains it. Hidden folders are not allowed, because diagnostics show lines of the files that they "
+        "name.",
         "Write for example `extends: base.yaml`.",
     ),
     "E0021": Code(
         "extended file cannot be read",
-        "The file that `extends` names does not exist, or is no readable file.",
-        "Correct the path; it is relative to the folder of the file that says it.",
+        "The file that `extends` names does not exist or cannot be read.",
+        "Correct the path. It is relative to the folder of the file that contains it.",
     ),
     "E0022": Code(
-        "`extends` goes round in a circle",
-        "Following `extends` from file to file leads back to a file already read, or through more than 16.",
-        "Remove one link of the circle that the message shows.",
+        "`extends` forms a circle",
+        "The chain of `extends` leads back to a file that was already read, or has more than 16 files.",
+        "Remove one link of the chain that the message shows.",
     ),
     "E0030": Code(
         "`--set` is not PATH=VALUE",
-        "The argument has no `=`, no path before it, a path that cannot be read, or no value after it.",
-        "Write for example `--set train.steps=100`, or `--set lora=null` to take a section away.",
+        "The argument has no `=`, no valid path before it, or no value after it.",
+        "Write for example `--set train.steps=100`, or `--set lora=null` to remove a section.",
     ),
     "E0031": Code(
-        "`--set` path leads nowhere",
-        "A part of the path before the last is a single value or a list, which has no keys.",
+        "`--set` path does not exist",
+        "A part of the path other than the last is a single value or a list, which has no keys.",
         "Set the section as a whole, or correct the path.",
     ),
     "E0032": Code(
         "`--set` index out of range",
-        "The list has no item of that index. Items count from 0.",
-        "Use an index that the list has, or set the whole list.",
+        "The list has no item with that index. Indices start at 0.",
+        "Use an index of the list, or set the whole list.",
     ),
     "E0033": Code(
         "key cannot be set on the command line",
         "`extends` is read before `--set` is applied.",
-        "Write it into the file.",
+        "Write the key into the file.",
     ),
     "E0000": Code(
-        "fault of the compiler",
-        "The compiler failed in a way that it should not.",
-        "Run the command again with RECIPEC_TRACEBACK=1 set, and report what it prints together with the "
-        "recipe.",
+        "internal error of the compiler",
+        "The compiler failed unexpectedly. This is a bug in recipec.",
+        "Run the command again with RECIPEC_TRACEBACK=1, and report the output together with the recipe.",
     ),
     "E0040": Code(
         "no such path",
-        "The path that `recipe explain` was asked for is no section or key of the language.",
-        "Use the path that the message suggests; without a path the whole recipe is shown.",
+        "The path given to `recipe explain` is not a section or key of the language.",
+        "Use the path that the message suggests. Without a path the command shows the whole recipe.",
     ),
     "E0042": Code(
-        "check that does not end",
-        "The checks of a recipe have a minute. A regular expression that tries every way to match, such as "
-        "`(a+)+b`, takes for ever: in lora.targets, rank_pattern, sharding.rules or evaluate.prompts.",
-        "Write the expression without repetitions within repetitions.",
+        "check takes too long",
+        "The checks of a recipe are stopped after a minute. A regular expression such as `(a+)+b` can take "
+        "almost forever. It may be in lora.targets, rank_pattern, sharding.rules or evaluate.prompts.",
+        "Rewrite the expression without a repetition inside a repetition.",
     ),
     "E0041": Code(
-        "two recipes of one name",
-        "Two of the recipes that are built together have the same name, and would write one folder.",
+        "two recipes with the same name",
+        "Two of the recipes that are built together have the same name, and would write the same folder.",
         "Give one of them another name.",
     ),
 }
@@ -193,58 +194,59 @@ SCHEMA: dict[str, Code] = {
     "E0101": Code(
         "unknown key",
         "The section has no such key. Keys are never ignored.",
-        "Use the key that the message suggests, or remove it. `recipe schema` lists them all.",
+        "Use the key that the message suggests, or remove it. `recipe schema` lists all keys.",
     ),
     "E0102": Code(
         "missing key",
-        "A key without which a recipe means nothing is not given: `recipe`, `name`, `model.id`, `mesh`, "
-        "`data.train` and a few within list items.",
+        "A required key is missing: `recipe`, `name`, `model.id`, `mesh`, `data.train`, or one of the few "
+        "required keys of list items.",
         "Add it.",
     ),
     "E0103": Code(
         "wrong type",
-        "The value is of another type than the key takes: text for a number, a list for a single value.",
-        "Write the value as the message says. In YAML 1.2 only true and false are truth values, and quotes "
-        "make a number text.",
+        "The value has the wrong type: text instead of a number, or a list instead of a single value.",
+        "Write the value as the message says. In YAML 1.2 only true and false are booleans, and quotes turn "
+        "a number into text.",
     ),
     "E0104": Code(
         "not one of the choices",
-        "The key takes one of a few words, and this is none of them.",
+        "The key accepts one of a few words, and the value is not one of them.",
         "Use one of the words that the message lists.",
     ),
     "E0105": Code(
         "out of range",
-        "The number lies outside of what the key allows.",
+        "The number is outside the range of the key.",
         "Choose a number in the range that the message gives.",
     ),
     "E0106": Code(
         "malformed value",
-        "The text does not have the form that the key asks for.",
+        "The text does not have the form that the key requires.",
         "Follow the form that the message shows.",
     ),
     "E0107": Code(
         "keys exclude each other",
-        "Two keys say the same thing in two ways, such as `epochs` and `steps`.",
-        "Keep one of them. When the other comes from an extended file, set it to null in this one.",
+        "Two keys set the same thing in two ways, such as `epochs` and `steps`.",
+        "Keep one of them. If the other comes from an extended file, set it to null in this one.",
     ),
     "E0108": Code(
         "unknown version of the language",
-        "The key `recipe` holds the version of the language; this compiler reads version 1.",
-        "Write `recipe: 1`; a recipe of a later version needs a later compiler: update recipec.",
+        "The key `recipe` gives the version of the language. This compiler reads version 1.",
+        "Write `recipe: 1`. If the recipe has a later version, update recipec.",
     ),
     "E0109": Code(
-        "nothing given",
-        "A list, a mapping or a text that must hold something is empty.",
+        "empty value",
+        "A list, a mapping or a text that must not be empty is empty.",
         "Add an item.",
     ),
     "E0110": Code(
         "one of several keys is needed",
-        "One of two keys has to be given, and neither is: `accelerator` or `topology`, `epochs` or `steps`.",
+        "One of two keys is required, and neither is given: `accelerator` or `topology`, `epochs` or "
+        "`steps`.",
         "Give one of them.",
     ),
     "E0111": Code(
         "given twice in a list",
-        "A list whose items have to differ holds one a second time.",
+        "A list that must not repeat an item contains one twice.",
         "Remove one of the two.",
     ),
 }
@@ -252,268 +254,273 @@ SCHEMA: dict[str, Code] = {
 MESH: dict[str, Code] = {
     "E0201": Code(
         "unknown accelerator",
-        "The name or topology is none of the hardware catalogue's, or there is no slice of that size.",
+        "The hardware catalog has no machine with that name or topology, or no slice of that size.",
         "Use a name or topology that the message lists. The number in v4-N, v5p-N and tpu7x-N counts "
-        "TensorCores, two to a chip; in v5e-N and v6e-N it counts chips.",
+        "TensorCores, two to a chip. In v5e-N and v6e-N it counts chips.",
     ),
     "E0202": Code(
         "mesh axes do not multiply to the devices",
-        "The product of the axes is not the number of devices. v5p-8 is four chips and four devices.",
+        "The product of the axes differs from the number of devices. A v5p-8 has four chips and four "
+        "devices.",
         "Choose axes whose product is the number of devices that the message gives.",
     ),
     "E0203": Code(
         "tp does not divide the heads",
-        "tp splits attention heads and key/value heads over devices. Layer types differ: Gemma 4 31B has "
-        "16 key/value heads in its local layers and 4 in its global ones.",
-        "Choose a tp that divides every count, and put the remaining devices on fsdp; or keep those "
-        "weights whole with `sharding.on_indivisible: replicate`.",
+        "tp splits attention heads and key/value heads over devices. Layers can differ: Gemma 4 31B has 16 "
+        "key/value heads in its local layers and 4 in its global ones.",
+        "Choose a tp that divides every number of heads, and put the remaining devices on fsdp. Or keep "
+        "those weights whole with `sharding.on_indivisible: replicate`.",
     ),
     "W0203": Code(
         "heads are kept whole under tp",
-        "tp does not divide the number of heads, and `on_indivisible: replicate` keeps their weights whole "
-        "on every device.",
-        "Nothing, if that is meant; it costs memory and repeats work.",
+        "tp does not divide the number of heads, and `on_indivisible: replicate` keeps a full copy of their "
+        "weights on every device.",
+        "Nothing, if this is intended. It costs memory and repeats work.",
     ),
     "E0204": Code(
         "axis does not divide a dimension",
-        "A parameter or an adapter has a dimension that its mesh axis cannot split evenly.",
+        "The mesh axis cannot split a dimension of a parameter or an adapter evenly.",
         "Choose another size of the axis, or write `on_indivisible: replicate` under `sharding`.",
     ),
     "W0204": Code(
         "dimension is kept whole",
-        "A mesh axis does not divide it, and `on_indivisible: replicate` keeps it whole on every device.",
-        "Nothing, if that is meant.",
+        "A mesh axis does not divide the dimension, and `on_indivisible: replicate` keeps a full copy on "
+        "every device.",
+        "Nothing, if this is intended.",
     ),
     "E0208": Code(
         "sharding rule matches nothing",
-        "A rule's expression has to match the whole path of a parameter, and matches none.",
-        "`recipe explain RECIPE mesh` lists the paths; write `.*` at either end.",
+        "The rule's expression must match the whole path of a parameter, and it matches none.",
+        "`recipe explain RECIPE mesh` lists the paths. Add `.*` at either end of the expression.",
     ),
     "E0209": Code(
         "sharding spec of the wrong length",
-        "A spec names one axis or null for each dimension of the parameters that its rule matches.",
+        "A spec needs one entry, an axis or null, for each dimension of the parameters that its rule "
+        "matches.",
         "Give as many entries as the message says.",
     ),
     "E0211": Code(
         "axis twice in one spec",
-        "A mesh axis can split one dimension of an array.",
-        "Write null for the other.",
+        "One mesh axis can split only one dimension of an array.",
+        "Write null for the other dimension.",
     ),
     "E0212": Code(
         "sharding rule never applies",
-        "Earlier rules match all of its parameters, and the first match wins.",
-        "Move it up, or remove it.",
+        "Earlier rules match all parameters of this rule, and the first matching rule is used.",
+        "Move the rule up, or remove it.",
     ),
     "N0213": Code(
         "sharding rule changes nothing",
-        "It says what the model's default says.",
+        "The rule repeats the model's default.",
         "Remove it.",
     ),
     "N0215": Code(
         "single key/value head under tp",
-        "One head cannot be split; Tunix keeps its weight whole on every device of tp.",
-        "Nothing; it is a small weight.",
+        "A single head cannot be split. Tunix keeps a full copy of its weight on every device of tp.",
+        "Nothing. The weight is small.",
     ),
     "E0216": Code(
         "weights do not fit",
-        "The base weights alone, split as the mesh says, exceed a chip's memory.",
-        "Take a larger slice, or split over all of its devices.",
+        "The base weights alone, split over this mesh, need more memory than a chip has.",
+        "Use a larger slice, or split the weights over all of its devices.",
     ),
     "N0218": Code(
         "one sample at a time",
-        "All devices share one sample (tp) where they could compute several (fsdp): tp exchanges "
+        "All devices share one sample (tp), although they could compute several (fsdp). tp exchanges "
         "activations in every layer.",
-        "Put the devices on fsdp where the global batch size allows it.",
+        "Put the devices on fsdp, as far as the global batch size allows.",
     ),
     "W0219": Code(
         "offloading on a CPU",
-        "A CPU has no memory apart from the host's to offload activations to: they are kept, as with "
+        "On a CPU there is no separate host memory to offload activations to. They are kept, as with "
         "save_dots.",
-        "`remat.policy: save_dots`.",
+        "Write `remat.policy: save_dots`.",
     ),
     "E0222": Code(
         "ep without experts",
-        "The mesh axis ep splits the experts of a layer over devices, and the model has none.",
+        "The mesh axis ep splits the experts of a layer over devices, and the model has no experts.",
         "Give its devices to fsdp, which splits the batch and the weights.",
     ),
     "E0223": Code(
-        "flags of another generation",
-        "A profile of `xla` has flags that were published for one generation of TPUs, and the recipe's "
-        "machine is of another.",
-        "Name the machine's own profile, or none.",
+        "flags of another TPU generation",
+        "The `xla` profile contains flags that were published for one TPU generation, and the machine of the "
+        "recipe belongs to another.",
+        "Name the machine's own profile, or `none`.",
     ),
     "E0224": Code(
         "unknown flag of libtpu",
-        "A flag that libtpu does not have ends the run with an error when it starts. The list is that of the "
-        "pinned version.",
-        "Correct the name, without dashes, or remove it.",
+        "A run with a flag that libtpu does not know ends with an error at the start. The list comes from "
+        "the pinned version.",
+        "Correct the name, write it without dashes, or remove it.",
     ),
     "E0225": Code(
         "tokens that cannot be split",
-        "The mesh axis cp splits the tokens of a row over devices. Experts sort all tokens of a device, "
-        "and a layer that passes a state from token to token takes them one after the other.",
+        "The mesh axis cp splits the tokens of a row over devices. Layers with experts sort all tokens of a "
+        "device, and layers that carry a state from token to token compute them in order. Neither can be "
+        "split this way.",
         "Give its devices to fsdp, which splits the batch and the weights.",
     ),
     "N0226": Code(
-        "rows that are lengthened",
-        "With cp splash attention takes a row in two pieces for each device, and a piece in blocks of 128 "
-        "tokens: a row is padded to a multiple.",
-        "A `data.max_length` that is a multiple of 256 times cp.",
+        "rows are lengthened",
+        "With cp, splash attention computes a row in two pieces for each device, and each piece in blocks of "
+        "128 tokens. A row is padded to a multiple of these.",
+        "Set `data.max_length` to a multiple of 256 times cp.",
     ),
     "N0227": Code(
         "LoRA with all of a v5p-8 on fsdp",
-        "marin-community/marin's issue 4903 has runs of DPO (rank 64, learning rate 1e-6) that stay at a "
-        "loss of 0.66 there after nine steps, where fsdp 2 x tp 2 is at 0.27. They trace it to the order of "
-        "a sum over the chips, which cancels in B's first gradient. Whether it strikes others is not known.",
-        "`probe.py` compares B's first gradients on both meshes. `lora.init: zero_a`, or fsdp 2 x tp 2, "
-        "whose cost `recipe plan --set 'mesh.axes={fsdp: 2, tp: 2}'` tells.",
+        "In marin-community/marin's issue 4903, DPO runs (rank 64, learning rate 1e-6) on this mesh stay at "
+        "a loss of 0.66 after nine steps, and runs with fsdp 2 x tp 2 reach 0.27. The issue traces it to the "
+        "order of a sum over the chips, which cancels in B's first gradient. Whether other runs are affected "
+        "is not known.",
+        "`probe.py` compares B's first gradients on both meshes. Use `lora.init: zero_a` or fsdp 2 x tp 2. "
+        "`recipe plan --set 'mesh.axes={fsdp: 2, tp: 2}'` shows the cost.",
     ),
     "E0221": Code(
-        "hosts that the accelerator is not",
-        "A slice is a fixed number of machines: as Cloud TPU VMs, or on GKE as machines of 4 chips. "
-        "Processes on a CPU share the virtual devices evenly.",
-        "Leave `mesh.hosts` out, or take a number that the message gives.",
+        "number of hosts does not fit the accelerator",
+        "A slice has a fixed number of machines: Cloud TPU VMs, or on GKE machines with 4 chips. On a CPU, "
+        "the processes must share the virtual devices evenly.",
+        "Leave `mesh.hosts` out, or use a number that the message gives.",
     ),
 }
 
 LORA: dict[str, Code] = {
     "E0301": Code(
-        "target is a name of Tunix's",
+        "target is a Tunix name",
         "Tunix fuses projections (`kv_einsum`). Its names differ from layer to layer, so a regex of them "
-        "leaves layers out without a word: in Gemma 4 31B, the keys of 10 of 60 layers.",
-        "Name Hugging Face's projections: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.",
+        "silently skips layers: in Gemma 4 31B, the keys of 10 of 60 layers.",
+        "Use Hugging Face's names: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.",
     ),
     "E0302": Code(
         "target matches nothing",
-        "No projection of the model has that name, or the expression matches no whole module name.",
-        "Use a name that the message lists; an expression has to match all of `layers.7.self_attn.q_proj`, "
-        "so it often starts with `.*`.",
+        "No projection of the model has that name, or the expression matches no complete module name.",
+        "Use a name that the message lists. An expression must match a complete name such as "
+        "`layers.7.self_attn.q_proj`, so it often starts with `.*`.",
     ),
     "E0303": Code(
         "target is not a regular expression",
-        "A target that is no plain name is read as a Python regular expression, and this one is malformed.",
+        "A target that is not a plain name is read as a Python regular expression, and this one is "
+        "malformed.",
         "Correct it, or name a projection.",
     ),
     "E0304": Code(
         "no such layer",
         "`lora.layers` names a layer that the model does not have.",
-        "Layers count from 0.",
+        "Use layers of the model. Layers count from 0.",
     ),
     "E0305": Code(
         "nothing is adapted",
-        "None of the layers that `lora.layers` chooses has any of the targets.",
+        "None of the layers in `lora.layers` has any of the targets.",
         "Choose other layers or other targets.",
     ),
     "W0305": Code(
         "target in none of the chosen layers",
-        "`lora.layers` chooses layers that do not have the projection.",
+        "The layers in `lora.layers` do not have this projection.",
         "Choose other layers, or remove the target.",
     ),
     "W0306": Code(
         "target adds nothing",
-        "The targets before it match all of its projections.",
-        "Remove it.",
+        "Earlier targets already match all of its projections.",
+        "Remove the target.",
     ),
     "N0307": Code(
         "target not in every layer",
-        "Some layers have no such projection. In the global layers of larger Gemma 4 models, keys serve as "
-        "values and there is no v_proj.",
-        "Nothing: PEFT skips them too. Name k_proj, so that those layers are adapted.",
+        "Some layers have no such projection. In the global layers of larger Gemma 4 models the keys are "
+        "also the values, and there is no v_proj.",
+        "Nothing. PEFT skips these layers too. Add k_proj to the targets to adapt them.",
     ),
     "W0308": Code(
         "adapters in bfloat16",
-        "Adapters and Adam's moments in bfloat16 lose small updates; over 20 steps the loss drifts from a "
+        "In bfloat16, adapters and Adam's moments lose small updates. Over 20 steps the loss drifts from a "
         "float32 run twice as far as with float32 adapters.",
-        "`lora.dtype: float32`; the base stays bfloat16.",
+        "Write `lora.dtype: float32`. The base stays bfloat16.",
     ),
     "N0309": Code(
         "key and value share A",
-        "`kv: shared` is Qwix's layout of fused projections. PEFT trains an A for each.",
-        "`kv: independent`, to train what PEFT trains.",
+        "`kv: shared` is Qwix's layout of fused projections. PEFT trains a separate A for key and value.",
+        "Write `kv: independent` to train the same adapters as PEFT.",
     ),
     "N0310": Code(
-        "Qwix's initialisation",
-        "A starts with 2.4 times the bound of PEFT's.",
-        "`init: peft`, to compare runs with PEFT's.",
+        "Qwix's initialization",
+        "A starts within 2.4 times PEFT's bound.",
+        "Write `init: peft` to compare runs with PEFT's.",
     ),
     "W0311": Code(
         "large alpha / rank",
-        "The adapters' product is scaled by alpha / rank, and this is far above what is usual. rsLoRA's "
-        "alpha / sqrt(rank) has to be converted.",
-        "alpha equal to the rank, or twice it.",
+        "The adapters' product is scaled by alpha / rank, and this value is far above the usual ones. If it "
+        "was chosen for rsLoRA's alpha / sqrt(rank), it must be converted.",
+        "Set alpha to the rank, or to twice the rank.",
     ),
     "W0312": Code(
-        "rank above the weight's own",
-        "An adapter of that rank has more numbers than the weight it adapts.",
-        "A smaller rank.",
+        "rank larger than the weight",
+        "An adapter of that rank has more numbers than the weight that it adapts.",
+        "Use a smaller rank.",
     ),
     "E0313": Code(
-        "pattern that matches nothing",
+        "pattern matches nothing",
         "A key of rank_pattern or alpha_pattern matches none of the adapted projections.",
-        "Spell it as in targets.",
+        "Spell it as in `lora.targets`.",
     ),
     "E0314": Code(
-        "shared A of different ranks",
-        "kv: shared gives fused projections one A, and rank_pattern or alpha_pattern gives them ranks or "
-        "alphas of their own.",
-        "`kv: independent`.",
+        "shared A with different ranks",
+        "`kv: shared` gives fused projections one A, and rank_pattern or alpha_pattern gives them different "
+        "ranks or alphas.",
+        "Write `kv: independent`.",
     ),
     "N0315": Code(
         "experts without adapters",
-        "Most weights of a mixture of experts are the experts' own, and no target names them: LoRA adapts "
-        "attention and the dense block that every token goes through.",
-        "Nothing where these suffice. The target `experts` adapts them too, each expert with an A and a B of "
-        "its own; without `lora` all weights are trained.",
+        "Most weights of a mixture of experts belong to the experts, and no target names them. LoRA adapts "
+        "only attention and the dense block that every token passes through.",
+        "Nothing, if this is enough. The target `experts` adapts them too, each expert with its own A and B. "
+        "Without the `lora` section all weights are trained.",
     ),
     "E0316": Code(
-        "dropout of experts",
-        "Adapters of experts, and of routers that are no linear layers in transformers, have no dropout: "
-        "PEFT computes W + scale * B A for them, where no input of A's own can be dropped.",
-        "`dropout: 0`.",
+        "dropout with experts",
+        "Adapters of experts have no dropout, and neither have adapters of routers that are not linear "
+        "layers in transformers. PEFT computes W + scale * B A for them, so A has no separate input to drop.",
+        "Write `dropout: 0`.",
     ),
     "W0317": Code(
-        "router that PEFT does not run",
-        "In transformers the router of GLM 4.5 is a parameter beside a correction that its block reads. PEFT "
-        "wraps a module whose parameter it adapts, and the block no longer finds the correction: PEFT loads "
-        "the adapter that merge.py writes, and the model with it does not run.",
-        "`adapter: false` in `merge`, which merges into the weights alone; or leave `router` out.",
+        "router adapter that PEFT cannot run",
+        "In transformers, the router of GLM 4.5 is a parameter next to a correction that its block reads. "
+        "PEFT wraps the module of an adapted parameter, and the block then no longer finds the correction. "
+        "PEFT loads the adapter that merge.py writes, but the model does not run with it.",
+        "Write `adapter: false` in `merge`, which writes only merged weights, or remove the target `router`.",
     ),
     "E0318": Code(
-        "products in eight bits of other weights",
-        "`products` multiplies the codes of weights that are stored in eight bits, and `quantize` says that "
-        "they are not.",
-        "`quantize: int8`, on TPU7x `fp8`; or no `products`.",
+        "eight-bit products without eight-bit weights",
+        "`products` multiplies weights that are stored in eight bits, and `quantize` does not store them so.",
+        "Write `quantize: int8`, or `fp8` on TPU7x; or remove `products`.",
     ),
     "E0319": Code(
-        "products in eight bits that are no faster",
-        "The chip has no products of that type that are faster than bfloat16's: activations would be rounded "
-        "for nothing.",
-        "`quantize: int8` on v5e, v5p and v6e, `fp8` on TPU7x; or no `products`.",
+        "eight-bit products are not faster",
+        "On this chip, products of that type are not faster than bfloat16 products. Activations would be "
+        "rounded without any gain.",
+        "Write `quantize: int8` on v5e, v5p and v6e, or `fp8` on TPU7x; or remove `products`.",
     ),
     "E0322": Code(
-        "module that train_also cannot train whole",
-        "train_also is for embeddings, the output head and norms. Projections, experts and routers carry "
-        "adapters; a model whose head is its embedding has no lm_head; and an objective that asks the model "
-        "without adapters would need the base's own modules once more.",
-        "A name that the message lists, or no `train_also`.",
+        "module that train_also cannot train",
+        "train_also is for embeddings, the output head and norms. Projections, experts and routers get "
+        "adapters instead. A model that uses its embedding as head has no lm_head. An objective with a "
+        "reference model would need a second copy of the modules.",
+        "Use a name that the message lists, or remove `train_also`.",
     ),
     "N0323": Code(
-        "embedding that is the head",
-        "The model's output head is its embedding, and stays so: what is trained of one is trained of both. "
-        "PEFT trains a copy of the embedding and keeps the head, unless ensure_weight_tying is set.",
-        "Nothing where that is meant.",
+        "embedding is also the output head",
+        "The model uses its embedding as output head, so training one trains both. PEFT trains a copy of the "
+        "embedding and keeps the head, unless ensure_weight_tying is set.",
+        "Nothing, if this is intended.",
     ),
     "E0324": Code(
-        "new tokens that have no tokenizer to go to",
-        "model.add_tokens changes the files of the checkpoint's own tokenizer, which merge.py writes beside "
-        "the merged weights. Another tokenizer is not changed, and a served adapter has none.",
-        "No `model.tokenizer`; `serve: {weights: merged}`.",
+        "no tokenizer for the new tokens",
+        "model.add_tokens changes the tokenizer files of the checkpoint, which merge.py writes with the "
+        "merged weights. Another tokenizer is not changed, and a served adapter has no tokenizer of its own.",
+        "Remove `model.tokenizer`, or write `serve: {weights: merged}`.",
     ),
     "W0325": Code(
-        "new tokens whose embeddings are not trained",
-        "A new token begins with the embedding of the row that it takes, which nothing has trained; one that "
-        "`model.vocab_size` added is the mean of the others. Adapters of projections do not change it.",
-        "`lora: {train_also: [embed_tokens, lm_head]}`.",
+        "embeddings of new tokens are not trained",
+        "A new token starts with an embedding row that was never trained, or with the mean of the other rows "
+        "if `model.vocab_size` added it. Adapters of projections do not change it.",
+        "Write `lora: {train_also: [embed_tokens, lm_head]}`.",
     ),
     "E0140": Code(
         "fewer rows than the checkpoint has",
@@ -564,116 +571,117 @@ LORA: dict[str, Code] = {
         "One of the two.",
     ),
     "E0321": Code(
-        "what DoRA does not go with",
-        "DoRA scales the outputs of the frozen weight with its adapter to trained magnitudes. PEFT has none "
-        "for experts and routers; with dropout it drops inputs of the frozen product too; the lengths of "
-        "weights that are stored quantised are not computed here; and vLLM serves no such adapter.",
-        "What the message names, or `kind: lora`.",
+        "DoRA cannot be combined with this",
+        "DoRA scales the outputs of each projection to trained magnitudes. PEFT has no DoRA for experts and "
+        "routers, and with dropout it also drops inputs of the frozen product. recipec does not compute the "
+        "norms of quantized weights. vLLM does not serve DoRA adapters.",
+        "Change the key that the message names, or write `kind: lora`.",
     ),
     "E0320": Code(
-        "products in eight bits of experts",
-        "The products of all experts at once are computed in model.dtype, whatever weights are stored in.",
-        "No `products`.",
+        "eight-bit products with experts",
+        "The products of experts are always computed in model.dtype, even if the weights are stored in eight "
+        "bits.",
+        "Remove `products`.",
     ),
 }
 
 DATA: dict[str, Code] = {
     "W0401": Code(
-        "data file is not there",
-        "The recipe names a local file that does not lie beside it. The artifact is the same, but warm-up, "
-        "steps and padding could not be checked against the data.",
-        "Put it there, or give train.py its folder by --data-dir.",
+        "data file not found",
+        "The recipe names a local file that does not exist. The artifact is the same, but warm-up, steps and "
+        "padding could not be checked against the data.",
+        "Put the file there, or name its folder with --data-dir of train.py.",
     ),
     "E0402": Code(
         "chat template cannot be read",
-        "`data.chat_template` names a file that is missing, too large or no text.",
-        "Correct the path, which is relative to the recipe's folder.",
+        "`data.chat_template` names a file that is missing, too large or not text.",
+        "Correct the path. It is relative to the recipe's folder.",
     ),
     "E0403": Code(
         "tokenizer of another family",
-        "Token numbers mean other pieces of text than the checkpoint was trained on. Nothing fails: the "
-        "run trains on noise, or relearns the vocabulary.",
+        "The token ids of this tokenizer stand for other text than the checkpoint was trained on. No error "
+        "occurs: the run trains on noise, or relearns the vocabulary.",
         "Leave `model.tokenizer` out.",
     ),
     "W0404": Code(
-        "tokenizer is not in the catalogue",
-        "Nothing is known of whether it fits the checkpoint.",
+        "tokenizer is not in the catalog",
+        "The compiler cannot tell whether this tokenizer fits the checkpoint.",
         "Leave `model.tokenizer` out, unless it was made for this checkpoint.",
     ),
     "E0405": Code(
         "no chat template",
-        "A base checkpoint's tokenizer has no chat template, and chat data needs one.",
+        "The tokenizer of a base checkpoint has no chat template, and chat data needs one.",
         "Train the instruction-tuned checkpoint, or give `data.chat_template`.",
     ),
     "E0406": Code(
         "chat template of another family",
         "The template writes turn markers that the checkpoint was not trained with, such as Gemma 3's "
-        "`<start_of_turn>` for Gemma 4, which uses `<|turn>`. Markers that the checkpoint's tokenizer has "
-        "as tokens are let through: it was trained with them.",
-        "Leave `data.chat_template` out: the template that the checkpoint ships is taken. Where it is the "
-        "checkpoint's own, copy that of the model's repository.",
+        "`<start_of_turn>` for Gemma 4, which uses `<|turn>`. Markers that are tokens of the checkpoint's "
+        "tokenizer are allowed.",
+        "Leave `data.chat_template` out to use the checkpoint's template. If the checkpoint's own template "
+        "is wrong, copy the one from the model's repository.",
     ),
     "W0406": Code(
         "chat template without the family's markers",
         "The template does not write the turn markers that the checkpoint was trained with.",
-        "Leave `data.chat_template` out, unless another markup is meant.",
+        "Leave `data.chat_template` out, unless another markup is intended.",
     ),
     "W0407": Code(
         "padded rows",
-        "Without packing each sample is padded to max_length, and the padding is computed.",
-        "`packing: true`, or a smaller max_length.",
+        "Without packing, each sample is padded to max_length, and the padding is computed too.",
+        "Write `packing: true`, or use a smaller max_length.",
     ),
     "W0408": Code(
         "loss on every token",
-        "With `loss_on: all` the prompts are learnt as well, and the loss is not comparable with a run on "
-        "the answers' tokens.",
-        "`loss_on: assistant`, or `completion` where the format has prompts.",
+        "With `loss_on: all` the model also learns to write the prompts, and the loss is not comparable with "
+        "a run that trains on answers only.",
+        "Write `loss_on: assistant`, or `completion` if the format has prompts.",
     ),
     "W0409": Code(
         "trained and evaluated on the same file",
-        "The evaluation's loss then says nothing about new samples.",
-        "Hold some samples out.",
+        "The evaluation loss then says nothing about new samples.",
+        "Hold out some samples.",
     ),
     "N0411": Code(
-        "length is no multiple of 128",
-        "A TPU pads the last dimension to 128: the next multiple costs the same.",
+        "length is not a multiple of 128",
+        "A TPU pads the last dimension to a multiple of 128, so the next multiple costs the same.",
         "Use the multiple that the message gives.",
     ),
     "E0413": Code(
         "field that the format does not have",
-        "`data.fields` renames columns of the format; chat has messages, role and content.",
-        "Use one of these as the key and the source's name as the value.",
+        "`data.fields` renames the columns of the format. For example, chat has messages, role and content.",
+        "Use a column of the format as the key, and the source's name as the value.",
     ),
     "E0414": Code(
-        "objective and format",
-        "dpo, cpo and orpo learn from preferences, kto from unpaired_preference, and sft from every other "
+        "objective does not fit the format",
+        "dpo, cpo and orpo train on preferences, and kto on unpaired_preference. sft trains on every other "
         "format.",
         "Change one of the two.",
     ),
     "E0415": Code(
-        "loss_on and format",
-        "Assistant turns are a thing of conversations, a completion one of prompts.",
-        "Leave `loss_on` out: its default fits the format.",
+        "loss_on does not fit the format",
+        "Only conversations have assistant turns, and only prompts have completions.",
+        "Leave `loss_on` out. Its default fits the format.",
     ),
     "E0416": Code(
-        "transform",
+        "transform cannot be used",
         "The file is missing, is not Python, or has no such function at its top level.",
-        "Correct data.transform, as file.py:function.",
+        "Correct data.transform. Its form is file.py:function.",
     ),
     "E0417": Code(
-        "kind of source",
-        "How a source is read follows from the ending of its name.",
+        "unknown kind of data file",
+        "The ending of a source's name decides how it is read, and this one is unknown.",
         "Rename the file, or convert it.",
     ),
     "E0418": Code(
-        "split of a file",
-        "Splits and configurations belong to Hugging Face data sets.",
+        "split or configuration of a file",
+        "Only Hugging Face data sets have splits and configurations.",
         "Remove the key.",
     ),
     "E0419": Code(
         "packed preferences",
-        "An answer that is judged, by itself or beside another, has a row of its own.",
-        "`packing: false`.",
+        "An answer that is rated, alone or against another, has its own row.",
+        "Write `packing: false`.",
     ),
     "E0420": Code(
         "two sources of evaluation data",
@@ -682,93 +690,93 @@ DATA: dict[str, Code] = {
     ),
     "W0421": Code(
         "eval_seed without effect",
-        "It decides which samples `data.eval_fraction` holds out, and none are.",
+        "eval_seed decides which samples `data.eval_fraction` holds out, and no samples are held out.",
         "Remove the line, or give `data.eval_fraction`.",
     ),
     "E0422": Code(
         "no sample left to train on",
-        "`data.eval_fraction` holds out that share of the samples, rounded up: here all of them.",
-        "A smaller share, or more samples.",
+        "`data.eval_fraction` holds out that share of the samples, rounded up. Here this is all of them.",
+        "Use a smaller share or more samples.",
     ),
     "E0423": Code(
-        "samples are more than what is trained on",
-        "More than data.max_invalid_ratio of the samples hold something that is not read, or that the chat "
-        "template does not name: tool calls, tools, reasoning, pictures, a system prompt beside messages.",
-        "Give a template that writes it, or remove it with `data.transform`.",
+        "too many samples contain unused content",
+        "More than data.max_invalid_ratio of the samples contain something that is not read or that the chat "
+        "template does not write: tool calls, tools, reasoning, pictures, a system prompt next to messages.",
+        "Use a template that writes it, or remove it with `data.transform`.",
     ),
     "E0424": Code(
-        "preferences with a label",
-        "A prompt, a completion and whether it is desirable are data for KTO. As `prompt_completion` the "
-        "undesirable answers would be learnt too.",
-        "`format: unpaired_preference` with `objective: kto`, or keep the desirable answers with a "
-        "`data.transform`.",
+        "preferences with labels (KTO)",
+        "Rows with a prompt, a completion and a label are KTO data. With `prompt_completion` the model would "
+        "also learn the undesirable answers.",
+        "Write `format: unpaired_preference` with `objective: kto`, or keep only the desirable answers with "
+        "a `data.transform`.",
     ),
     "E0425": Code(
-        "data is no regular file",
-        "A pipe is waited for until somebody writes to it, and a device such as /dev/zero has no end. Data "
-        "are read more than once: counted, hashed, tokenised.",
-        "Write what comes out of it into a file, and name that.",
+        "data is not a regular file",
+        "Reading a pipe waits until a process writes to it, and a device such as /dev/zero has no end. Data "
+        "is read more than once: it is counted, hashed and tokenized.",
+        "Write the output into a file, and name that file.",
     ),
     "E0450": Code(
-        "preferences beside other samples",
-        "A source's own format is preference or unpaired_preference and the others' is not, or the other way "
-        "round. Answers are judged, each in a row of its own, and no other samples are.",
-        "Train on the two kinds one after the other, in recipes of their own.",
+        "preferences mixed with other samples",
+        "Some sources contain preferences and others do not, or preferences of another format. An objective "
+        "trains on one kind.",
+        "Train on the two kinds one after the other, with two recipes.",
     ),
     "W0451": Code(
         "reasoning without effect",
-        "Every source is text, which has no turns of the assistant's.",
+        "Every source has the format text, which has no assistant turns.",
         "Remove `data.reasoning`.",
     ),
     "E0452": Code(
-        "no template for an empty reasoning",
-        "`data.reasoning: empty` trains answers behind the prompt of a model that is told not to think, by "
-        "the variable enable_thinking of its chat template. This template does not read it.",
-        "`reasoning: drop`, or a template that does.",
+        "template does not support empty reasoning",
+        "`data.reasoning: empty` trains answers after the prompt that switches thinking off with the "
+        "template variable enable_thinking. This template does not read that variable.",
+        "Write `reasoning: drop`, or use a template that reads it.",
     ),
     "E0453": Code(
-        "curriculum of packed rows",
-        "Packing fills every row with samples of several lengths: there is no shortest row.",
-        "`packing: false`.",
+        "curriculum with packed rows",
+        "Packing fills every row with several samples, so no row is shorter than another.",
+        "Write `packing: false`.",
     ),
     "E0454": Code(
-        "temperature beside weights",
-        "`data.temperature` makes the sources' weights, of their sizes.",
+        "temperature together with weights",
+        "`data.temperature` computes the sources' weights from their sizes.",
         "Remove `data.temperature`, or every `weight`.",
     ),
     "W0455": Code(
         "temperature without effect",
-        "One source alone is drawn whole, whatever the temperature is.",
+        "There is only one source, so all its samples are used at any temperature.",
         "Remove `data.temperature`.",
     ),
     "W0430": Code(
-        "a part of the samples is not trained on",
-        "Some of the samples that are at hand hold something that is not read, or that the chat template "
-        "does not name. `recipe preview` counts all of them.",
-        "Give a template that writes it, or remove it with `data.transform`.",
+        "some samples contain unused content",
+        "Some of the local samples contain something that is not read or that the chat template does not "
+        "write. `recipe preview` counts all of them.",
+        "Use a template that writes it, or remove it with `data.transform`.",
     ),
     "E0440": Code(
         "nothing is evaluated",
-        "`train.early_stopping` and `checkpoint.keep_best` go by the evaluation loss, and `train.samples` "
-        "are written at evaluations. The recipe has no data to evaluate on.",
-        "Evaluation data: `data.eval`, or `data.eval_fraction`.",
+        "`train.early_stopping` and `checkpoint.keep_best` need the evaluation loss, and `train.samples` are "
+        "written at evaluations. The recipe has no evaluation data.",
+        "Add `data.eval` or `data.eval_fraction`.",
     ),
     "W0441": Code(
-        "patience that the run cannot lose",
-        "The first evaluation counts as progress. So many more without any come at the end of the run or "
-        "after it.",
-        "Evaluate more often with `train.eval_every`, or a smaller patience.",
+        "early stopping can never apply",
+        "The first evaluation counts as progress. The run ends before `patience` more evaluations without "
+        "progress are possible.",
+        "Evaluate more often with `train.eval_every`, or use a smaller patience.",
     ),
     "E0431": Code(
         "loss of another objective",
-        "dpo compares with a reference and cpo does not, and not every loss of a pair is of both; kto has "
-        "losses of single answers.",
-        "Another `loss_type`, or the objective that has it.",
+        "dpo compares with a reference model and cpo does not, and kto rates single answers, so they do not "
+        "share all losses.",
+        "Use another `loss_type`, or the objective that has this one.",
     ),
     "E0432": Code(
         "label_smoothing with a loss that has none",
-        "Only the logistic losses have a form in which a share of the preferences is mistaken.",
-        "Remove it, or `loss_type: sigmoid` or `robust`.",
+        "Only the logistic losses can assume that a share of the preferences is wrong.",
+        "Remove it, or write `loss_type: sigmoid` or `robust`.",
     ),
     "E0720": Code(
         "answers without a label",
@@ -799,673 +807,686 @@ DATA: dict[str, Code] = {
 TRAIN: dict[str, Code] = {
     "E0501": Code(
         "global batch is not whole micro-batches",
-        "An optimizer step is a whole number of micro-batches, each of micro_batch_size rows on every "
+        "An optimizer step consists of whole micro-batches. Each has micro_batch_size rows on every "
         "data-parallel device (fsdp).",
         "Make global_batch_size a multiple of micro_batch_size x fsdp.",
     ),
     "E0502": Code(
         "warm-up as long as the run",
         "The learning rate never reaches its peak.",
-        "Fewer warmup_steps, or a warmup_ratio.",
+        "Use fewer warmup_steps, or a warmup_ratio.",
     ),
     "W0503": Code(
-        "warm-up of more than half of the run",
-        "Most of the run has a learning rate below its peak.",
-        "A warmup_ratio of 0.05 is usual.",
+        "warm-up takes more than half of the run",
+        "For most of the run the learning rate is below its peak.",
+        "Use a smaller warm-up. A warmup_ratio of 0.05 is usual.",
     ),
     "W0504": Code(
         "no checkpoint before the end",
-        "The run is shorter than checkpoint.every_steps; an interrupted run starts over.",
-        "A smaller every_steps.",
+        "The run is shorter than checkpoint.every_steps. If it is interrupted, it starts over.",
+        "Use a smaller every_steps.",
     ),
     "E0505": Code(
         "checkpoints and merged model in one folder",
-        "checkpoint.directory and merge.output are the same, or one lies in the other.",
-        "Two folders side by side.",
+        "checkpoint.directory and merge.output are the same folder, or one is inside the other.",
+        "Use two separate folders.",
     ),
     "N0506": Code(
         "no evaluation before the end",
         "The run is shorter than train.eval_every.",
-        "A smaller eval_every.",
+        "Use a smaller eval_every.",
     ),
     "W0507": Code(
         "very high learning rate",
-        "AdamW's and Lion's steps are as long as the rate, and at such a peak training diverges.",
-        "`learning_rate: 1.0e-4`; 1.0e-5 to 1.0e-3 are usual.",
+        "The size of AdamW's and Lion's steps is the learning rate, and training diverges with such a peak.",
+        "Write `learning_rate: 1.0e-4`. Values from 1.0e-5 to 1.0e-3 are usual.",
     ),
     "W0508": Code(
         "final_ratio has no effect",
-        "A constant schedule keeps its peak.",
-        "Remove it, or choose cosine or linear.",
+        "A constant schedule stays at its peak.",
+        "Remove it, or use the schedule cosine or linear.",
     ),
     "N0509": Code(
         "merged in float32",
-        "The merged checkpoint is twice the size of the base, and is served in bfloat16.",
-        "`merge.dtype: bfloat16`.",
+        "The merged checkpoint is twice the size of the base, and the server still computes in bfloat16.",
+        "Write `merge.dtype: bfloat16`.",
     ),
     "W0510": Code(
-        "optimizer field without effect",
-        "The optimizer has no such hyperparameter, so the value that is given does nothing.",
-        "Remove it, or choose the optimizer that has it.",
+        "optimizer key without effect",
+        "The optimizer has no such hyperparameter.",
+        "Remove it, or choose an optimizer that has it.",
     ),
     "W0511": Code(
-        "preference field without effect",
+        "preference key without effect",
         "beta, loss_type, label_smoothing, simpo_gamma, cpo_alpha, desirable_weight and undesirable_weight "
-        "belong to objectives, or to losses of them, that this recipe does not have.",
+        "each belong to certain objectives or losses, which this recipe does not use.",
         "Remove it.",
     ),
     "W0513": Code(
         "fewer than 50 optimizer steps",
-        "Packing lays several samples into a row, and a step takes global_batch_size rows: little data is "
-        "a few steps, in which the learning rate hardly moves the weights.",
-        "More samples, more epochs, a smaller global_batch_size, or a smaller max_length.",
+        "Packing puts several samples into a row, and a step takes global_batch_size rows. A small data set "
+        "gives so few steps that the weights hardly change.",
+        "Use more samples, more epochs, a smaller global_batch_size or a smaller max_length.",
     ),
     "E0514": Code(
-        "load-balancing loss without routers that have it",
-        "The loss spreads tokens over the experts of a softmax router, as transformers defines it. A model "
-        "without experts has no router; for Gemma 4, and for routers of sigmoids such as GLM 4's and "
-        "Llama 4's, transformers defines no such loss. TRL cannot compute it where transformers' model gives "
-        "out no logits of its routers.",
+        "load-balancing loss is not defined for this model",
+        "The loss spreads tokens over the experts of a softmax router, as transformers defines it. Models "
+        "without experts have no router. transformers defines no such loss for Gemma 4 and for sigmoid "
+        "routers such as GLM 4's and Llama 4's. TRL cannot compute it for models that do not return router "
+        "logits.",
         "Remove `router_aux_loss_coef`, or build for another backend.",
     ),
     "E0512": Code(
-        "adapter of a full fine-tuning",
-        "Without a lora section there is no adapter that could be written as PEFT's.",
-        "`adapter: false`.",
+        "adapter requested for full fine-tuning",
+        "Without a lora section there is no adapter to write.",
+        "Write `adapter: false`.",
     ),
 }
 
 SERVE: dict[str, Code] = {
     "E0601": Code(
         "unknown serving accelerator",
-        "The name is none of the hardware catalogue's, or it is no TPU.",
+        "The hardware catalog has no machine with that name, or it is not a TPU.",
         "Use a name that the message lists.",
     ),
     "E0602": Code(
         "more devices than the accelerator has",
-        "tensor_parallel_size x data_parallel_size exceeds its devices.",
+        "tensor_parallel_size x data_parallel_size is larger than the number of devices.",
         "Use the sizes that the message gives.",
     ),
     "W0602": Code(
         "idle devices",
-        "tensor_parallel_size x data_parallel_size leaves devices of the accelerator unused, and they are "
-        "paid for.",
+        "tensor_parallel_size x data_parallel_size leaves devices of the accelerator unused, and you pay for "
+        "them.",
         "Use the sizes that the message gives, or a smaller accelerator.",
     ),
     "E0603": Code(
         "no fp8 key/value cache",
-        "The chip's generation has no fp8. vllm-tpu accepts the flag on v5e and keeps a bfloat16 cache "
+        "This chip generation has no fp8. On v5e, vllm-tpu accepts the flag but keeps a bfloat16 cache "
         "(tpu-inference issue 3126).",
-        "`kv_cache_dtype: auto`, or v6e or tpu7x.",
+        "Write `kv_cache_dtype: auto`, or use v6e or tpu7x.",
     ),
     "E0604": Code(
         "no fp8 weights",
-        "The chip's generation has no fp8; fp8 models do not run on v5e (tpu-inference issue 1262).",
-        "`quantization: null` in serve or merge, or v6e or tpu7x.",
+        "This chip generation has no fp8. fp8 models do not run on v5e (tpu-inference issue 1262).",
+        "Write `quantization: null` in serve or merge, or use v6e or tpu7x.",
     ),
     "E0605": Code(
         "fewer tokens than requests in a step",
-        "vLLM refuses max_num_batched_tokens below max_num_seqs.",
-        "A larger max_num_batched_tokens.",
+        "vLLM refuses a max_num_batched_tokens below max_num_seqs.",
+        "Use a larger max_num_batched_tokens.",
     ),
     "E0606": Code(
         "tensor_parallel_size does not divide the heads",
-        "vLLM refuses it.",
-        "A size that the message lists.",
+        "vLLM refuses this size.",
+        "Use a size that the message gives.",
     ),
     "N0607": Code(
         "fewer key/value heads than tensor_parallel_size",
-        "Every device stores one, and several the same. For Gemma 4 31B at 8, an fp8 cache saves nothing in "
-        "the 10 "
-        "global layers. A token's bytes are an estimate from shapes.",
-        "Nothing, or a smaller tensor_parallel_size with data_parallel_size.",
+        "Every device stores one head, and several devices store the same one. For Gemma 4 31B at 8, an fp8 "
+        "cache saves nothing in the 10 global layers. The bytes of a token are estimated from shapes.",
+        "Nothing, or use a smaller tensor_parallel_size with data_parallel_size.",
     ),
     "E0608": Code(
         "weights do not fit",
-        "The weights take more than the share of memory that vLLM uses.",
-        "A larger tensor_parallel_size or accelerator.",
+        "The weights need more than the share of memory that vLLM uses.",
+        "Use a larger tensor_parallel_size or accelerator.",
     ),
     "N0609": Code(
         "experimental generation",
         "tpu-inference's compatibility table calls v3, v4 and v5p experimental.",
-        "v5e, v6e or tpu7x.",
+        "Use v5e, v6e or tpu7x.",
     ),
     "W0609": Code(
         "generation without an attention kernel",
-        "tpu-inference 0.32 knows block sizes for v5, v6 and v7 alone, and raises an error on v4.",
-        "v5e, v6e or tpu7x.",
+        "tpu-inference 0.32 has block sizes only for v5, v6 and v7, and raises an error on v4.",
+        "Use v5e, v6e or tpu7x.",
     ),
     "E0610": Code(
         "prompt does not fit one step",
-        "Chunked prefill is switched off and max_num_batched_tokens is below max_model_len: vLLM refuses it.",
-        "A larger max_num_batched_tokens, or chunked prefill.",
+        "Chunked prefill is off and max_num_batched_tokens is below max_model_len. vLLM refuses this.",
+        "Use a larger max_num_batched_tokens, or chunked prefill.",
     ),
     "W0611": Code(
         "more tokens in a step than requests can fill",
-        "max_num_batched_tokens exceeds max_model_len x max_num_seqs; compiled shapes and memory are wasted.",
-        "A smaller max_num_batched_tokens.",
+        "max_num_batched_tokens exceeds max_model_len x max_num_seqs. This wastes memory and compiled "
+        "shapes.",
+        "Use a smaller max_num_batched_tokens.",
     ),
     "E0612": Code(
         "malformed image digest",
         "A digest is sha256: and 64 hexadecimal digits.",
-        "Copy it from the registry.",
+        "Copy the digest from the registry.",
     ),
     "W0613": Code(
-        "moving image",
-        "An image without a tag, or with a tag such as latest, is another one tomorrow.",
-        "Pin it by digest.",
+        "image can change",
+        "An image without a tag, or with a tag such as latest, changes over time.",
+        "Pin the image by digest.",
     ),
     "N0614": Code(
         "image is not pinned by digest",
-        "A tag may be moved by its publisher.",
-        "name@sha256:... pins it.",
+        "The publisher can move a tag to another image.",
+        "Pin the image as `name@sha256:...`",
     ),
     "E0615": Code(
         "malformed flag",
-        "A key of extra_args is no name of a flag of `vllm serve`.",
-        "Lower case, words joined by - or _, without leading dashes.",
+        "A key of extra_args does not have the form of a flag of `vllm serve`.",
+        "Write it in lower case, with words joined by - or _, and without leading dashes.",
     ),
     "E0616": Code(
-        "flag that a key sets",
-        "A key of extra_args repeats what a key of the serve section writes.",
-        "Set the key.",
+        "flag that another key sets",
+        "A key of extra_args repeats a flag that another key of the serve section sets.",
+        "Set the other key.",
     ),
     "W0617": Code(
         "serves less than it was trained on",
         "max_model_len is below data.max_length.",
-        "A larger max_model_len.",
+        "Use a larger max_model_len.",
     ),
     "E0618": Code(
         "malformed environment variable",
-        "A key of serve.env is no name of a variable, or its value holds a line break or control character.",
-        "Names have letters, digits and underscores; values are one line.",
+        "A key of serve.env is not a valid variable name, or its value contains a line break or control "
+        "character.",
+        "Use letters, digits and underscores in names, and one line for each value.",
     ),
     "W0619": Code(
         "tool-call parser of another family",
-        "vLLM accepts any name, and one made for other markup finds no tool calls.",
-        "The parser that the message names.",
+        "vLLM accepts any parser name. A parser for another markup finds no tool calls.",
+        "Use the parser that the message names.",
     ),
     "E0620": Code(
-        "quantised twice",
-        "merge.quantization writes weights that name their own quantisation; vLLM refuses another by flag.",
-        "One of serve.quantization and merge.quantization.",
+        "quantized twice",
+        "merge.quantization writes weights that name their own quantization. vLLM refuses a second one from "
+        "a flag.",
+        "Use only one of serve.quantization and merge.quantization.",
     ),
     "E0621": Code(
-        "quantised weights that the server does not run",
-        "tpu-inference's JAX model of the family does not run this format: int8 is not implemented there, "
-        "and some models have no scales.",
-        "The format that the message names, `quantization: null`, or vLLM's own model by MODEL_IMPL_TYPE.",
+        "quantized weights that the server cannot run",
+        "tpu-inference's JAX model of the family does not run this format. It does not implement int8, and "
+        "some of its models do not read scales.",
+        "Use the format that the message names, `quantization: null`, or vLLM's own model with "
+        "MODEL_IMPL_TYPE.",
     ),
     "N0622": Code(
-        "quantised weights that were not tried",
-        "The server runs vLLM's own model on torchax, whose sources have the format; no run of it was seen.",
+        "quantized weights that are untested",
+        "The server runs vLLM's own model on torchax. Its source code supports the format, but it was not "
+        "tested.",
         "Nothing.",
     ),
     "E0623": Code(
         "unknown flag",
-        "`vllm serve` of the pinned version has no such flag. The flags are those of its own parser "
-        "(compiler/data/vllm.json); the version in an image cannot be told from a tag.",
-        "The flag that the message suggests, or none.",
+        "`vllm serve` of the pinned version has no such flag. The flags come from its own parser "
+        "(compiler/data/vllm.json). The version in an image cannot be read from its tag.",
+        "Use the flag that the message suggests, or remove it.",
     ),
     "E0624": Code(
         "abbreviated flag",
-        "vLLM's parser takes the beginning of a name for the whole as long as no other flag begins so.",
-        "The whole name.",
+        "vLLM's parser accepts the beginning of a flag's name, as long as no other flag begins the same way.",
+        "Write the full name.",
     ),
     "E0625": Code(
         "value that vLLM refuses",
-        "The flag takes another type, one of a few words, one value instead of several, or none at all.",
-        "A value as the message says. true and false give --NAME and --no-NAME.",
+        "The flag has another type, accepts only a few words, or takes one value, or none, instead of "
+        "several.",
+        "Use a value as the message says. true and false give --NAME and --no-NAME.",
     ),
     "E0626": Code(
         "key that a configuration does not have",
-        "A flag that takes a mapping, or its key after a dot, names what that configuration does not know.",
-        "The key that the message suggests.",
+        "A key of a mapping, or a key after a dot in a flag's name, does not exist in that configuration of "
+        "vLLM.",
+        "Use the key that the message suggests.",
     ),
     "E0627": Code(
         "flag given twice",
-        "Two keys of extra_args are one flag: with - and with _, by an alias, or with --no-. vLLM takes the "
-        "last without a word.",
-        "One of them.",
+        "Two keys of extra_args are the same flag: spelled with - and with _, through an alias, or with "
+        "--no-. vLLM silently uses the last one.",
+        "Remove one of them.",
     ),
     "E0629": Code(
         "untrusted model code",
-        "The flag or variable has the server run code that is no part of vLLM: what comes with the weights "
-        "(trust_remote_code), a plugin, a class by its name, or a library that is loaded first; or it has "
-        "the server hand its token to another address than the hub's, or opens it to requests without a key.",
-        "Leave it out; code of your own belongs into an image of your own, which serve.image names.",
+        "The flag or variable makes the server run code that is not part of vLLM: code from the weights' "
+        "repository (trust_remote_code), a plugin, a class given by name, or a preloaded library. Or it "
+        "makes the server send its token to an address other than the hub's, or accept requests without a "
+        "key.",
+        "Leave it out. Put your own code into your own image, and name that in serve.image.",
     ),
     "E0630": Code(
-        "flag that the artifact does not go with",
-        "The health check, the client scripts or the container would no longer fit the server.",
+        "flag that the artifact does not support",
+        "With this flag the health check, the client scripts or the container no longer fit the server.",
         "Leave it out.",
     ),
     "E0631": Code(
         "unknown parser",
-        "The pinned vLLM has registered no tool-call or reasoning parser of that name. It starts all the "
-        "same, "
-        "and fails or finds nothing when it is asked.",
-        "The name that the message suggests.",
+        "The pinned vLLM has no tool-call or reasoning parser with that name. It starts anyway, and requests "
+        "then fail or find nothing.",
+        "Use the name that the message suggests.",
     ),
     "W0632": Code(
         "unknown environment variable of the server",
-        "A variable of serve.env is named like one of vLLM's or tpu-inference's, and neither reads it.",
-        "The name that the message suggests.",
+        "The name of a variable in serve.env looks like one of vLLM's or tpu-inference's, but neither reads "
+        "it.",
+        "Use the name that the message suggests.",
     ),
     "N0633": Code(
-        "server that others can reach",
-        "serve.host is no loopback address. compose.yaml, serve.sh and k8s.yaml then refuse to start without "
-        "VLLM_API_KEY.",
-        "Set VLLM_API_KEY where the server runs, or `host: 127.0.0.1`.",
+        "server accepts connections from other machines",
+        "serve.host is not a loopback address. compose.yaml, serve.sh and k8s.yaml then refuse to start "
+        "without VLLM_API_KEY.",
+        "Set VLLM_API_KEY where the server runs, or write `host: 127.0.0.1`.",
     ),
     "E0634": Code(
-        "cache without room for one sequence",
-        "The memory that is left beside the weights holds no sequence of max_model_len, by the plan on "
-        "paper; "
+        "key/value cache too small for one sequence",
+        "The memory that the weights leave free cannot hold one sequence of max_model_len, by the estimate. "
         "vLLM does not start.",
-        "A smaller max_model_len, a larger tensor_parallel_size or accelerator.",
+        "Use a smaller max_model_len, or a larger tensor_parallel_size or accelerator.",
     ),
     "N0635": Code(
-        "decode blocks that save no reads",
-        "The decode kernel skips blocks that lie before a sliding window, and by default a block is (nearly) "
-        "the whole context. Smaller ones compile; their times are estimates on paper.",
-        "`decode_block_sizes: [1, 1024, 1, 1024]`, measured with serve/bench.sh.",
+        "large decode blocks",
+        "The decode kernel skips blocks before a sliding window, but by default a block is (nearly) the "
+        "whole context. Smaller blocks compile. Their times are estimates.",
+        "Write `decode_block_sizes: [1, 1024, 1, 1024]`, and measure it with serve/bench.sh.",
     ),
     "E0636": Code(
         "block sizes that the decode kernel refuses",
-        "It wants four positive numbers, whole parts of a block, and blocks of whole pages of the cache.",
-        "The sizes that the message gives.",
+        "The kernel needs four positive numbers: sizes that divide evenly into blocks, and blocks of whole "
+        "cache pages.",
+        "Use the sizes that the message gives.",
     ),
     "W0637": Code(
         "block sizes without effect",
-        "No block of that size is ever skipped, or another kernel runs that has no such sizes.",
-        "`decode_block_sizes: null`.",
+        "Blocks of that size are never skipped, or the server runs a kernel without these sizes.",
+        "Write `decode_block_sizes: null`.",
     ),
     "E0638": Code(
-        "variable that a key sets",
-        "serve.env repeats what a key of the serve section writes.",
-        "The key.",
+        "variable that another key sets",
+        "serve.env repeats a setting of another key of the serve section.",
+        "Set the other key.",
     ),
     "E0639": Code(
-        "fewer replicas at most than at least",
+        "minimum of replicas above the maximum",
         "autoscaling.min_replicas is above max_replicas.",
-        "Exchange them.",
+        "Swap the two values.",
     ),
     "W0640": Code(
         "benchmark beyond max_model_len",
-        "A prompt and its answer together are longer than the server takes.",
-        "Shorter input_lengths or output_length, or a larger max_model_len.",
+        "A prompt and its answer together exceed the server's limit.",
+        "Use smaller input_lengths or a smaller output_length, or a larger max_model_len.",
     ),
     "E0641": Code(
         "a video does not fit one step",
-        "Gemma 4's media are handled in one piece (--disable-chunked-mm-input), and max_num_batched_tokens "
-        "is below a video's tokens: vLLM refuses it.",
-        "A larger max_num_batched_tokens, or limit_mm_per_prompt in serve.extra_args.",
+        "Gemma 4's media are processed in one piece (--disable-chunked-mm-input), and max_num_batched_tokens "
+        "is below the tokens of a video. vLLM refuses this.",
+        "Use a larger max_num_batched_tokens, or limit_mm_per_prompt in serve.extra_args.",
     ),
     "E0642": Code(
-        "malformed place of the weights",
-        "serve.model is no folder, gs:// address or Hugging Face id that every tool reads alike.",
-        "One of the forms that the message lists.",
+        "malformed location of the weights",
+        "serve.model is not a folder, gs:// address or Hugging Face id that every tool reads the same way.",
+        "Use one of the forms that the message lists.",
     ),
     "W0643": Code(
-        "weights that hardly are what is served",
-        "serve.model names the base where merged weights are served, or other weights than the adapter's "
-        "base.",
-        "`model: null`, which takes what belongs to serve.weights.",
+        "serve.model may name the wrong weights",
+        "serve.model names the base although merged weights are served, or names weights that are not the "
+        "adapter's base.",
+        "Write `model: null`, which uses the weights that fit serve.weights.",
     ),
     "N0643": Code(
         "merged weights on the hub",
-        "serve.model is a Hugging Face id: merging writes a folder, which has to be uploaded there.",
-        "Nothing where it was; a folder starts with ./ or /.",
+        "serve.model is a Hugging Face id. Merging writes a folder, which you must upload there.",
+        "Nothing, if it was uploaded. A folder starts with ./ or /.",
     ),
     "E0644": Code(
         "no adapter to serve",
-        "serve.weights is adapter, and the recipe trains or writes none.",
-        "A lora section and `merge.adapter: true`, or `weights: merged`.",
+        "serve.weights is adapter, but the recipe does not train or write one.",
+        "Add a lora section and `merge.adapter: true`, or write `weights: merged`.",
     ),
     "E0645": Code(
-        "model that takes no adapters",
-        "The JAX models of tpu-inference 0.32 have no code for LoRA, and the server ends while it warms up. "
+        "adapters cannot be served for this model",
+        "The JAX models of tpu-inference 0.32 have no code for LoRA, and the server ends during warm-up. "
         "vLLM's own models, which run on torchax, have it (compiler/data/vllm_features.json names the "
         "sources).",
-        "`weights: merged`, or `MODEL_IMPL_TYPE: vllm` in serve.env.",
+        "Write `weights: merged`, or `MODEL_IMPL_TYPE: vllm` in serve.env.",
     ),
     "E0646": Code(
-        "adapter of too large a rank",
-        "--max-lora-rank is one of a few sizes, and the largest is below the recipe's largest rank, "
-        "rank_pattern "
-        "included.",
-        "Smaller ranks, or `weights: merged`.",
+        "rank too large for the server",
+        "--max-lora-rank accepts a few sizes, and the recipe's largest rank, including rank_pattern, is "
+        "above the largest of them.",
+        "Use smaller ranks, or write `weights: merged`.",
     ),
     "N0647": Code(
-        "adapter that was not tried on a TPU",
-        "vLLM's own model takes it by its sources, and did on a CPU.",
+        "adapter not tested on a TPU",
+        "By its source code, vLLM's own model supports the adapter. This was tested on a CPU, not on a TPU.",
         "Nothing.",
     ),
     "E0648": Code(
         "adapter with several replicas in one process",
-        "tpu-inference refuses LoRA where one process holds several replicas.",
-        "Leave TPU_MULTIPROCESS_DP unset: `vllm serve` then gives each replica a process.",
+        "tpu-inference refuses LoRA if one process runs several replicas.",
+        "Remove TPU_MULTIPROCESS_DP. `vllm serve` then runs each replica in its own process.",
     ),
     "W0648": Code(
         "structured outputs with several replicas in one process",
-        "tpu-inference does not support structured outputs where one process holds several replicas.",
-        "Leave TPU_MULTIPROCESS_DP unset.",
+        "tpu-inference does not support structured outputs if one process runs several replicas.",
+        "Remove TPU_MULTIPROCESS_DP.",
     ),
     "E0649": Code(
         "option of another structured-outputs backend",
-        "disable_any_whitespace is for xgrammar and guidance, disable_additional_properties for guidance; "
-        "vLLM "
-        "refuses them otherwise.",
-        "The backend that the message names.",
+        "disable_any_whitespace works only with xgrammar and guidance, and disable_additional_properties "
+        "only with guidance. vLLM refuses them with other backends.",
+        "Use the backend that the message names.",
     ),
     "E0650": Code(
         "prompts that cannot be read",
-        "evaluate.prompts names a UTF-8 file below the recipe's folder, which the artifact takes along. It "
-        "is missing, empty, too large or an address.",
+        "evaluate.prompts names a UTF-8 file below the recipe's folder, which is copied into the artifact. "
+        "The file is missing, empty or too large, or the value is an address.",
         "Correct the path, or copy the file there.",
     ),
     "E0651": Code(
-        "line of prompts in another form",
-        'Each line is {"prompt": ..., "expected": ...} or {"messages": [...], "expected": ...}, and no two '
-        "lines ask the same.",
+        "malformed line of prompts",
+        'Each line must be {"prompt": ..., "expected": ...} or {"messages": [...], "expected": ...}, and no '
+        "two lines may ask the same.",
         "Correct the line that the message names.",
     ),
     "E0652": Code(
-        "expected that is no regular expression",
-        "Python's re refuses the expression. In JSON a backslash is written twice.",
+        "expected is not a regular expression",
+        "Python's re module refuses the expression. In JSON, write each backslash twice.",
         "Correct the line that the message names.",
     ),
     "W0653": Code(
         "expected that matches any answer",
-        "The expression is found in an empty answer as well: every answer passes, and the rate says nothing.",
-        "An expression of what a wrong answer does not have.",
+        "The expression also matches an empty answer, so every answer passes.",
+        "Use an expression that a wrong answer does not match.",
     ),
     "W0654": Code(
         "several samples at temperature 0",
-        "The likeliest token is always taken: the samples of a prompt are one answer, and pass@k is pass@1.",
-        "samples: 1, or a temperature above 0.",
+        "At temperature 0 the model always picks the likeliest token, so all samples of a prompt are the "
+        "same and pass@k equals pass@1.",
+        "Write samples: 1, or use a temperature above 0.",
     ),
     "E0655": Code(
         "answers as long as the context",
-        "evaluate.max_tokens and the prompt share serve.max_model_len; vLLM refuses the requests.",
-        "A smaller max_tokens, or a longer max_model_len.",
+        "A prompt and an answer of evaluate.max_tokens together must fit serve.max_model_len. vLLM refuses "
+        "the requests.",
+        "Use a smaller max_tokens or a larger max_model_len.",
     ),
     "N0656": Code(
         "evaluation without a server",
-        "eval.sh asks the server that the serve section describes; without that section it is not written.",
-        "A serve section, or no evaluate section.",
+        "eval.sh sends requests to the server that the serve section describes. Without that section it is "
+        "not written.",
+        "Add a serve section, or remove the evaluate section.",
     ),
     "E0657": Code(
-        "name of a task that is none",
-        "lm-eval's tasks have names of letters, digits and a few signs; a comma or a space makes several.",
-        "One name for each entry of evaluate.tasks.",
+        "malformed task name",
+        "Names of lm-eval's tasks contain letters, digits and a few signs. A comma or a space separates "
+        "several names.",
+        "Write one name in each entry of evaluate.tasks.",
     ),
     "W0658": Code(
-        "tasks that may end the server",
-        "Where data.format knows no turns, lm-eval asks for log probabilities of prompts if a task scores "
-        "given answers. tpu-inference raises an error in its engine then if the model is multimodal.",
-        "Tasks that generate their answers.",
+        "tasks that can crash the server",
+        "If data.format has no turns, lm-eval asks for log probabilities of prompts in tasks that score "
+        "given answers. tpu-inference then raises an error in its engine if the model is multimodal.",
+        "Use tasks that generate their answers.",
     ),
     "W0659": Code(
-        "requests that may do more",
-        "The flag or variable lets whoever reaches the server do more than ask the model: read files of the "
-        "machine, have it fetch addresses, change the chat template, or use routes that ask for no key.",
-        "Leave it out, or see that nobody but you reaches the server.",
+        "requests can do more than query the model",
+        "The flag or variable lets anyone who reaches the server do more than query the model: read files of "
+        "the machine, make it fetch addresses, change the chat template, or use routes that need no key.",
+        "Leave it out, or make sure that only you can reach the server.",
     ),
     "W0660": Code(
-        "model that vLLM does not name",
+        "model that vLLM does not have",
         "Neither tpu-inference nor vLLM has a model of the class that config.json names in `architectures`. "
-        "Such a checkpoint is served by transformers' model within vLLM, or not at all "
+        "vLLM runs such a checkpoint with transformers' model, or not at all "
         "(compiler/data/vllm_features.json has the classes and names the sources).",
-        "Try the server before it is relied upon, or leave the serve section out.",
+        "Test the server before you rely on it, or leave the serve section out.",
     ),
 }
 
 PATHS: dict[str, Code] = {
     "E0701": Code(
         "reference to an environment variable",
-        "A recipe's values are written into the artifact, which is committed and copied. `${env:NAME}` would "
-        "write a secret there, or make the artifact differ from machine to machine.",
-        "Write the value itself if it is no secret; else remove it and set the variable where the artifact "
-        "runs. vLLM and huggingface_hub read HF_TOKEN from their environment.",
+        "The values of a recipe are written into the artifact, which is committed and copied. `${env:NAME}` "
+        "could write a secret there, or make the artifact differ between machines.",
+        "Write the value itself if it is not a secret. Otherwise remove it and set the variable where the "
+        "artifact runs. vLLM and huggingface_hub read HF_TOKEN from their environment.",
     ),
     "E0702": Code(
         "looks like a secret",
         "The text has the form of an access token or a private key. A recipe is committed, and its values "
         "are copied into the artifact.",
-        "Remove it, revoke it if the file was shared, and set it in the environment where the artifact runs.",
+        "Remove it, and revoke it if the file was shared. Set it in the environment where the artifact runs.",
     ),
     "E0703": Code(
         "variable that holds a secret",
-        "A variable of `serve.env` or a flag of `serve.extra_args` is named like a secret (token, password, "
-        "secret, key). Its value would be written into the artifact, and a flag's be seen in the list of "
-        "processes.",
+        "The name of a variable in `serve.env` or of a flag in `serve.extra_args` looks like a secret "
+        "(token, password, secret, key). Its value would be written into the artifact, and the list of "
+        "processes would show a flag's value.",
         "Remove it, and set the variable that the message names where the server runs.",
     ),
     "E0704": Code(
         "path leaves the recipe's folder",
-        "The path is absolute, starts with ~, or climbs out by `..`. The artifact runs where it is copied "
-        "to, so what it needs lies below the recipe.",
-        "Put the file below the recipe's folder, or name a gs:// address.",
+        "The path is absolute, starts with ~, or leaves the folder with `..`. An artifact can be copied to "
+        "any machine, so all its inputs must be below the recipe's folder.",
+        "Put the file below the recipe's folder, or use a gs:// address.",
     ),
     "E0705": Code(
         "output outside the run's folder",
-        "checkpoint.directory, cache.directory or merge.output is absolute or climbs out by `..`; or one of "
-        "the first two is an address other than gs://.",
-        "A relative folder; --output of train.py and merge.py says what it is relative to.",
+        "checkpoint.directory, cache.directory or merge.output is absolute or leaves the folder with `..`. "
+        "Or one of the first two is an address other than gs://.",
+        "Use a relative folder. It is relative to --output of train.py and merge.py.",
     ),
     "E0706": Code(
-        "output over the artifact's files",
-        "checkpoint.directory or merge.output is the artifact's folder itself or a file or folder of it.",
-        "A folder of another name.",
+        "output overwrites the artifact's files",
+        "checkpoint.directory or merge.output is the artifact's folder itself, or one of its files or "
+        "folders.",
+        "Use another folder name.",
     ),
     "E0707": Code(
-        "character that would be read as something else",
-        "A path, name or address holds a line break, another control character or a mark that turns the "
-        "direction of writing: it would end the comment or the command that it is written into, or look like "
-        "another. An output's folder is also read by the shell of the machine that it is fetched from.",
-        "Write it without that character; rename the file.",
+        "character with a special meaning",
+        "A path, name or address contains a line break, another control character or a mark that changes the "
+        "direction of text. It could end the comment or command that it is written into, or look like "
+        "another name. The shell of the machine that fetches an output also reads the output's folder name.",
+        "Write it without that character, and rename the file.",
     ),
     "E0708": Code(
         "link out of the recipe's folder",
-        "A file that the artifact takes along is a symbolic link, or lies behind one, to a place outside of "
-        "the recipe's folder. What is there would be copied into the artifact, whatever it is.",
+        "A file that is copied into the artifact is a symbolic link, or is behind one, to a place outside of "
+        "the recipe's folder. Any file of the machine could be copied this way.",
         "Put a copy of the file below the recipe's folder.",
     ),
     "E0709": Code(
         "name that Python would import",
-        "The file lies in the artifact, beside train.py, under the name of a module that the scripts import: "
-        "Python would run it in the module's place, also where the recipe names it as text or as data.",
-        "Another name, or a folder of another name.",
+        "The file would be next to train.py in the artifact, with the name of a module that the scripts "
+        "import. Python would run it instead of the module, even if the recipe uses it as text or data.",
+        "Use another name for the file or folder.",
     ),
     "E0710": Code(
         "name too long",
-        "File systems hold names of at most 255 bytes, and a path of more than 1,024 bytes leaves no room "
-        "for the folder that it is relative to; buckets have the same limit.",
-        "A shorter name.",
+        "File systems allow names of at most 255 bytes. Buckets allow paths of at most 1,024 bytes, and "
+        "longer ones leave no room for the folder that they are relative to.",
+        "Use a shorter name.",
     ),
     "E0711": Code(
         "text that would be read as an option",
-        "The text starts with `-`. Commands of the artifact take it as an argument, and would read an option "
-        "in its place.",
-        "Another name; a file may be named as ./NAME.",
+        "The text starts with `-`. Commands of the artifact take it as an argument, and would read it as an "
+        "option.",
+        "Use another name. A file can be written as ./NAME.",
     ),
     "E0712": Code(
-        "address that names nothing",
-        "After `://` there is no bucket, host or data set, or `..` leads out of it.",
-        "The whole address, such as gs://bucket/folder or hf://owner/name.",
+        "incomplete address",
+        "There is no bucket, host or data set after `://`, or `..` leads out of it.",
+        "Write the whole address, such as gs://bucket/folder or hf://owner/name.",
     ),
     "E0713": Code(
-        "local checkpoints in a folder of the system",
-        "checkpoint.local.directory is / or lies in a folder such as /etc, /usr or /dev, also by way of "
-        "`..`. Checkpoints there are deleted again when newer ones are saved.",
-        "A folder in memory below /dev/shm, or on an attached disk.",
+        "local checkpoints in a system folder",
+        "checkpoint.local.directory is / or is in a system folder such as /etc, /usr or /dev, possibly "
+        "through `..`. Old checkpoints in this folder are deleted when newer ones are saved.",
+        "Use a folder in memory below /dev/shm, or on an attached disk.",
     ),
 }
 
 MODEL: dict[str, Code] = {
     "E0801": Code(
-        "model is not in the catalogue",
-        "The compiler needs the model's sizes, and knows no checkpoint of that id: it is not in the "
-        "catalogue, and no models/OWNER--NAME beside the recipe has it.",
-        "Use the id that the message suggests, write ./ before a directory, or bring the model's config.json "
-        "and the list of its tensors by `recipe models add`.",
+        "model is not in the catalog",
+        "The compiler needs the sizes of the model. The catalog has no such id, and neither has a folder "
+        "models/OWNER--NAME next to the recipe.",
+        "Use the id that the message suggests, or write ./ before a directory. `recipe models add` fetches "
+        "the config.json and the list of tensors of another model.",
     ),
     "E0802": Code(
         "no readable config.json",
-        "model.id is a directory, relative to the recipe's, without a readable config.json.",
+        "model.id is a directory, relative to the recipe's folder, without a readable config.json.",
         "Correct the path, or copy config.json there.",
     ),
     "E0803": Code(
         "checkpoint cannot be trained",
-        "Its config.json asks for what the model of its family does not do here; training it would be wrong "
-        "without any error. Of known ids, the family or the quantised weights of a copy say so already.",
-        "Another checkpoint; of a quantised copy, its original.",
+        "Its config.json asks for a feature that recipec's model of the family does not have. Training would "
+        "be wrong without an error. For ids in the catalog, this is known from the family, or because a copy "
+        "has quantized weights.",
+        "Use another checkpoint. For a quantized copy, use its original.",
     ),
     "E0804": Code(
-        "model on a bucket",
-        "The config.json of a gs:// model cannot be read while compiling.",
-        "Write the Hugging Face id or a directory as model.id, and give train.py the address by --model.",
+        "model in a bucket",
+        "The compiler cannot read the config.json of a gs:// model.",
+        "Use the Hugging Face id or a directory as model.id, and pass the address to train.py with --model.",
     ),
     "E0818": Code(
         "tensors are not known",
-        "The headers of a folder's safetensors cannot be read; or they are not beside a config.json that no "
-        "family describes, whose tensors' names and shapes come from them.",
-        "The whole checkpoint in that folder, or a model of one of the families.",
+        "The headers of a folder's safetensors files cannot be read. Or these files are missing next to a "
+        "config.json of no known family, for which they give the names and shapes of the tensors.",
+        "Put the whole checkpoint into that folder, or use a model of one of the families.",
     ),
     "W0806": Code(
-        "key of the model without effect",
+        "model key without effect",
         "A directory has no revisions, and attention dot has no blocks.",
         "Remove it.",
     ),
     "W0805": Code(
-        "dropout of the model is left out",
-        "config.json asks for dropout within the model while it is trained (attention_dropout and others), "
-        "or for noise (router_jitter_noise). Here it is trained without; other libraries apply it.",
-        "`lora.dropout` for dropout of the adapters' inputs.",
+        "dropout of the model is not applied",
+        "config.json asks for dropout within the model during training (attention_dropout and others), or "
+        "for noise (router_jitter_noise). recipec does not apply it. Other libraries do.",
+        "Use `lora.dropout` for dropout of the adapters' inputs.",
     ),
     "W0807": Code(
         "float32 on a TPU",
-        "Weights and computation in float32 take twice the memory and run at a fraction of the bfloat16 "
-        "rate. Tunix computes in float32 unless told otherwise; artifacts always say.",
-        "`model.dtype: bfloat16`.",
+        "In float32, weights take twice the memory, and the TPU computes at a fraction of its bfloat16 rate. "
+        "Tunix computes in float32 by default; artifacts always state the type.",
+        "Write `model.dtype: bfloat16`.",
     ),
     "E0810": Code(
-        "added model is not as it was added",
-        "A folder that `recipe models add` wrote lies beside the recipe, and a file of it is gone or is "
-        "another than its lock names. What was checked would not be what is trained.",
-        "Add the model again; or name the folder as a directory, which is taken as it is.",
+        "added model was changed",
+        "`recipe models add` wrote a folder next to the recipe. One of its files is missing or differs from "
+        "the lock file. The model that was checked may not be the one that is trained.",
+        "Add the model again, or name the folder as a directory, which is used without a lock.",
     ),
     "E0811": Code(
         "tensor missing in the checkpoint",
-        "The list of the checkpoint's tensors that `recipe models add` brought lacks one of which the model "
-        "is made, or has no text model at all: config.json and the weights are not of one model, or the "
-        "checkpoint's tensors have other names than the family's.",
-        "The model's original, or a checkpoint that transformers has saved.",
+        "The list of tensors from `recipe models add` lacks a tensor of the model, or has no text model at "
+        "all. config.json and the weights belong to different models, or the tensors have other names than "
+        "the family's.",
+        "Use the model's original, or a checkpoint saved by transformers.",
     ),
     "E0812": Code(
-        "tensor of another shape",
-        "A tensor of the checkpoint has another shape than its config.json gives it, by the keys that the "
-        "message names.",
-        "Another revision, or another checkpoint: config.json and the weights must be of one.",
+        "tensor has another shape",
+        "A tensor of the checkpoint does not have the shape that the keys of config.json in the message "
+        "give.",
+        "Use another revision or another checkpoint. config.json and the weights must belong together.",
     ),
     "E0813": Code(
-        "checkpoint is stored quantised",
+        "checkpoint is stored quantized",
         "Its config.json, or the names and types of its tensors, are those of FP8, AWQ, GPTQ, bitsandbytes "
-        "or another method: the numbers that would be trained are not in it.",
-        "The original; `lora.quantize` quantises it while it is trained.",
+        "or another method. The original numbers, which training needs, are not in it.",
+        "Use the original. `lora.quantize` quantizes it during training.",
     ),
     "E0814": Code(
         "tensor of a layer that the model does not have",
         "The checkpoint has more layers than num_hidden_layers of its config.json.",
-        "Another revision, or another checkpoint: config.json and the weights must be of one.",
+        "Use another revision or another checkpoint. config.json and the weights must belong together.",
     ),
     "E0815": Code(
-        "revision is another than the added one",
-        "model.revision is neither the revision by which the model was added beside the recipe nor its "
-        "commit: another checkpoint would be trained than the one that was checked.",
+        "revision differs from the added one",
+        "model.revision is neither the revision with which the model was added next to the recipe nor its "
+        "commit. The checkpoint that was checked would not be the one that is trained.",
         "Remove it, or add the model at that revision.",
     ),
     "W0816": Code(
-        "added model differs from the catalogue's",
-        "The config.json that `recipe models add` brought gives other sizes than the catalogue has for the "
-        "id, or for the model of which it is a copy. The added one is taken: it is what will be loaded.",
-        "Nothing, if that is meant; else remove the folder, and the catalogue's are taken.",
+        "added model differs from the catalog",
+        "The config.json from `recipe models add` has other sizes than the catalog has for the id, or for "
+        "the model of which it is a copy. The added one is used, because its weights are loaded.",
+        "Nothing, if this is intended. Otherwise remove the folder, and the catalog is used.",
     ),
     "E0817": Code(
-        "output head that is not trained",
-        "The checkpoint has an output head of its own, and the family's model multiplies by the embedding.",
-        "A checkpoint whose output is the embedding, as published.",
+        "output head that is not supported",
+        "The checkpoint has a separate output head, but the family's model uses the embedding as output "
+        "head.",
+        "Use a checkpoint without a separate output head, as published.",
     ),
 }
 
 UNAVAILABLE: dict[str, Code] = {
     "E0903": Code(
         "splash attention on a CPU",
-        "The accelerator is a CPU, and splash attention is a kernel of the TPU.",
-        "`attention: dot`.",
+        "The accelerator is a CPU, and splash attention is a TPU kernel.",
+        "Write `attention: dot`.",
     ),
     "E0915": Code(
         "serving on several hosts",
-        "The serving accelerator spans several machines.",
-        "A slice of one host.",
+        "The serving accelerator has several machines.",
+        "Use a slice with one host.",
     ),
     "E0933": Code(
         "experts with TorchAX",
-        "transformers' expert layers choose their rows by the data, which jax does not compile.",
-        "A dense model, or the backend tunix.",
+        "transformers' expert layers select rows depending on the data, which jax cannot compile.",
+        "Use a dense model, or the backend tunix.",
     ),
     "N0934": Code(
-        "recomputation by layers with TorchAX",
-        "`remat.policy: block` recomputes attention and feed-forward block each by itself in Tunix; the "
-        "TorchAX backend recomputes whole layers.",
+        "rematerialization by layers with TorchAX",
+        "`remat.policy: block` rematerializes attention and feed-forward blocks separately in Tunix. The "
+        "TorchAX backend rematerializes whole layers.",
         "Nothing.",
     ),
     "N0935": Code(
         "sharding rules with TorchAX",
-        "The rules name Tunix's arrays. In a tensor of Hugging Face some of their dimensions are one, which "
-        "is split where the first of them is.",
-        "Nothing, where that is what was meant.",
+        "The rules name Tunix's arrays. Hugging Face's tensors join some dimensions of these arrays into "
+        "one, which is split like the first of them.",
+        "Nothing, if this is intended.",
     ),
     "N0936": Code(
         "Adafactor with TorchAX",
-        "Adafactor keeps sums over an array's two largest dimensions, and Hugging Face's arrays are others "
-        "than Tunix's.",
+        "Adafactor keeps sums over an array's two largest dimensions, and Hugging Face's arrays have other "
+        "shapes than Tunix's.",
         "Nothing.",
     ),
     "E0937": Code(
-        "packed rows that transformers computes as one sample",
-        "transformers' gated delta nets, as they are in torch, know no border within a row: a sample would "
-        "go on from the state that the one before it left. Llama 4's chunks and its queries' growth are "
-        "counted from a row's first token there. train.py begins each sample anew.",
-        "`data.packing: false`, or build without that `--backend`.",
+        "packed rows that transformers treats as one sample",
+        "transformers' gated delta nets in torch ignore sample borders within a row. A sample would start "
+        "from the state of the sample before it. Llama 4's chunks and its query scaling count from the first "
+        "token of a row. train.py starts each sample anew.",
+        "Write `data.packing: false`, or build without that `--backend`.",
     ),
     "E0938": Code(
-        "products in eight bits under TorchAX",
-        "The TorchAX backend computes with the numbers that the codes stand for, in model.dtype.",
-        "No `products`, or build without `--backend torchax`.",
+        "eight-bit products with TorchAX",
+        "The TorchAX backend computes with the dequantized numbers, in model.dtype.",
+        "Remove `products`, or build without `--backend torchax`.",
     ),
     "E0939": Code(
-        "tokens split under TorchAX",
-        "The TorchAX backend computes attention as transformers does, with all tokens of a row on a device.",
+        "split rows with TorchAX",
+        "The TorchAX backend computes attention as transformers does, with all tokens of a row on one "
+        "device.",
         "Give the devices of cp to fsdp, or build without `--backend torchax`.",
     ),
     "E0940": Code(
-        "label smoothing or z-loss under TRL",
-        "Both need the logits of the whole vocabulary. TRL's fused head gives the log-probabilities of the "
-        "targets alone.",
-        "`0`, or build without `--backend trl`.",
+        "label smoothing or z-loss with TRL",
+        "Both need the logits of the whole vocabulary. TRL's fused head returns only the log-probabilities "
+        "of the targets.",
+        "Write `0`, or build without `--backend trl`.",
     ),
     "E0941": Code(
-        "noise on embeddings under TorchAX",
-        "The TorchAX backend runs transformers' embedding as it is.",
-        "`neftune_noise_alpha: null`, or build without `--backend torchax`.",
+        "embedding noise with TorchAX",
+        "The TorchAX backend runs transformers' embedding without changes.",
+        "Write `neftune_noise_alpha: null`, or build without `--backend torchax`.",
     ),
     "E0942": Code(
-        "DoRA under TorchAX",
-        "The TorchAX backend adds A and B to transformers' projections, and scales none of their outputs.",
-        "`kind: lora`, or build without `--backend torchax`.",
+        "DoRA with TorchAX",
+        "The TorchAX backend adds A and B to transformers' projections, and does not scale their outputs.",
+        "Write `kind: lora`, or build without `--backend torchax`.",
     ),
     "E0971": Code(
         "rows that another backend does not add",
@@ -1482,526 +1503,545 @@ UNAVAILABLE: dict[str, Code] = {
         "Another objective, no `start_from`, or no such `--backend`.",
     ),
     "E0943": Code(
-        "modules trained whole by another backend",
-        "TRL's and TorchAX's runs train the adapters alone here.",
-        "`train_also: []`, or build without that `--backend`.",
+        "train_also with another backend",
+        "With TRL and TorchAX, recipec trains only the adapters.",
+        "Write `train_also: []`, or build without that `--backend`.",
     ),
     "E0955": Code(
-        "evaluations that nothing hangs on under TorchAX",
-        "The TorchAX backend has a loop of its own, which evaluates, and neither stops early, keeps the best "
-        "checkpoint nor writes samples.",
+        "actions at evaluations with TorchAX",
+        "The TorchAX backend has its own training loop. It evaluates, but it does not stop early, keep the "
+        "best checkpoint or write samples.",
         "Remove the line, or build without `--backend torchax`.",
     ),
     "E0956": Code(
-        "best checkpoint or samples under TRL",
-        "train_trl.py keeps the newest checkpoints as transformers' Trainer does, and writes no samples.",
+        "best checkpoint or samples with TRL",
+        "train_trl.py keeps the newest checkpoints, as transformers' Trainer does, and writes no samples.",
         "Remove the line, or build without `--backend trl`.",
     ),
     "E0945": Code(
-        "model that TorchAX alone trains",
-        "No family describes the model, so that Tunix does not have it: transformers' own is trained.",
-        "`recipe build --backend torchax`, and `--backend torchax` of other commands.",
+        "model that only TorchAX trains",
+        "No family describes the model, so Tunix does not have it. Only transformers' own model can be "
+        "trained.",
+        "Use `recipe build --backend torchax`, and `--backend torchax` with other commands.",
     ),
     "N0946": Code(
-        "model as transformers computes it",
-        "No family describes the model. The TorchAX backend trains it with transformers' own code, which "
-        "gives up what is said.",
-        "Nothing, or a model of one of the families.",
+        "model without a family",
+        "No family describes the model. The TorchAX backend trains it with transformers' own code, with the "
+        "limits that the message lists.",
+        "Nothing, or use a model of one of the families.",
     ),
     "E0947": Code(
-        "packing of a model that cannot be packed",
-        "Samples that share a row are told apart by their positions, in the mask of attention. Layers that "
-        "carry a state from token to token know no such mask. Of other models, those are packed of which it "
-        "is known that all layers take the mask.",
-        "`data.packing: false`.",
+        "model that cannot be packed",
+        "Samples that share a row are separated by their positions, in the attention mask. Layers that carry "
+        "a state from token to token do not use this mask. Other models are packed only if all their layers "
+        "are known to use it.",
+        "Write `data.packing: false`.",
     ),
     "E0948": Code(
-        "not with a model that no family describes",
-        "Of such a model adapters are trained, on weights in model.dtype, with transformers' own attention, "
-        "on one host.",
-        "What the help says, or a model of one of the families.",
+        "not available without a family",
+        "For a model that no family describes, recipec trains only adapters, on weights in model.dtype, with "
+        "transformers' own attention, on one host.",
+        "Do what the help says, or use a model of one of the families.",
     ),
     "E0920": Code(
         "lion with TRL",
-        "The recipe is built for TRL, and neither torch nor transformers has the optimizer Lion.",
-        "`name: adamw`, or build without `--backend trl`.",
+        "The recipe is built for TRL. Neither torch nor transformers has the optimizer Lion.",
+        "Write `name: adamw`, or build without `--backend trl`.",
     ),
     "E0922": Code(
         "shared A with PEFT",
-        "The recipe is built for TRL or TorchAX, which train PEFT's adapters; PEFT gives each projection an "
-        "A of its own, and `kv: shared` has one for key and value.",
-        "`kv: independent`, or build without that `--backend`.",
+        "The recipe is built for TRL or TorchAX, which train PEFT's adapters. PEFT gives each projection its "
+        "own A, and `kv: shared` uses one for key and value.",
+        "Write `kv: independent`, or build without that `--backend`.",
     ),
     "E0923": Code(
         "int8 with TRL",
-        "The recipe is built for TRL; int8 of bitsandbytes quantises activations as well as weights.",
-        "`quantize: nf4`, or build without `--backend trl`.",
+        "The recipe is built for TRL. int8 of bitsandbytes quantizes activations as well as weights.",
+        "Write `quantize: nf4`, or build without `--backend trl`.",
     ),
     "W0924": Code(
         "adafactor with TRL",
-        "transformers' Adafactor factors the second moments of every matrix, train.py those of large ones.",
-        "Nothing, if the two runs need not be the same; `name: adamw` otherwise.",
+        "transformers' Adafactor factors the second moments of every matrix. train.py factors only those of "
+        "large ones.",
+        "Nothing, if the two runs need not be the same. Otherwise write `name: adamw`.",
     ),
     "E0925": Code(
-        "adapters of experts with TRL",
-        "train_trl.py gives PEFT the linear layers that carry adapters, and experts are parameters.",
-        "Projections alone as `lora.targets`, or no `--backend trl`.",
+        "expert adapters with TRL",
+        "train_trl.py adapts linear layers with PEFT, and experts are not linear layers but parameters.",
+        "Use only projections in `lora.targets`, or build without `--backend trl`.",
     ),
     "W0926": Code(
-        "quantised experts with TRL",
-        "`quantize: nf4` quantises a model's experts too, which bitsandbytes leaves in model.dtype: it knows "
-        "linear layers alone. The baseline takes more memory, and trains on another base.",
-        "Nothing, if the two runs need not be the same; no `quantize` otherwise.",
+        "quantized experts with TRL",
+        "`quantize: nf4` also quantizes a model's experts. bitsandbytes keeps them in model.dtype, because "
+        "it supports only linear layers. The baseline takes more memory and trains on a different base.",
+        "Nothing, if the two runs need not be the same. Otherwise remove `quantize`.",
     ),
 }
 
 PLAN: dict[str, Code] = {
     "E1001": Code(
         "the step does not fit",
-        "The training step needs more of each device's memory than it has, by the compiler's own account.",
-        "What the help says was tried, and fits; `recipe plan --search` looks at more.",
+        "By the compiler's result, the training step needs more memory than each device has.",
+        "Use the change in the help, which was compiled and fits. `recipe plan --search` tries more.",
     ),
     "E1002": Code(
         "over the memory budget",
         "The step's share of each device's memory is above `budget.max_hbm_share`.",
-        "A smaller micro-batch, more rematerialisation, or a larger share.",
+        "Use a smaller micro-batch, more rematerialization, or a larger share.",
     ),
     "E1003": Code(
         "over the time budget",
-        "The estimated duration of the training is above `budget.max_hours`.",
-        "A faster configuration (`recipe plan --search`), fewer steps, or more hours.",
+        "The estimated training time is above `budget.max_hours`.",
+        "Use a faster configuration (`recipe plan --search`), fewer steps, or more hours.",
     ),
     "E1004": Code(
         "over the cost budget",
-        "The estimated price of the training is above `budget.max_usd`.",
-        "A cheaper configuration (`recipe plan --search`), fewer steps, or more US$.",
+        "The estimated cost of the training is above `budget.max_usd`.",
+        "Use a cheaper configuration (`recipe plan --search`), fewer steps, or more US$.",
     ),
     "W1005": Code(
-        "a budget that cannot be checked",
-        "The plan does not know the run's length or the machine's price, which the budget is about.",
-        "Give `train.steps` or put the data beside the recipe; give `cost.train_usd_per_hour`.",
+        "budget that cannot be checked",
+        "The plan does not know the length of the run or the price of the machine, which the budget needs.",
+        "Give `train.steps`, or put the data next to the recipe. Give `cost.train_usd_per_hour`.",
     ),
     "N1006": Code(
         "more sequences than the cache holds",
         "`serve.max_num_seqs` sequences of `serve.max_model_len` tokens do not fit the key/value cache at "
-        "once. vLLM handles as many as fit, and puts others off.",
-        "Nothing where requests are shorter; else a lower max_num_seqs or max_model_len.",
+        "once. vLLM runs as many as fit, and delays the others.",
+        "Nothing, if requests are shorter. Otherwise use a lower max_num_seqs or max_model_len.",
     ),
     "W1007": Code(
-        "a step that did not fit when it was planned",
-        "`recipe plan` compiled this step before, on this machine and with these versions: it needs more of "
-        "each device's memory than there is. Flags that hide gathers keep more of them.",
-        "`recipe plan` looks for a change that fits; without the flags of `xla.profile` a step takes less.",
+        "step did not fit when it was planned",
+        "`recipe plan` compiled this step before, on this machine and with these versions. The step needs "
+        "more memory than each device has. Flags that overlap weight gathers with computation keep more "
+        "gathered weights in memory.",
+        "`recipe plan` looks for a change that fits. Without the flags of `xla.profile` a step takes less "
+        "memory.",
     ),
     "E1008": Code(
-        "a flag's value that libtpu refuses",
-        "libtpu knows the flag, and was given a value of another type; it says so when it is loaded.",
-        "A value of the flag's type.",
+        "flag value that libtpu refuses",
+        "libtpu has the flag, but the value has another type. libtpu reports this when it is loaded.",
+        "Use a value of the flag's type.",
     ),
 }
 
 NOTEBOOK: dict[str, Code] = {
     "E1040": Code(
-        "a machine that no notebook has",
-        "`recipe build --notebook` writes a notebook for the machine of the recipe: Colab lends v5e-1 and "
-        "v6e-1, Kaggle v5e-8, and a recipe for virtual CPU devices runs anywhere.",
-        "Another `mesh.accelerator`, or no --notebook.",
+        "machine that no notebook has",
+        "`recipe build --notebook` writes a notebook for the machine of the recipe. Colab has v5e-1 and "
+        "v6e-1, Kaggle has v5e-8, and a recipe for virtual CPU devices runs anywhere.",
+        "Use another `mesh.accelerator`, or leave --notebook out.",
     ),
     "E1041": Code(
-        "a notebook and a bucket",
-        "A notebook's session has no account of Google Cloud, so that it reads and writes no bucket. Its "
-        "results are kept in Drive, or as Kaggle's output.",
-        "A folder in the bucket's place, or no --notebook.",
+        "notebook with a bucket",
+        "A notebook session has no Google Cloud account, so it cannot read or write a bucket. Its results "
+        "are kept in Drive, or as Kaggle's output.",
+        "Use a folder instead of the bucket, or leave --notebook out.",
     ),
     "E1042": Code(
-        "a model that a notebook cannot download",
-        "On Colab and Kaggle the model comes from the Hugging Face hub, and the recipe names a folder.",
-        "The model's id on the hub, or no --notebook.",
+        "model that a notebook cannot download",
+        "On Colab and Kaggle the model comes from the Hugging Face hub, but the recipe names a folder.",
+        "Use the model's id on the hub, or leave --notebook out.",
     ),
 }
 
 PARITY: dict[str, Code] = {
     "E1050": Code(
         "fewer than two backends to compare",
-        "`recipe parity` compares backends that run one recipe; of those asked for, one at most can run this "
-        "one here: the others refuse it, or their packages are not installed.",
-        "Name other backends, change the key that is refused, or install what is missing.",
+        "`recipe parity` compares backends that run the same recipe. At most one of the requested backends "
+        "can run this one. The others refuse it, or their packages are not installed.",
+        "Name other backends, change the refused key, or install the missing packages.",
     ),
 }
 
 PORT: dict[str, Code] = {
     "E1101": Code(
-        "file in no known dialect",
-        "None of the keys by which the tools' configs are told from each other stands in the file.",
-        "Name a config of one of the tools that the message lists; `--from` says whose an unusual one is.",
+        "unknown kind of config",
+        "The file has none of the keys that identify a tool's config.",
+        "Name a config of one of the tools that the message lists. `--from` names the tool if its config is "
+        "unusual.",
     ),
     "E1102": Code(
-        "half a recipe",
-        "The file belongs to a run, and does not say what is trained: an accelerate or DeepSpeed config, an "
-        "adapter_config.json, a dataset_info.json.",
-        "Name the run's own config before it, in one command.",
+        "file without a training run",
+        "The file belongs to a run, but does not say what is trained: an accelerate or DeepSpeed config, an "
+        "adapter_config.json, or a dataset_info.json.",
+        "Name the config of the run before it, in the same command.",
     ),
     "E1103": Code(
-        "dialect cannot be told",
-        "The keys of the file are of several tools, or two files are of two tools.",
-        "Say whose it is by `--from`, or port one of the files.",
+        "tool of the config is unclear",
+        "The file has keys of several tools, or two files belong to two tools.",
+        "Name the tool with `--from`, or port one of the files.",
     ),
     "E1104": Code(
-        "file that the tool has no use for",
-        "A file was named that goes with another tool's config: a dataset_info.json beside Axolotl's.",
+        "file of another tool",
+        "A file belongs to another tool's config, such as a dataset_info.json next to an Axolotl config.",
         "Leave it out.",
     ),
     "E1105": Code(
         "not valid JSON",
-        "The text does not follow JSON's grammar at the place shown, so the tool cannot read it either.",
-        "Correct it; comments and commas before a closing bracket are no JSON.",
+        "The text breaks JSON's grammar at the place shown, so the tool cannot read it either.",
+        "Correct it. JSON allows no comments, and no comma before a closing bracket.",
     ),
     "E1106": Code(
         "Jinja in a config",
-        "A value is a Jinja expression, or the file a Jinja template: what it stands for is filled in by a "
-        "launcher that a port does not run.",
-        "Render it, and port what comes of it.",
+        "A value is a Jinja expression, or the file is a Jinja template. A launcher fills it in, which a "
+        "port does not run.",
+        "Render the template, and port the result.",
     ),
     "E1107": Code(
         "value from the environment",
-        "A value is a reference to an environment variable (`${NAME}`, `${oc.env:NAME}`), unknown here.",
-        "Write the value in its place.",
+        "A value refers to an environment variable (`${NAME}`, `${oc.env:NAME}`), which is unknown here.",
+        "Write the value instead.",
     ),
     "E1108": Code(
         "reference that cannot be followed",
-        "A `${key}` of OmegaConf names a key that the file has not, or leads back to itself.",
-        "Write the value in its place.",
+        "A `${key}` of OmegaConf names a key that is not in the file, or refers to itself.",
+        "Write the value instead.",
     ),
     "E1109": Code(
-        "aliases without end",
-        "A YAML alias stands within what it stands for, or aliases of aliases make millions of values.",
+        "endless aliases",
+        "A YAML alias is inside the value that it refers to, or nested aliases expand to millions of values.",
         "Write the values out.",
     ),
     "E1110": Code(
         "several runs",
-        "Two configs of one tool, two files of one kind, or a pipeline of stages: a recipe is one run.",
-        "Port each stage alone; the next one's `model.id` is the `merge.output` of the one before.",
+        "There are two configs of one tool, two files of one kind, or a pipeline of stages. A recipe is one "
+        "run.",
+        "Port each stage separately. The `model.id` of each stage is the `merge.output` of the stage before "
+        "it.",
     ),
     "E1111": Code(
-        "no mesh takes the run",
-        "Every way to arrange the accelerator's devices was refused by the checks.",
-        "Ask for another `--accelerator`.",
+        "no mesh fits the run",
+        "The checks refused every arrangement of the accelerator's devices.",
+        "Use another `--accelerator`.",
     ),
     "E1112": Code(
-        "file in the way",
-        "What `-o` or `--report` names is there already, is one of the ported files, or cannot be written.",
+        "file exists already",
+        "The file that `-o` or `--report` names exists already, is one of the ported files, or cannot be "
+        "written.",
         "Name another file, or replace it with `--force`.",
     ),
     "E1113": Code(
-        "not taken over as it stands",
-        "With `--strict` every key has to have an exact counterpart, and some have none.",
-        "The report lists them: change the source, or port without `--strict`.",
+        "not an exact port",
+        "With `--strict` every key must have an exact counterpart, and some have none.",
+        "The report lists them. Change the source, or port without `--strict`.",
     ),
     "W1114": Code(
         "unknown key",
-        "The tool has no such key. It may refuse it or pass it over; nothing is made of it here.",
+        "The tool has no such key. It may refuse or ignore it. The port ignores it.",
         "Use the key that the message suggests, or remove it.",
     ),
     "W1115": Code(
         "key given twice in a config",
-        "A section holds the same key a second time. The tools take the last one, and so does the port.",
+        "A section contains the same key twice. The tools use the last one, and so does the port.",
         "Remove one of the two.",
     ),
     "W1116": Code(
-        "other rows in an optimizer step",
-        "No mesh of the accelerator takes the source's global batch: it is rounded up to one that does.",
-        "Another `--accelerator`, or another batch size in the source.",
+        "different number of rows in an optimizer step",
+        "No mesh of the accelerator fits the source's global batch. The port rounds it up to one that fits.",
+        "Use another `--accelerator`, or another batch size in the source.",
     ),
     "E1120": Code(
         "merge key with two values",
-        "`<<` takes over several mappings that give a key different values. PyYAML up to 6.0.3 takes the "
-        "first one's, as YAML has it; 6.0.4 takes the last one's.",
-        "Take the key out of one of the mappings, or write the keys out in place of `<<`.",
+        "`<<` includes several mappings that give a key different values. PyYAML up to 6.0.3 uses the first "
+        "value, as YAML specifies. PyYAML 6.0.4 uses the last.",
+        "Remove the key from one of the mappings, or write the keys out instead of `<<`.",
     ),
     "E1117": Code(
         "file named twice",
-        "The command names one file a second time.",
+        "The command names the same file twice.",
         "Name it once.",
     ),
     "W1119": Code(
-        "file beside the recipe is not written",
-        "The recipe needs a file beside it, such as the Python module of its `data.transform`.",
-        "Give the recipe a file by `-o`; the others are put beside it.",
+        "additional file is not written",
+        "The recipe needs a file next to it, such as the Python module of its `data.transform`.",
+        "Give a file for the recipe with `-o`. The other files are written next to it.",
     ),
     "W1118": Code(
         "no configuration fits",
-        "With `--plan` every configuration that was compiled needs more memory than the accelerator has.",
-        "A larger `--accelerator`; `recipe plan` says what takes the memory.",
+        "With `--plan`, every configuration that was compiled needs more memory than the accelerator has.",
+        "Use a larger `--accelerator`. `recipe plan` shows what takes the memory.",
     ),
     "E1141": Code(
         "data set type without a counterpart",
-        "A ported file's data set has no type, or one that is not known here, or one that no format has.",
-        "Bring the rows into messages, and name the type that has them (`chat_template`); or set `data` in "
-        "the recipe that `--partial` writes.",
+        "A data set of the ported file has no type, an unknown type, or a type that no format of recipes "
+        "covers.",
+        "Convert the rows to messages, and name their type (`chat_template`). Or set `data` in the recipe "
+        "that `--partial` writes.",
     ),
     "E1142": Code(
         "data sets of different forms",
-        "The ported file's data sets have rows that one run does not mix here: preferences beside others, or "
-        "texts that are packed beside conversations that are not.",
-        "Bring them into one form, or train on them one after another.",
+        "The data sets of the ported file have rows that one recipe cannot mix: preferences and other rows, "
+        "or packed texts and unpacked conversations.",
+        "Convert them to one form, or train on them one after another.",
     ),
     "E1143": Code(
         "data set that cannot be read here",
-        "A ported file names no data set, one of a kind that is not known here, or one that lies where a "
-        "recipe cannot read it.",
-        "Copy it to a file or to the Hugging Face hub, and name that, in the file or with `--set` under the "
+        "The ported file names no data set, a data set of an unknown kind, or one in a place that a recipe "
+        "cannot read.",
+        "Copy it to a file or to the Hugging Face hub. Name that in the file, or with `--set` and the "
         "source's own key.",
     ),
     "E1144": Code(
         "key missing from a config",
-        "A key that the ported tool has no default for is missing: the model, the optimizer, a rank.",
-        "Add the key, as the message says.",
+        "A key for which the ported tool has no default is missing, such as the model, the optimizer or a "
+        "rank.",
+        "Add the key that the message names.",
     ),
     "E1145": Code(
         "keys that exclude each other",
-        "The ported tool itself stops on these keys together, or on one without the other.",
+        "The ported tool itself stops if these keys are given together, or if one is given without the "
+        "other.",
         "Keep one of them, or change the other as the help says.",
     ),
     "E1146": Code(
-        "quantised base without adapters",
-        "A quantised base cannot be trained itself, and this file has no adapters on it; or it is stored in "
-        "a way that recipes do not have.",
-        "Train adapters, or do not quantise the base.",
+        "quantized base without adapters",
+        "A quantized base cannot be trained itself, and this file has no adapters. Or the base is stored "
+        "with a quantization that recipes do not have.",
+        "Train adapters, or do not quantize the base.",
     ),
     "E1147": Code(
-        "chat template that is not known",
-        "The ported file names a chat template that is not the model's own, and is not written out here.",
-        "Take the tokenizer's own, or give the template as Jinja.",
+        "unknown chat template",
+        "The ported file names a chat template that is neither the model's own nor known here.",
+        "Use the tokenizer's own template, or give the template as Jinja.",
     ),
     "E1148": Code(
         "no targets for adapters",
-        "The ported file trains adapters, and does not say of what, and PEFT has no choice of its own.",
+        "The ported file trains adapters but does not name the modules, and PEFT has no default for this "
+        "model.",
         "Name the target modules.",
     ),
     "E1149": Code(
         "another kind of training",
-        "The ported file is of a stage or a method that recipes do not have: reward models, reinforcement "
-        "learning, distillation, adapters that are not LoRA.",
-        "Port the supervised stage, or the one of preferences (dpo, cpo, orpo, kto).",
+        "The ported file uses a stage or a method that recipes do not have: reward models, reinforcement "
+        "learning, distillation, or adapters other than LoRA.",
+        "Port the supervised stage, or the preference stage (dpo, cpo, orpo, kto).",
     ),
     "E1150": Code(
         "images or sound",
-        "The ported file trains on images, video or sound; the models here read text.",
-        "Train on text alone.",
+        "The ported file trains on images, video or sound. The models here read only text.",
+        "Train only on text.",
     ),
     "E1151": Code(
         "data set that is not in dataset_info.json",
-        "LLaMA-Factory's data sets are described in a file of their own, which is not among the files, or "
-        "does not have this name.",
-        "Name dataset_info.json beside the config, and correct the data set's name.",
+        "LLaMA-Factory describes its data sets in a separate file. It is not among the files, or does not "
+        "contain this name.",
+        "Name dataset_info.json after the config, and correct the name of the data set.",
     ),
     "E1160": Code(
-        "value that the tool does not take",
-        "A key of the source has a value of another type or range than its tool reads, or a word unknown to "
-        "it.",
-        "Correct the value, or remove the key: its default then holds.",
+        "value that the tool does not accept",
+        "The value of a key has a type, range or word that the tool does not accept.",
+        "Correct the value, or remove the key to use its default.",
     ),
     "E1161": Code(
-        "DeepSpeed at odds with the trainer",
-        "A DeepSpeed setting is a number of its own where the Trainer has another, on which it would stop.",
+        "DeepSpeed contradicts the trainer",
+        "A DeepSpeed setting differs from the Trainer's setting. The tool would stop with an error.",
         "Write `auto` there, or the same number in both.",
     ),
     "E1162": Code(
         "devices that cannot be grouped",
-        "The number of GPUs is not a multiple of those that share their rows (tensor, context or sequence "
-        "parallelism), so there is no number of data-parallel devices, and no global batch.",
+        "The number of GPUs is not a multiple of the GPUs that share rows (tensor, context or sequence "
+        "parallelism). The number of data-parallel devices and the global batch are therefore undefined.",
         "Give the number of GPUs that the run used with `--devices`.",
     ),
     "E1163": Code(
         "algorithm without a counterpart",
-        "The source asks for an optimizer, a schedule, a loss or a style of prompts that is not among the "
-        "recipe's, and that no other comes near.",
+        "The source uses an optimizer, a schedule, a loss or a prompt style that recipes do not have, and "
+        "none is close to it.",
         "Choose one of those that the message or the help names.",
     ),
     "E1164": Code(
         "targets without a counterpart",
-        "The target modules match nothing that can carry an adapter, are no regular expression, or cannot be "
-        "told without knowing the model.",
-        "Name the model's projections, or all-linear.",
+        "The target modules match nothing that can carry an adapter, are not a regular expression, or depend "
+        "on an unknown model.",
+        "Name projections of the model, or all-linear.",
     ),
     "E1171": Code(
         "another script of TRL",
-        "The file is for a script of TRL that recipes have no counterpart of (GRPO, RLOO, reward "
-        "models, distillation), or has a key that the script named by `--script` does not have.",
-        "Port the config of an SFT, DPO, CPO or ORPO run, or take the key out by `--set KEY=null`.",
+        "The file is for a TRL script that recipes have no counterpart for (GRPO, RLOO, reward models, "
+        "distillation), or it has a key that the `--script` script does not have.",
+        "Port the config of an SFT, DPO, CPO, ORPO or KTO run, or remove the key with `--set KEY=null`.",
     ),
     "E1172": Code(
-        "script of TRL that cannot be told",
-        "Several scripts of TRL read such a file, or no one of them has all of its keys; each trains "
-        "something else.",
-        "Say which one by `--script sft`, `--script dpo`, `--script orpo` or `--script cpo`.",
+        "TRL script is unclear",
+        "Several scripts of TRL read such a file, or none has all of its keys. Each script trains "
+        "differently.",
+        "Name the script with `--script sft`, `--script dpo`, `--script orpo` or `--script cpo`.",
     ),
     "E1173": Code(
         "--script for another tool's file",
-        "The scripts that `--script` names are TRL's, and the file is another tool's.",
+        "`--script` names a script of TRL, but the file belongs to another tool.",
         "Leave `--script` out.",
     ),
     "E1174": Code(
-        "value that the script alone does not tell",
-        "A script is read as syntax and never run, and the value depends on what is not known before: an "
-        "input, the environment, a download, a condition.",
-        "Write the value in its place, or give it by `--set KEY=VALUE`.",
+        "value known only at run time",
+        "The port reads a script without running it. The value depends on an input, the environment, a "
+        "download or a condition.",
+        "Write the value instead, or give it with `--set KEY=VALUE`.",
     ),
     "E1175": Code(
-        "script without a trainer that is read",
-        "Nothing in the script constructs SFTTrainer, DPOTrainer, ORPOTrainer, CPOTrainer or Trainer with a "
-        "language model: it trains in a loop of its own, with another trainer or kind of model, or not at "
-        "all.",
+        "script without a known trainer",
+        "The script does not construct SFTTrainer, DPOTrainer, ORPOTrainer, CPOTrainer or Trainer with a "
+        "language model. It trains in its own loop, with another trainer or kind of model, or not at all.",
         "Port the script that constructs the trainer.",
     ),
     "E1176": Code(
-        "script of several runs",
-        "The script constructs several trainers, or one in a loop; a recipe is one run.",
-        "Make a script of each run, and port each.",
+        "script with several runs",
+        "The script constructs several trainers, or one in a loop. A recipe is one run.",
+        "Split the script into one for each run, and port each.",
     ),
     "E1177": Code(
         "training arguments outside the script",
-        "The trainer's arguments are parsed from a command line or a file, or of a class of the script's.",
-        "Port the config file or the command with the values; or construct the library's own class.",
+        "The trainer's arguments are parsed from a command line or a file, or belong to a class that the "
+        "script defines.",
+        "Port the config file or the command with the values, or use the library's own class.",
     ),
     "W1178": Code(
-        "function to be copied by hand",
-        "A function over rows, or one that picks them, has none of the forms that are known: a chat template "
-        "over messages, a template of text, a column.",
-        "Write it anew in the file that the port puts beside the recipe; until then a run stops there.",
+        "function that must be copied by hand",
+        "A function that changes or filters rows has no known form: a chat template over messages, a text "
+        "template, a column.",
+        "Write it into the file that the port puts next to the recipe. Until then a run stops with an error "
+        "there.",
     ),
     "E1179": Code(
         "not valid Python",
-        "The text does not follow Python 3's grammar at the place shown, or the notebook has no cells.",
-        "Correct it; a script of Python 2 is written anew by 2to3.",
+        "The text breaks Python 3's grammar at the place shown, or the notebook has no cells.",
+        "Correct it. 2to3 converts a script of Python 2.",
     ),
     "E1180": Code(
-        "key that changes what is learnt",
-        "The source switches on what recipes do not have, and what comes of the run depends on it: another "
-        "loss, other trained parameters or another start of theirs, another update, another model.",
-        "Port the run without it by `--set KEY=null`, or by `--partial`, whose recipe names what is missing.",
+        "key that changes the result",
+        "The source enables a feature that recipes do not have and that changes the trained model: another "
+        "loss, other trained or initial parameters, another update, another model.",
+        "Port the run without it, using `--set KEY=null` or `--partial`. A partial recipe names what is "
+        "missing.",
     ),
     "E1181": Code(
         "several training commands",
-        "The script runs more than one command that trains, and a recipe is one run.",
-        "Choose one by `--command N`; stages that follow each other pass `merge.output` on as `model.id`.",
+        "The script runs more than one training command. A recipe is one run.",
+        "Choose one with `--command N`. To chain stages, use the `merge.output` of one as the `model.id` of "
+        "the next.",
     ),
     "E1182": Code(
         "no training command",
-        "Nothing in the script is a command that trains, of a tool or of a launcher with a training script.",
-        "Name the script that has the command, or the tool's config.",
+        "No command in the script is a training command of a known tool, or a launcher with a training "
+        "script.",
+        "Name the script that contains the command, or the tool's config.",
     ),
     "E1183": Code(
         "not valid shell syntax",
-        "A quote, a bracket or a heredoc is opened at the place shown and not closed, or this is no text.",
-        "Close it; `bash -n SCRIPT` shows what bash makes of it.",
+        "A quote, a bracket or a heredoc that starts at the place shown is not closed, or the file is not "
+        "text.",
+        "Close it. `bash -n SCRIPT` shows bash's own message.",
     ),
     "E1184": Code(
-        "command of a script of its own",
-        "The command runs a training script that no tool ships; what its flags do stands in that script.",
-        "Port the script itself; `--from trl` reads its flags as those of TRL's command line.",
+        "command with a custom script",
+        "The command runs a training script that belongs to no tool. The meaning of its flags is defined in "
+        "that script.",
+        "Port the script itself. `--from trl` reads its flags as those of TRL's command line.",
     ),
     "E1185": Code(
-        "file of a command that is not there",
-        "The command names a config, which lies neither beside the script nor below the working folder, or "
-        "whose name is only known when the script runs.",
-        "Run `recipe port` in the folder in which the script runs, or write the name out.",
+        "config of a command not found",
+        "The command names a config that is neither next to the script nor below the working folder, or "
+        "whose name is known only at run time.",
+        "Run `recipe port` in the folder where the script runs, or write the name out.",
     ),
     "W1186": Code(
-        "part of a command that is not read",
-        "A launcher's or DeepSpeed's file that the command names is not there, or a word of the command is "
-        "no flag; the rest is ported without it.",
+        "part of a command is ignored",
+        "A file of the launcher or of DeepSpeed that the command names does not exist, or a word of the "
+        "command is not a flag. The rest is ported.",
         "Name the file on the command line, or give `--devices N`.",
     ),
     "E1187": Code(
-        "path that leads out",
-        "The command names a file outside of the script's and of the working folder; it is not opened.",
-        "Copy the file beside the script, or name it on the command line.",
+        "path outside of the folders",
+        "The command names a file outside of the script's folder and of the working folder. It is not "
+        "opened.",
+        "Copy the file next to the script, or name it on the command line.",
     ),
     "E1188": Code(
-        "folder that cannot be ported so",
-        "Nothing in the folder is a run of a tool that is read, or an option is for one run alone.",
-        "`recipe port FOLDER -o RECIPES` ports each run of a folder into another one.",
+        "folder that cannot be ported this way",
+        "The folder contains no run of a known tool, or an option applies to a single run only.",
+        "Use `recipe port FOLDER -o RECIPES`, which ports each run of a folder into another folder.",
     ),
     "E1193": Code(
-        "file of a tool that is not read yet",
-        "Its keys tell whose it is, and `recipe port` reads no files of that tool; taken for another's, it "
-        "would come out as another run.",
-        "Start from a recipe of your own with `recipe new`; `--from` ports it as one of a tool that is read.",
+        "tool that is not supported",
+        "The keys identify a tool whose files `recipe port` does not read. Read as another tool's file, it "
+        "would become a different run.",
+        "Start from a new recipe with `recipe new`. `--from` reads the file as one of a supported tool.",
     ),
     "E1198": Code(
-        "value that the other tool's config cannot say",
-        "`recipe port --to` has no key of the tool for a value that bears on what is learnt, or the tool "
-        "refuses what would come of it: the run of the config would be another one.",
-        "Change the value by `--set PATH=VALUE`, or take `--partial`, whose config names what is missing.",
+        "value without a counterpart in the other tool",
+        "With `recipe port --to`, the tool has no key for a value that affects the result, or the tool "
+        "refuses the resulting config. The config would describe a different run.",
+        "Change the value with `--set PATH=VALUE`, or use `--partial`. A partial config names what is "
+        "missing.",
     ),
     "E1199": Code(
         "GPUs that cannot share a step",
-        "The rows of an optimizer step stay the recipe's, and the GPUs that `--devices` names take equal "
-        "parts of them.",
-        "Name as many GPUs as divide `train.global_batch_size`.",
+        "The rows of an optimizer step stay those of the recipe, and the GPUs of `--devices` take equal "
+        "shares of them.",
+        "Use a number of GPUs that divides `train.global_batch_size`.",
     ),
     "W1194": Code(
-        "older name of a key beside its newer one",
-        "The file has a key by its older name and by its newer one, with two values. Which of them holds "
-        "depends on the tool's version; the port takes the newer name's.",
+        "old and new name of a key",
+        "The file has a key by its old name and by its new name, with different values. Which one is used "
+        "depends on the tool's version. The port uses the new name's value.",
         "Remove one of the two.",
     ),
     "W1168": Code(
-        "format of the data guessed",
-        "The tool tells by the columns of the data set what its rows are, and the data set is not at hand.",
+        "format of the data was guessed",
+        "The tool recognizes the format from the columns of the data set, which is not available here.",
         "Look at the data set, and set `data.format` and `data.loss_on` in the recipe.",
     ),
 }
 
 COMMANDS: dict[str, Code] = {
     "E1225": Code(
-        "not a project of Weights & Biases",
-        "train.log.wandb_project is no name that Weights & Biases takes: it has a slash or another of "
-        "`/ \\ # ? % :`, or more than 128 letters.",
-        "The project's name alone; WANDB_ENTITY in the run's environment names its owner.",
+        "not a Weights & Biases project",
+        "train.log.wandb_project is not a valid name for Weights & Biases: it contains one of `/ \\ # ? % "
+        ":`, or more than 128 characters.",
+        "Write only the name of the project. WANDB_ENTITY in the run's environment names its owner.",
     ),
     "E1226": Code(
-        "key in place of a project",
-        "train.log.wandb_project looks like a key of Weights & Biases, and recipes are kept in git.",
-        "Name the project; the key is the run's environment's.",
+        "API key instead of a project",
+        "train.log.wandb_project looks like an API key of Weights & Biases, and recipes are kept in git.",
+        "Name the project, and set the key in the run's environment.",
     ),
 }
 
 LAUNCH: dict[str, Code] = {
     "E1301": Code(
-        "checkpoints in a folder of each host",
-        "Several hosts write a checkpoint together, each its own part, and checkpoint.directory is a folder "
-        "of their own disks: none of them would have a whole one.",
-        "A place that all hosts reach: a gs:// address.",
+        "checkpoints on separate host disks",
+        "Several hosts write a checkpoint together, each its own part. checkpoint.directory is a folder on "
+        "their own disks, so no host would have a complete checkpoint.",
+        "Use a gs:// address, which all hosts can reach.",
     ),
     "E1302": Code(
         "launcher that does not fit",
-        "launch.kind names a launcher that cannot make these machines, or that starts a run again where its "
-        "checkpoints are not.",
-        "As the help says, or leave launch.kind out: every launcher that fits is then emitted.",
+        "launch.kind names a launcher that cannot create these machines, or that would restart a run on a "
+        "machine without its checkpoints.",
+        "Do what the help says, or leave launch.kind out to get every launcher that fits.",
     ),
     "W1303": Code(
-        "checkpoints on a disk that may be taken away",
-        "A spot VM that is taken away takes its disk along, and a run whose checkpoints are there begins "
-        "anew.",
-        "A gs:// address in checkpoint.directory.",
+        "checkpoints on the disk of a spot VM",
+        "When Google Cloud takes a spot VM away, its disk is lost. A run with its checkpoints there starts "
+        "over.",
+        "Use a gs:// address in checkpoint.directory.",
     ),
     "E1304": Code(
-        "spot capacity of a reservation",
-        "Capacity is either reserved or spot; Google Cloud refuses a request for both.",
+        "spot capacity with a reservation",
+        "Capacity is either reserved or spot. Google Cloud refuses a request for both.",
         "Keep one of the two.",
     ),
     "N1305": Code(
         "launch key without effect",
-        "The recipe gives a key of the launch section that none of its launchers reads.",
+        "None of the recipe's launchers reads this key of the launch section.",
         "Nothing, or remove the key.",
     ),
     "E1316": Code(
-        "local checkpoints no more often than shared ones",
-        "checkpoint.local saves on the hosts' own disks between the checkpoints of checkpoint.directory, and "
-        "its every_steps leaves none in between.",
-        "Save more often locally, or leave checkpoint.local out.",
+        "local checkpoints not more frequent than shared ones",
+        "checkpoint.local saves on the hosts' own disks between the checkpoints of checkpoint.directory. "
+        "With its every_steps there are none in between.",
+        "Use a smaller checkpoint.local.every_steps, or leave checkpoint.local out.",
     ),
 }
 
@@ -2011,7 +2051,7 @@ RETIRED = (
     *("E0628", "E0932", "E1165", "E1166", "E1167", "E1169", "E1170"),
     *("E1235", "E1236", "N1237"),
 )
-"""Codes of earlier versions, of what is available now, said by another code, or gone; none is used again."""
+"""Codes of earlier versions that are no longer given. None of them is used again."""
 
 CODES: dict[str, Code] = {
     **FILES,
@@ -2036,19 +2076,18 @@ SEVERITIES = {"E": "error", "W": "warning", "N": "note"}
 
 
 def anchor(code: str) -> str:
-    """The name of a code's heading on its page, as Markdown's readers make it."""
+    """Return the anchor of a code's heading on its page, as Markdown readers derive it."""
     title = re.sub(r"[^\w\s-]", "", f"{code}: {CODES[code].title}".lower())
     return re.sub(r"[-\s]+", "-", title).strip("-")
 
 
 def page() -> str:
-    """docs/diagnostics.md: every code with its cause and cure, by group."""
+    """Return docs/diagnostics.md: every code with its cause and cure, by group."""
     lines = [
         "# Diagnostics",
         "",
-        "Every message of `recipe` carries one of these codes: E an error, W a warning, N a note. A code",
-        "keeps its meaning for good. This page is made from `spec/codes.py` by "
-        "`python -m recipec.spec.codes`.",
+        "Every message of `recipe` has one of these codes: E is an error, W a warning, N a note. The meaning",
+        "of a code never changes. `python -m recipec.spec.codes` writes this page from `spec/codes.py`.",
     ]
     for group, title in GROUPS.items():
         codes = sorted((code for code in CODES if code[1:3] == group), key=lambda code: (code[1:], code[0]))

@@ -41,7 +41,7 @@ LINE_BREAK = re.compile(r"\r\n|[\n\r]")
 START = "start from `recipe new NAME --model ID --accelerator A`"
 """The help for a file that holds no recipe."""
 
-_PLAIN_KEY = "write `key: value`, and quotes around a text in brackets or braces"
+_PLAIN_KEY = "write `key: value`, and put quotes around text in brackets or braces"
 
 
 class Refused(Exception):
@@ -110,7 +110,7 @@ class _Reader:
                     if root is not None:
                         message = "a second YAML document starts here; a recipe is one document"
                         raise self.refused(
-                            "E0008", message, "make a file of each document", self.span_of(event)
+                            "E0008", message, "write each document into its own file", self.span_of(event)
                         )
                     if event.version or event.tags:
                         self.refuse_directive()
@@ -131,15 +131,15 @@ class _Reader:
         span = self.span_of(event)
         place = Provenance(self.kind, span)
         if depth > MAX_DEPTH:
-            message = f"lists and mappings lie more than {MAX_DEPTH} deep"
+            message = f"lists and mappings are nested more than {MAX_DEPTH} levels deep"
             raise self.refused("E0015", message, "close the brackets before", span)
         if isinstance(event, AliasEvent):
-            message = f"the alias `*{event.anchor}` is refused"
-            self.report("E0010", message, "write the value out, or share it by `extends`", span)
+            message = f"the alias `*{event.anchor}` is not allowed"
+            self.report("E0010", message, "write the value out, or share it with `extends`", span)
             return Scalar(None, place, unread=True)
         if event.anchor is not None:
-            message = f"the anchor `&{event.anchor}` is refused"
-            help = "remove it; to share values between recipes use `extends`"
+            message = f"the anchor `&{event.anchor}` is not allowed"
+            help = "remove it; to share values between recipes, use `extends`"
             self.report("E0010", message, help, self.span_of_mark(span, "&"))
         if event.tag is not None:
             self.refuse_tag(str(event.tag), span)
@@ -175,15 +175,15 @@ class _Reader:
         if not isinstance(key, Scalar):
             self.report("E0014", "a list or a mapping cannot be a key: keys are names", _PLAIN_KEY, span)
         elif key.plain and key.value == "<<":
-            help = "write the keys out, or share them by `extends`"
-            self.report("E0011", "merge keys are refused", help, span)
+            help = "write the keys out, or share them with `extends`"
+            self.report("E0011", "merge keys are not allowed", help, span)
         elif not isinstance(key.value, str):
             source = span.text[span.column - 1 : span.column - 1 + span.length]
             self.report("E0014", f"`{source}` cannot be a key: keys are names", "put quotes around it", span)
         elif key.value in entries:
             first = entries[key.value].key.span.line
             where = "in this line" if first == span.line else f"on line {first}"
-            message = f"`{key.value}` is given twice: it stands {where} already"
+            message = f"`{key.value}` is given twice: it is already {where}"
             self.report("E0009", message, "remove one of the two", span)
         else:
             entries[key.value] = Entry(key.place, value)
@@ -222,12 +222,12 @@ class _Reader:
 
     def refuse_tag(self, tag: str, span: Span) -> None:
         shown = tag.replace("tag:yaml.org,2002:", "!!")
-        message = f"the tag `{shown}`{' would run code and' if 'python' in tag else ''} is refused"
+        message = f"the tag `{shown}`{' would run code and' if 'python' in tag else ''} is not allowed"
         self.report("E0012", message, "remove the tag", self.span_of_mark(span, "!"))
 
     def refuse_directive(self) -> None:
         line = next((i for i, text in enumerate(self.lines) if text.startswith("%")), 0)
-        message = "directives to the YAML reader are refused"
+        message = "directives to the YAML reader are not allowed"
         self.report("E0017", message, "remove this line", self.span(line, 0, len(self.lines[line])))
 
     def bad_character(self, error: Any) -> Refused:

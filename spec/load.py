@@ -215,16 +215,18 @@ def extended(root: Mapping, followed: tuple[Path, ...]) -> tuple[Path | None, li
     target = Path(os.path.normpath(path.parent / name))
     real = os.path.realpath(target)  # unlike Path.resolve, it takes links that go round in a circle
     if not _may_be_extended(name, real, path):
-        message = f"`{name}` is no recipe: `extends` takes a {' or '.join(ENDINGS)} file, in no hidden folder"
+        message = (
+            f"`{name}` is not a recipe: `extends` takes a {' or '.join(ENDINGS)} file, in no hidden folder"
+        )
         return None, [Diagnostic("E0020", message, "extends", "extends: base.yaml", span)]
     followed_real = [os.path.realpath(file) for file in followed]
     if real in followed_real:
         circle = [*followed[followed_real.index(real) :], target]
-        message = f"`extends` goes round in a circle: {' -> '.join(map(display, circle))}"
+        message = f"`extends` forms a circle: {' -> '.join(map(display, circle))}"
         return None, [Diagnostic("E0022", message, "extends", "remove one of these `extends`", span)]
     if len(followed) >= MOST_EXTENDED:
-        message = f"more than {MOST_EXTENDED} files extend one another"
-        return None, [Diagnostic("E0022", message, "extends", "put what they share into one file", span)]
+        message = f"more than {MOST_EXTENDED} files extend each other"
+        return None, [Diagnostic("E0022", message, "extends", "put the shared keys into one file", span)]
     if not os.path.isfile(target):  # unlike Path.is_file, whatever the name is
         what = "is a folder" if os.path.isdir(target) else "does not exist"
         message = f"the extended file {display(target)} {what}"
@@ -263,11 +265,9 @@ def read_text(
 
     try:
         if not path.exists():
-            return problem(
-                "E0001", f"there is no file {name}", "the path is relative to the folder you are in"
-            )
+            return problem("E0001", f"there is no file {name}", "the path is relative to the current folder")
         if not path.is_file():
-            what = "a folder" if path.is_dir() else "no regular file"
+            what = "a folder" if path.is_dir() else "not a regular file"
             return problem("E0002", f"{name} is {what}", f"name {named}")
         size = path.stat().st_size
         if size > most:

@@ -38,14 +38,16 @@ def _parse(argument: str, number: int) -> tuple[list[tuple[Part, Provenance]], N
 
     if len(argument.splitlines()) > 1:
         argument = argument.splitlines()[0]
-        raise refused("E0030", "a --set argument is one line", "--set 'mesh.axes={fsdp: 2, tp: 2}'", 0, 1)
+        raise refused(
+            "E0030", "a --set argument must be one line", "--set 'mesh.axes={fsdp: 2, tp: 2}'", 0, 1
+        )
     parts, end = paths.prefix(argument)
     equals = end + len(argument[end:]) - len(argument[end:].lstrip(" "))
     if not parts or argument[equals : equals + 1] != "=":
         if "=" not in argument:
             message = "a --set argument is PATH=VALUE; the `=` is missing"
             raise refused("E0030", message, "--set train.steps=100", len(argument), len(argument))
-        raise refused("E0030", "this is no path", "--set train.steps=100", end, argument.index("="))
+        raise refused("E0030", "this is not a path", "--set train.steps=100", end, argument.index("="))
     keys = [(part, place(start, end)) for part, start, end in parts]
     if parts[0][0] == "extends":
         message = "`extends` cannot be set on the command line"
@@ -91,7 +93,9 @@ def _put(root: Mapping, keys: list[tuple[Part, Provenance]], value: Node) -> Non
         else:
             if not isinstance(node, Mapping):
                 what = (
-                    "is a list; its items are [0], [1], ..." if isinstance(node, Items) else "is no section"
+                    "is a list; its items are [0], [1], ..."
+                    if isinstance(node, Items)
+                    else "is not a section"
                 )
                 message = f"`{paths.join(done)}` {what}, so it has no key `{part}`"
                 help = f"--set '{paths.join(done)}=...' sets it as a whole"

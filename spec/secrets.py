@@ -59,7 +59,8 @@ def find(root: Mapping) -> Iterator[Diagnostic]:
             variable = _VARIABLES.get(str(where[-1]).replace("_", "-"), "it")
             yield Diagnostic(
                 "E0703",
-                f"`{where[-1]}` is named like a secret, and its value would be written into the artifact",
+                f"the name `{where[-1]}` looks like a secret, and its value would be written into the "
+                "artifact",
                 paths.join(where),
                 f"remove it, and set {variable} in the environment where the server runs",
                 key.span,
@@ -74,9 +75,9 @@ def find(root: Mapping) -> Iterator[Diagnostic]:
             if reference := _REFERENCE.search(text):
                 yield Diagnostic(
                     "E0701",
-                    f"`{reference[0]}` is refused: its value would be written into the artifact",
+                    f"`{reference[0]}` is not allowed: its value would be written into the artifact",
                     paths.join(where),
-                    "write the value itself; a secret is set in the environment where the artifact runs",
+                    "write the value itself; set secrets in the environment where the artifact runs",
                     span,
                 )
             for what, pattern in _TOKENS.items():

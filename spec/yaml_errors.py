@@ -20,14 +20,14 @@ class Explanation:
     column: int
 
 
-_NO_KEY = "this line is no `key: value`"
+_NO_KEY = "this line is not `key: value`"
 _NO_KEY_HELP = "put a colon and a space after the key"
 
 _PROBLEMS: list[tuple[str, str, str]] = [
     (
         "mapping values are not allowed",
         "a second colon in one line",
-        'put quotes around a text that holds ": "',
+        'put quotes around text that contains ": "',
     ),
     ("could not find expected ':'", _NO_KEY, _NO_KEY_HELP),
     ("found unexpected end of stream", "the quote that opens here is not closed", "close it"),
@@ -45,14 +45,14 @@ _PROBLEMS: list[tuple[str, str, str]] = [
     (
         "expected <block end>",
         "the indentation does not fit the lines above",
-        "line it up with its neighbours",
+        "align it with the lines around it",
     ),
     (
         "unknown escape character",
         "no such escape in double quotes",
         "use single quotes, or double the backslash",
     ),
-    ("found undefined alias", "the alias stands for nothing", "write the value out"),
+    ("found undefined alias", "the alias has no anchor", "write the value out"),
     ("found undefined tag handle", "the tag is not known", "remove the tag"),
     ("expected the node content", "a value is missing here", "add a value, or remove the character shown"),
     ("found duplicate anchor", "an anchor is given twice", "remove the anchors"),
@@ -73,7 +73,7 @@ _PROBLEMS: list[tuple[str, str, str]] = [
 ]
 """Part of ruamel's problem and context, the message, and its help."""
 
-UNCLEAR = "put quotes around the value, or see whether a quote, bracket or colon is missing just before"
+UNCLEAR = "put quotes around the value, or check for a missing quote, bracket or colon just before it"
 """The help for a fault of which the reader says no more."""
 
 _AT_START = (
@@ -105,9 +105,9 @@ def explain(error: MarkedYAMLError, lines: Sequence[str]) -> Explanation:
         return Explanation("E0006", message, help, line, key.start() if key else column)
     if error.problem_mark is not None and "\t" in _indentation(lines, error.problem_mark.line):
         line = error.problem_mark.line
-        message = "a tab indents this line; YAML is indented by spaces"
+        message = "this line is indented with a tab; YAML allows only spaces"
         column = _indentation(lines, line).index("\t")
-        return Explanation("E0007", message, "replace each tab by two spaces", line, column)
+        return Explanation("E0007", message, "replace each tab with two spaces", line, column)
     if line >= len(lines) or not lines[line].strip():
         line = max((i for i, text in enumerate(lines[: line + 1]) if text.strip()), default=0)
         column = len(lines[line].rstrip())

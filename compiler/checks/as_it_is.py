@@ -20,10 +20,10 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     kind = architecture.model_type
     yield Diagnostic(
         "N0946",
-        f"no family describes {kind!r}: `{ONLY}` trains it as transformers computes it. Its attention has "
-        "no kernel, and a layer's scores are there whole, which costs speed and memory; samples of a packed "
-        "row are told apart by their positions alone; and tensors are split over the mesh by their names, as "
-        "`recipe explain RECIPE mesh` prints",
+        f"no family describes {kind!r}, so `{ONLY}` trains it with transformers' own code. Attention has no "
+        "kernel and stores all scores of a layer, which costs speed and memory. Samples of a packed row are "
+        "separated only by their positions. Tensors are split over the mesh by their names, which "
+        "`recipe explain RECIPE mesh` lists",
         "model.id",
     )
     if facts.recipe.data.packing and not packs(architecture):
@@ -32,9 +32,9 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "E0947",
             f"{kind!r} cannot be packed: "
             + (
-                "some of its layers carry a state from token to token, past the border of two samples"
+                "some of its layers carry a state from token to token, across the border between samples"
                 if recurrent
-                else "nothing tells that its layers keep samples apart that share a row"
+                else "its layers are not known to separate samples that share a row"
             ),
             "data.packing",
             "packing: false",
@@ -55,19 +55,21 @@ def _unavailable(facts: Facts, kind: str) -> Iterator[Diagnostic]:
 
     if recipe.lora is None:
         yield refused(
-            "of such a model adapters alone are trained",
+            "such models are trained only with adapters",
             "model.id",
             "lora: {rank: 16, targets: [q_proj, v_proj]}",
         )
     elif recipe.lora.quantize is not None:
-        yield refused("its weights are not stored quantised", "lora.quantize", "remove the line")
+        yield refused("the weights of such models are not quantized", "lora.quantize", "remove the line")
     if recipe.model.attention == "splash":
-        yield refused("its attention is transformers' own", "model.attention", "attention: dot")
+        yield refused("such models use transformers' own attention", "model.attention", "attention: dot")
     if accelerator is not None and accelerator.hosts > 1:
         yield refused(
-            f"it is trained on one host; {accelerator.name} has {accelerator.hosts}",
+            f"such models are trained on one host; {accelerator.name} has {accelerator.hosts}",
             facts.first_given("mesh.accelerator", "mesh.topology"),
-            "an accelerator of one host, such as v6e-8",
+            "use an accelerator with one host, such as v6e-8",
         )
     if recipe.checkpoint.local is not None:
-        yield refused("its checkpoints go to one place", "checkpoint.local", "remove the section")
+        yield refused(
+            "checkpoints of such models have a single location", "checkpoint.local", "remove the section"
+        )

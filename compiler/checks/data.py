@@ -43,8 +43,8 @@ def _everything(rows: Rows) -> Iterator[Diagnostic]:
         answers = "the assistant's tokens" if first == "assistant" else "the completions' tokens"
         yield Diagnostic(
             "W0408",
-            "every token carries loss, the prompts' too: the model also learns to write these, and its loss "
-            f"is not comparable with a run on {answers} alone",
+            "every token carries loss, including the prompts: the model also learns to write prompts, and "
+            f"its loss is not comparable with a run that trains only on {answers}",
             join(rows.at("loss_on")),
             f"loss_on: {first}",
         )
@@ -61,10 +61,11 @@ def _files(facts: Facts) -> Iterator[Diagnostic]:
             if (part, earlier) == ("eval", "train"):
                 yield Diagnostic(
                     "W0409",
-                    f"`{path}` is trained on and evaluated on: the evaluation's loss says nothing about "
-                    "new samples",
+                    f"`{path}` is used for training and evaluation, so the evaluation loss says nothing "
+                    "about new samples",
                     where,
-                    "eval_fraction: 0.05 in place of eval, which holds samples out, or a file of others",
+                    "eval_fraction: 0.05 instead of eval, which holds samples out; or a file with other "
+                    "samples",
                 )
             else:
                 yield from _missing(facts, path, where)
@@ -79,9 +80,9 @@ def _missing(facts: Facts, path: str, where: str) -> Iterator[Diagnostic]:
     elif _is_local(facts, path) and not os.path.exists(facts.folder / path):
         yield Diagnostic(
             "W0401",
-            f"there is no {'folder' if is_dataset(path) else 'file'} `{path}` beside the recipe",
+            f"the {'folder' if is_dataset(path) else 'file'} `{path}` does not exist next to the recipe",
             where,
-            "put it there, or have it below the folder that train.py is given by --data-dir",
+            "put it there, or pass the folder that contains it to train.py with --data-dir",
         )
 
 
@@ -100,7 +101,7 @@ def _held_out(facts: Facts) -> Iterator[Diagnostic]:
     if data.eval:
         yield Diagnostic(
             "E0420",
-            "data.eval names samples to evaluate on, and eval_fraction holds out others",
+            "data.eval and eval_fraction both give samples to evaluate on",
             "data.eval_fraction",
             "remove the line, or data.eval",
             at_key=True,
@@ -121,7 +122,7 @@ def _order(facts: Facts) -> Iterator[Diagnostic]:
     if data.curriculum is not None and data.packing:
         yield Diagnostic(
             "E0453",
-            "curriculum: length goes from the shortest row to the longest, and packing makes all full",
+            "curriculum: length sorts rows by length, and packing fills all rows",
             "data.curriculum",
             "packing: false, or remove the line",
         )
@@ -131,7 +132,7 @@ def _order(facts: Facts) -> Iterator[Diagnostic]:
         if "weight" in source.model_fields_set:
             yield Diagnostic(
                 "E0454",
-                "temperature draws by the sources' sizes, and this source has a weight",
+                "temperature weights the sources by their sizes, and this source also has a weight",
                 f"data.train[{index}].weight",
                 "remove the line, or data.temperature",
                 at_key=True,
@@ -139,7 +140,7 @@ def _order(facts: Facts) -> Iterator[Diagnostic]:
     if len(data.train) == 1:
         yield Diagnostic(
             "W0455",
-            "temperature has no effect: there is one source, which is drawn whole",
+            "temperature has no effect with a single source",
             "data.temperature",
             "remove the line",
             at_key=True,
@@ -159,14 +160,14 @@ def _tokenizer(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0403",
             f"`{tokenizer}` is a tokenizer of {facts_of(family).title}, and {model.title} was trained with "
-            f"{facts_of(model.family.name).title}'s: its token numbers mean other pieces of text",
+            f"{facts_of(model.family.name).title}'s: the token ids stand for different text",
             "model.tokenizer",
-            "remove the line: the model's own tokenizer is taken",
+            "remove the line to use the model's own tokenizer",
         )
     elif family is None and not catalog.is_directory(tokenizer):
         yield Diagnostic(
             "W0404",
-            f"`{tokenizer}` is not in the catalogue: nothing is known of whether it fits {model.title}",
+            f"`{tokenizer}` is not in the catalog: the compiler cannot tell whether it fits {model.title}",
             "model.tokenizer",
             "remove the line, unless the tokenizer was made for this checkpoint",
         )
@@ -179,7 +180,7 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
         up = -(-data.max_length // LANES) * LANES
         yield Diagnostic(
             "N0411",
-            f"max_length {data.max_length} is no multiple of {LANES}, the width of the TPU's registers: "
+            f"max_length {data.max_length} is not a multiple of {LANES}, the width of the TPU's registers: "
             f"{up} costs the same",
             "data.max_length",
             f"max_length: {up}",
@@ -194,7 +195,7 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "W0407",
                 f"{padded}; the samples of data.train have {local.lengths()}, "
-                f"so about {1 - share:.0%} of the work goes into padding",
+                f"so about {1 - share:.0%} of the work is padding",
                 "data.packing",
                 "packing: true, or a smaller max_length",
             )

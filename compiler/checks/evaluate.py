@@ -34,7 +34,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         if evaluate.prompts or evaluate.tasks:
             yield Diagnostic(
                 "N0656",
-                "without a serve section there is no server to ask, and no eval.sh",
+                "without a serve section there is no server to evaluate, and eval.sh is not written",
                 "evaluate",
                 "serve: {accelerator: v6e-8}",
             )
@@ -70,10 +70,11 @@ def _tasks(facts: Facts) -> Iterator[Diagnostic]:
     if facts.recipe.evaluate.tasks and not asks_chats(facts.recipe) and _is_multimodal(facts):
         yield Diagnostic(
             "W0658",
-            "tasks that score given answers by log probabilities, such as mmlu, end the server: in "
-            f"tpu-inference {pins.sets()['serve']['tpu-inference']} multimodal models have none of prompts",
+            "tasks that score given answers by log probabilities, such as mmlu, crash the server: in "
+            f"tpu-inference {pins.sets()['serve']['tpu-inference']} multimodal models return none for "
+            "prompts",
             "evaluate.tasks",
-            "tasks that generate their answers, such as gsm8k",
+            "use tasks that generate their answers, such as gsm8k",
         )
 
 
@@ -91,7 +92,7 @@ def _prompts(facts: Facts) -> Iterator[Diagnostic]:
     if "://" in path:
         yield Diagnostic(
             "E0650",
-            f"`{path}` is an address: the artifact takes the prompts along, from a file beside the recipe",
+            f"`{path}` is an address: the prompts must be a local file, which is copied into the artifact",
             where,
             "copy the file below the recipe's folder",
         )
@@ -105,14 +106,14 @@ def _prompts(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic(CODES[fault.kind], f"{place}: {fault.message}", where, help)
     if len(faults) > SHOWN:
         yield Diagnostic(
-            "E0651", f"{path}: {len(faults) - SHOWN} more lines have faults", where, "correct the first ones"
+            "E0651", f"{path}: {len(faults) - SHOWN} more lines have errors", where, "correct the first ones"
         )
     for prompt in prompts:
         if prompt.matches_nothing:
             yield Diagnostic(
                 "W0653",
-                f"{path}:{prompt.line}: `expected` matches even an empty answer, so every answer passes",
+                f"{path}:{prompt.line}: `expected` also matches an empty answer, so every answer passes",
                 where,
-                "ask for something that a wrong answer has not, for example \\b42\\b",
+                "use an expression that no wrong answer matches, for example \\b42\\b",
             )
             return

@@ -80,10 +80,10 @@ def _rows(rows: Rows) -> Iterator[Diagnostic]:
     if own != whole and {own, whole} & {*ALONE}:
         yield Diagnostic(
             "E0450",
-            f"the samples of this source are {own}, and data.format is {whole}: answers are judged, and no "
-            "other samples are",
+            f"the samples of this source are {own}, and data.format is {whole}: preferences cannot be mixed "
+            "with other samples",
             join((*rows.place, "format")),
-            "remove the line, or train on the two kinds one after the other, in recipes of their own",
+            "remove the line, or train on the two kinds one after the other, in two recipes",
         )
         return
     yield from _loss_on(rows)
@@ -112,7 +112,7 @@ def _objective(facts: Facts) -> Iterator[Diagnostic]:
     if data.format in ALONE and data.packing:
         yield Diagnostic(
             "E0419",
-            "preferences are not packed: the answers that are judged have rows of their own",
+            "preferences cannot be packed: each answer that is rated has its own row",
             "data.packing",
             "packing: false",
         )
@@ -123,7 +123,7 @@ def _loss_on(rows: Rows) -> Iterator[Diagnostic]:
     if not may_carry(data.format, data.loss_on):
         yield Diagnostic(
             "E0415",
-            f"loss_on {flow(data.loss_on)} means nothing in data of the format {data.format}",
+            f"loss_on {flow(data.loss_on)} does not exist in data of the format {data.format}",
             join(rows.at("loss_on")),
             f"loss_on: {listing(LOSS_ON[data.format], 'or')}{_beside(rows, 'loss_on')}",
         )
@@ -131,7 +131,7 @@ def _loss_on(rows: Rows) -> Iterator[Diagnostic]:
 
 def _beside(rows: Rows, name: str) -> str:
     """Where a help's line belongs, where the section's value does not suit a source of another format."""
-    return ", beside it" if rows.at(name)[-1] == "format" else ""
+    return ", in the same source" if rows.at(name)[-1] == "format" else ""
 
 
 def _fields(rows: Rows) -> Iterator[Diagnostic]:
@@ -143,12 +143,15 @@ def _fields(rows: Rows) -> Iterator[Diagnostic]:
         close = words.slip(name, known)
         turned = data.fields[name] if data.fields[name] in known else None
         if turned:
-            way = f"{turned}: {name}, since the key is the format's name and the value the source's"
+            way = f"{turned}: {name}; the key is the format's name, and the value is the source's name"
         else:
             hint = f"did you mean `{close}`? " if close else ""
-            way = f"{hint}the key is the format's name, the value the source's, as in {known[0]}: my_column"
+            way = (
+                f"{hint}the key is the format's name, and the value is the source's, as in {known[0]}: "
+                "my_column"
+            )
         if _beside(rows, "fields"):
-            way = "fields: {}, beside it, where its columns have the format's own names"
+            way = "fields: {} in the same source, if its columns have the format's own names"
         yield Diagnostic(
             "E0413",
             f"{data.format} data has no field `{name}`: it has {listing(known)}",
@@ -168,26 +171,27 @@ def _sources(facts: Facts) -> Iterator[Diagnostic]:
             if not is_known(source.path, facts.folder):
                 yield Diagnostic(
                     "E0417",
-                    f"the name `{source.path}` does not tell what kind of data it is",
+                    f"the kind of data of `{source.path}` is unknown",
                     f"{where}.path",
                     f"files end in {listing(ENDINGS[:-1], 'or')} ({listing(COMPRESSIBLE)} also with .gz or "
-                    ".zst); hf://OWNER/NAME is a data set of the Hugging Face hub, and a name without an "
-                    "ending a data set's folder",
+                    ".zst); hf://OWNER/NAME is a data set of the Hugging Face hub; a name without an ending "
+                    "is the folder of a data set",
                 )
                 continue
             folder = is_dataset(source.path)
             if source.split is not None and not folder:
                 yield Diagnostic(
                     "E0418",
-                    f"`{source.path}` is a file, and only Hugging Face data sets have a split",
+                    f"`{source.path}` is a file: only Hugging Face data sets have a split",
                     f"{where}.split",
-                    "remove it, or name the data set, as hf://OWNER/NAME or as its folder",
+                    "remove it, or name the data set as hf://OWNER/NAME or by its folder",
                     at_key=True,
                 )
             if source.config is not None and not (folder and source.path.startswith("hf://")):
                 yield Diagnostic(
                     "E0418",
-                    f"`{source.path}` has no configurations: only data sets of the Hugging Face hub do",
+                    f"`{source.path}` has no configurations: only data sets of the Hugging Face hub have "
+                    "them",
                     f"{where}.config",
                     "remove it, or name the data set as hf://OWNER/NAME",
                     at_key=True,
@@ -218,14 +222,14 @@ def _transform(facts: Facts, place: str, transform: str) -> Iterator[Diagnostic]
     try:
         file = facts.folder / path
         if file.exists() and not file.is_file():  # a pipe would be waited for
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         if file.stat().st_size > LARGEST_TRANSFORM:
             raise ValueError(f"it has more than {LARGEST_TRANSFORM:,} bytes")
         module = ast.parse(file.read_bytes(), filename=path)
     except OSError:
         yield Diagnostic(
             "E0416",
-            f"there is no file `{path}` beside the recipe",
+            f"the file `{path}` does not exist next to the recipe",
             place,
             "the path is relative to the recipe's folder",
         )

@@ -36,7 +36,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     if launch.spot and launch.reservation is not None:
         yield Diagnostic(
             "E1304",
-            "spot capacity is what nobody has reserved, and `reservation` names what is",
+            "`spot` asks for unreserved capacity, and `reservation` names reserved capacity",
             "launch.reservation",
             "remove the line, or write spot: false",
             at_key=True,
@@ -53,15 +53,15 @@ def _checkpoints(facts: Facts) -> Iterator[Diagnostic]:
     if accelerator.hosts > 1:
         yield Diagnostic(
             "E1301",
-            f"`{directory}` is another folder on each of the {plural(accelerator.hosts, 'host')}, "
-            "where each would write its own part of a checkpoint",
+            f"`{directory}` is a separate folder on each of the {plural(accelerator.hosts, 'host')}, so no "
+            "host would have a complete checkpoint",
             place,
             cure,
         )
     elif facts.recipe.launch.spot:
         yield Diagnostic(
             "W1303",
-            f"a spot VM that is taken away takes its disk along, with the checkpoints in `{directory}`",
+            f"if Google Cloud takes the spot VM away, its disk and the checkpoints in `{directory}` are lost",
             facts.first_given("checkpoint.directory", "launch.spot"),
             cure,
         )
@@ -78,7 +78,7 @@ def _unread(facts: Facts, kinds: Sequence[str]) -> Iterator[Diagnostic]:
             names = listing(readers, "or") if readers else "any launcher"
             yield Diagnostic(
                 "N1305",
-                f"launch.{key} is for {names}, which this recipe is not launched with",
+                f"launch.{key} has no effect: it is for {names}, which this recipe does not use",
                 f"launch.{key}",
                 "remove the line",
                 at_key=True,
@@ -86,7 +86,7 @@ def _unread(facts: Facts, kinds: Sequence[str]) -> Iterator[Diagnostic]:
     if launch.queue_for and "tpu-vm" in kinds and not launch.queued and "dcn" not in facts.axes:
         yield Diagnostic(
             "N1305",
-            "launch.queue_for is for a queued resource, and none is asked for",
+            "launch.queue_for has no effect without a queued resource",
             "launch.queue_for",
             "queued: true",
         )

@@ -60,7 +60,7 @@ def _target(facts: Facts, section: Lora, target: str, path: str) -> Iterator[Dia
                 "E0303",
                 f"the target `{target}` is not a regular expression: {error}",
                 path,
-                r"q_proj, another projection, or an expression such as '.*\.[0-9]\.self_attn\.q_proj'",
+                r"use q_proj, another projection, or an expression such as '.*\.[0-9]\.self_attn\.q_proj'",
             )
             return
     if facts.model is None or facts.layers is None:
@@ -110,21 +110,21 @@ def _missing_message(
     layers = f"{plural(len(missing), 'layer')} of {facts.model.title} ({ranges(missing)})"
     if not _keys_are_values(facts, target):
         return (
-            f"{layers} {'has' if len(missing) == 1 else 'have'} no {target}, and get no adapter for it",
+            f"{layers} {'has no' if len(missing) == 1 else 'have no'} {target}, and no adapter for it",
             path,
             None,
         )
     has_keys = any(matches(t, f"layers.{missing[0]}.self_attn.k_proj") for t in section.targets)
     if has_keys:
         return (
-            f"{layers} {'has' if len(missing) == 1 else 'have'} no v_proj: keys serve as values there, and "
-            "the adapter of k_proj changes both",
+            f"{layers} {'has' if len(missing) == 1 else 'have'} no v_proj: the keys are also the values "
+            "there, and the adapter of k_proj changes both",
             path,
             None,
         )
     return (
-        f"{layers} {'has' if len(missing) == 1 else 'have'} no v_proj: keys serve as values there, and "
-        "without the target k_proj neither gets an adapter",
+        f"{layers} {'has' if len(missing) == 1 else 'have'} no v_proj: the keys are also the values there, "
+        "and without the target k_proj neither gets an adapter",
         path,
         f"targets: {flow([*section.targets, 'k_proj'])}",
     )
@@ -153,11 +153,12 @@ def _fused_message(facts: Facts, target: str, fused: list[str], path: str) -> tu
         if other:
             lost = (
                 f". In {plural(len(other), 'layer')} of {facts.model.title} ({ranges(other)}) the keys are "
-                "in k_einsum: their adapter would be missing"
+                "in k_einsum and would get no adapter"
             )
     return (
-        f"{listing(f'`{name}`' for name in fused)} {'is' if len(fused) == 1 else 'are'} Tunix's own, and "
-        f"targets are Hugging Face's projections{lost}",
+        f"{listing(f'`{name}`' for name in fused)} "
+        f"{'is a Tunix name' if len(fused) == 1 else 'are Tunix names'}, and targets are Hugging Face's "
+        f"projections{lost}",
         path,
         f"targets: [{', '.join(projections)}]",
     )
@@ -174,7 +175,8 @@ def _nothing_adapted(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0305",
             f"nothing would be trained: {facts.model.title} has the targets in "
-            f"{in_layers(facts.model.architecture.layer_types, everywhere)}, and lora.layers chooses others",
+            f"{in_layers(facts.model.architecture.layer_types, everywhere)}, and lora.layers names other "
+            "layers",
             facts.first_given("lora.layers", "lora.targets"),
             "layers: all",
         )
@@ -190,31 +192,31 @@ def _experts(facts: Facts) -> Iterator[Diagnostic]:
         return
     found = reach(facts.defaults, adapters)
     if adapters and found.expert_layers:
-        more = f"targets: {flow([*facts.lora.targets, 'experts'])} with dropout: 0 adapts them too"
+        more = f"targets: {flow([*facts.lora.targets, 'experts'])} with dropout: 0 also adapts them"
         if any(adapter.target.experts for adapter in adapters):
-            more = "layers: all adapts them too"
+            more = "layers: all also adapts them"
         yield Diagnostic(
             "N0315",
             f"LoRA reaches {found}",
             "lora.targets",
-            f"{more}; nothing where attention and the dense block suffice",
+            f"{more}; change nothing if attention and the dense block are enough",
         )
     experts = getattr(facts.model.architecture, "experts", None)
     routers = [a for a in adapters if a.target.words[:1] == ("router",) and a.target.parameter]
     if routers and facts.recipe.merge.adapter and experts is not None and experts.correction:
         yield Diagnostic(
             "W0317",
-            f"PEFT cannot run {facts.model.title} with an adapter of its router: the PEFT adapter that merge "
-            "writes is for reading back alone",
+            f"PEFT cannot run {facts.model.title} with an adapter of its router: the PEFT adapter that "
+            "merge.py writes can be loaded, but not run",
             "lora.targets",
-            "adapter: false in merge, which writes the merged weights alone; or leave router out",
+            "adapter: false in merge, which writes only the merged weights; or remove the target router",
         )
     parameters = [a.target.words[0] for a in adapters if a.target.parameter]
     if facts.lora.dropout and parameters:
         yield Diagnostic(
             "E0316",
             f"lora.dropout is {facts.lora.dropout:g}, and adapters of {listing(dict.fromkeys(parameters))} "
-            "have none: in transformers these are parameters, for which PEFT has no dropout",
+            "have no dropout: in transformers these are parameters, for which PEFT has none",
             facts.first_given("lora.dropout", "lora.targets"),
             "dropout: 0",
         )
@@ -228,7 +230,7 @@ def _covered_twice(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         if hit and hit <= seen:
             yield Diagnostic(
                 "W0306",
-                f"the target `{target}` adds nothing: the targets before it match all of its projections",
+                f"the target `{target}` adds nothing: earlier targets match all of its projections",
                 f"lora.targets[{index}]",
                 "remove it",
             )
@@ -267,7 +269,7 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                     "E0313",
                     f"the pattern `{pattern}` matches no projection that has an adapter",
                     where,
-                    f"{hint}adapted are {listing(projections)}",
+                    f"{hint}{listing(projections)} have adapters",
                     at_key=True,
                 )
     if section.kv != "shared":
@@ -276,8 +278,8 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         if len({(lora.rank_of(name), lora.alpha_of(name)) for name in names}) > 1:
             yield Diagnostic(
                 "E0314",
-                f"{listing(f'`{name}`' for name in names)} share one A under kv: shared, and cannot have "
-                "ranks or alphas of their own",
+                f"{listing(f'`{name}`' for name in names)} share one A with kv: shared, and cannot have "
+                "different ranks or alphas",
                 facts.first_given("lora.rank_pattern", "lora.alpha_pattern"),
                 "kv: independent",
             )
@@ -306,10 +308,10 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     if section.kv == "shared" and trained:
         yield Diagnostic(
             "N0309",
-            f"key and value share one A in {plural(len(trained), 'layer')}, as in Qwix: fewer parameters, "
-            "and not what PEFT trains; the PEFT adapter that merge writes repeats it",
+            f"key and value share one A in {plural(len(trained), 'layer')}, as in Qwix. This has fewer "
+            "parameters than PEFT's adapters; the PEFT adapter that merge.py writes contains A twice",
             "lora.kv",
-            "kv: independent trains what PEFT trains",
+            "kv: independent trains the same adapters as PEFT",
         )
     if section.init == "qwix" and section.start_from is None:
         yield Diagnostic(
@@ -328,10 +330,10 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     if scale > SENSIBLE_SCALE:
         yield Diagnostic(
             "W0311",
-            f"alpha / {'sqrt(rank)' if section.rslora else 'rank'} is {scale:g}: the adapters' product is "
-            "multiplied by it",
+            f"alpha / {'sqrt(rank)' if section.rslora else 'rank'} is {scale:g}, which multiplies the "
+            "product of the adapters",
             facts.first_given("lora.alpha", "lora.rslora"),
-            f"alpha: {usual:g} or {2 * usual:g}, for a factor of 1 or 2",
+            f"alpha: {usual:g} or {2 * usual:g} gives a factor of 1 or 2",
         )
     if facts.model is not None:
         narrowest = min(
@@ -346,7 +348,7 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "W0312",
                 f"rank {section.rank} is above the width {narrowest} of a projection of "
-                f"{facts.model.title}: more numbers than the weight itself",
+                f"{facts.model.title}: the adapter has more numbers than the weight itself",
                 "lora.rank",
                 f"rank: {narrowest}",
             )
@@ -360,8 +362,8 @@ def _cancelled(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     if facts.axes.get("fsdp", 1) == a.devices:
         yield Diagnostic(
             "N0227",
-            "all four chips of a v5p-8 are on fsdp, where LoRA whose B starts at zero was seen to learn less "
-            "than on fsdp 2 x tp 2 (github.com/marin-community/marin/issues/4903: DPO, learning rate 1e-6)",
+            "all four chips of a v5p-8 are on fsdp. LoRA with B starting at zero learned less there than "
+            "with fsdp 2 x tp 2 (github.com/marin-community/marin/issues/4903: DPO, learning rate 1e-6)",
             "mesh.axes",
             "init: zero_a, or axes: {fsdp: 2, tp: 2}",
         )
@@ -380,17 +382,24 @@ def _dora(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     for wrong, what, path, help in (
         (
             section.dropout,
-            "a dropout: PEFT drops inputs of the frozen product too",
+            "dropout: PEFT also drops inputs of the frozen product",
             "dropout",
             "dropout: 0",
         ),
-        (section.quantize, "quantised weights, whose lengths are not computed", "quantize", "quantize: null"),
-        (beyond, f"{names}, for which PEFT has no magnitudes", "targets", "targets without these"),
-        (served, "serve.weights: adapter: vLLM serves none", "kind", "weights: merged in serve"),
+        (section.quantize, "quantized weights, whose norms are not computed", "quantize", "quantize: null"),
+        (beyond, f"{names}, for which PEFT has no magnitudes", "targets", "use other targets"),
+        (
+            served,
+            "serve.weights: adapter, since vLLM does not serve DoRA adapters",
+            "kind",
+            "weights: merged in serve",
+        ),
     ):
         if wrong:
             given = facts.first_given(f"lora.{path}", "lora.kind")
-            yield Diagnostic("E0321", f"kind: dora does not go with {what}", given, f"{help}; or kind: lora")
+            yield Diagnostic(
+                "E0321", f"kind: dora cannot be combined with {what}", given, f"{help}; or kind: lora"
+            )
 
 
 def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
@@ -399,7 +408,7 @@ def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         return
     objective, title = facts.recipe.train.objective, facts.model.title
     if OBJECTIVES[objective].reference:
-        message = f"{objective} asks the model that training starts from, whose own modules are not kept"
+        message = f"{objective} needs the model before training, and its original modules are not kept"
         yield Diagnostic("E0322", message, "lora.train_also", "train_also: [], or another objective")
     weights = {site.weight for site in facts.lora_targets}
     others = [p for p in facts.defaults if p.trainable and p.path not in weights and not expert_layer(p)]
@@ -408,7 +417,7 @@ def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         found = trained_whole(facts.defaults, replace(facts.lora, train_also=(name,)))
         path = f"lora.train_also[{index}]"
         if not all(parameter in others for parameter in found):
-            message = f"`{name}` means projections of {title}, which carry adapters"
+            message = f"`{name}` names projections of {title}, which get adapters instead"
             yield Diagnostic("E0322", message, path, f"targets: {flow([*section.targets, name])}")
         elif not found:
             close = words.slip(name, names)
@@ -416,7 +425,7 @@ def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             message = f"`{name}` matches no embedding, head or norm of {title}"
             yield Diagnostic("E0322", message, path, f"{hint}it has {listing(names)}")
         elif "lm_head" not in names and any(s.module == "embed_tokens" for p in found for s in p.sources):
-            message = f"the head of {title} is its embedding, and is trained with it"
+            message = f"the output head of {title} is its embedding, and is trained with it"
             yield Diagnostic("N0323", message, path)
 
 
@@ -433,8 +442,8 @@ def _products(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     if kind in (None, "nf4"):
         yield Diagnostic(
             "E0318",
-            f"products: {section.products} multiplies weights in eight bits, and they are "
-            + ("not quantised" if kind is None else "in nf4"),
+            f"products: {section.products} needs weights in eight bits, and they are "
+            + ("not quantized" if kind is None else "in nf4"),
             "lora.products",
             "quantize: int8, or fp8 on TPU7x; products: null computes in model.dtype",
         )
@@ -443,14 +452,15 @@ def _products(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0319",
             f"{accelerator.generation} multiplies {kind} no faster than bfloat16: activations would be "
-            "rounded for nothing",
+            "rounded without any gain",
             "lora.products",
             f"quantize: {known}; or products: null" if known else "products: null",
         )
     if facts.model is not None and facts.model.architecture.routing[0]:
         yield Diagnostic(
             "E0320",
-            f"the experts of {facts.model.title} are most of its products, and have none in eight bits",
+            f"most products of {facts.model.title} are those of its experts, which are not computed in "
+            "eight bits",
             "lora.products",
             "products: null",
         )
@@ -468,8 +478,8 @@ def _nearest(facts: Facts, target: str) -> str:
     if re.fullmatch(r"\w+", target) is None:
         if any(re.search(target, module) for module in whole):
             wider = f'".*{target.strip("^$")}.*"'
-            return f"{wider}, since it has to match the whole module name, such as {whole[0]}"
-        return f"module names are such as {whole[0]} and {whole[-1]}"
+            return f"{wider}, because it must match a whole module name such as {whole[0]}"
+        return f"module names look like {whole[0]} and {whole[-1]}"
     if foreign := words.value("lora.targets", target):
         return foreign
     close = words.slip(target, names)

@@ -31,8 +31,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     if facts.recipe.remat.policy == "offload_dots" and accelerator and accelerator.platform == "cpu":
         yield Diagnostic(
             "W0219",
-            f"remat.policy offload_dots moves activations to the host's memory, and {accelerator.name} has "
-            "no other: it does what save_dots does",
+            f"remat.policy offload_dots moves activations to the host's memory, which is the only memory of "
+            f"{accelerator.name}: it has the effect of save_dots",
             "remat.policy",
             "policy: save_dots",
         )
@@ -76,13 +76,13 @@ def _hosts(facts: Facts) -> Iterator[Diagnostic]:
     counts = listing(map(str, possible), "or")
     if accelerator.platform == "cpu":
         devices = plural(accelerator.devices, "virtual device")
-        said = f"{accelerator.name} is {devices}, which {mesh.hosts} processes cannot share evenly"
+        said = f"{accelerator.name} has {devices}, which {mesh.hosts} processes cannot share evenly"
     else:
         machine = "machine" if possible == [1] else "machines"
         of = f"{plural(accelerator.slices, 'slice')} of " if accelerator.slices > 1 else ""
-        said = f"{of}{accelerator.name} {'are' if of else 'is'} {counts} {machine}"
+        said = f"{of}{accelerator.name} {'have' if of else 'has'} {counts} {machine}"
     yield Diagnostic(
-        "E0221", f"hosts: {mesh.hosts}, and {said}", "mesh.hosts", f"hosts: {counts}, or leave it out"
+        "E0221", f"hosts is {mesh.hosts}, but {said}", "mesh.hosts", f"hosts: {counts}, or leave it out"
     )
 
 
@@ -105,14 +105,14 @@ def _heads(facts: Facts) -> Iterator[Diagnostic]:
             if count == 1 and noun == "key/value head" and not _needs_split(facts, layers):
                 yield Diagnostic(
                     "N0215",
-                    f"{has}: Tunix keeps it whole on each of the {tp} devices of tp",
+                    f"{has}: Tunix keeps a full copy on each of the {tp} devices of tp",
                     "mesh.axes.tp",
                 )
             elif replicate:
                 yield Diagnostic(
                     "W0203",
-                    f"{has}, which tp={tp} does not divide: their weights are kept whole on each of the "
-                    f"{tp} devices",
+                    f"{has}, which tp={tp} does not divide: each of the {tp} devices keeps a full copy of "
+                    "their weights",
                     "mesh.axes.tp",
                     _arrangements(facts),
                 )
@@ -131,7 +131,7 @@ def _experts(facts: Facts) -> Iterator[Diagnostic]:
         other = {name: size for name, size in facts.axes.items() if name != "ep"}
         yield Diagnostic(
             "E0222",
-            f"ep={ep} splits experts, and nothing of {facts.model.title} is split over it",
+            f"ep={ep} splits experts, and {facts.model.title} has no weights that it can split",
             "mesh.axes.ep",
             f"axes: {flow({**other, 'fsdp': other['fsdp'] * ep})}",
         )
@@ -146,16 +146,16 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
     architecture, title = facts.model.architecture, facts.model.title
     reason = ""
     if architecture.expert_layers:
-        reason = f"{title} has experts, whose rows are sorted over all tokens of a device"
+        reason = f"the experts of {title} sort all tokens of a device"
     elif LINEAR in architecture.layer_types:
-        reason = f"{title} has layers that pass a state from token to token"
+        reason = f"layers of {title} carry a state from token to token"
     if reason:
         other = {name: size for name, size in axes.items() if name != TOKENS}
         yield Diagnostic(
             "E0225",
-            f"cp={cp} splits the tokens of a row, and {reason}",
+            f"cp={cp} splits the tokens of a row, but {reason}",
             "mesh.axes.cp",
-            f"axes: {flow({**other, 'fsdp': other['fsdp'] * cp})}, with a global_batch_size that they divide",
+            f"axes: {flow({**other, 'fsdp': other['fsdp'] * cp})}, and a global_batch_size that fits",
         )
         return
     length = recipe.data.max_length
@@ -163,10 +163,10 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
     if recipe.model.attention == "splash" and longer != length:
         yield Diagnostic(
             "N0226",
-            f"rows of {length:,} tokens are computed as {longer:,}: cp={cp} takes them in {2 * cp} pieces of "
-            "whole blocks of 128 tokens",
+            f"rows of {length:,} tokens are padded to {longer:,}: cp={cp} splits them into {2 * cp} pieces "
+            "of whole blocks of 128 tokens",
             "data.max_length",
-            f"max_length: {longer} costs nothing more",
+            f"max_length: {longer} costs the same",
         )
 
 
@@ -181,8 +181,8 @@ def _micro_batch(facts: Facts) -> Iterator[Diagnostic]:
         return
     yield Diagnostic(
         "N0218",
-        f"the {devices} devices share one sample at a time, and exchange activations in every layer: with "
-        f"the weights split over fsdp instead, {most} samples are computed at once",
+        f"the {devices} devices share one sample at a time, and exchange activations in every layer. With "
+        f"the weights split over fsdp instead, they compute {most} samples at once",
         "mesh.axes",
         f"axes: {flow(arranged(1, most, devices // most))}",
     )
@@ -208,7 +208,7 @@ def _memory(facts: Facts) -> Iterator[Diagnostic]:
                 f"{recipe.train.optimizer.name} take {gib:.1f} GiB of each chip under this mesh, and a "
                 f"{accelerator.name} chip has {accelerator.hbm_gib:g} GiB",
                 "mesh.axes",
-                f"lora: {{rank: 16}} trains adapters; {_wider(facts, size + state)}",
+                f"lora: {{rank: 16}} trains adapters; or {_wider(facts, size + state)}",
             )
         return
     gib = weight_gib(facts, size) * accelerator.devices_per_chip
@@ -236,7 +236,7 @@ def _wider(facts: Facts, bytes_per_number: int) -> str:
             gib = weight_gib(facts, bytes_per_number, sizes) * other.devices_per_chip
             if whole and gib <= accelerator.hbm_gib:
                 return f"mesh: {{accelerator: {name}, axes: {flow(sizes)}}} holds them"
-    return "a mesh that splits the weights over more devices, with a global_batch_size for them"
+    return "use a mesh that splits the weights over more devices, and a global_batch_size that fits it"
 
 
 def state_bytes(recipe: Recipe) -> int:

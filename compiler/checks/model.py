@@ -26,8 +26,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     if section.dtype == "float32" and facts.accelerator is not None and facts.accelerator.platform == "tpu":
         yield Diagnostic(
             "W0807",
-            "the base weights are held and computed in float32: twice the memory of bfloat16, and the TPU's "
-            "matrix units run at a fraction of their bfloat16 rate",
+            "the base weights are stored and computed in float32: this takes twice the memory of bfloat16, "
+            "and the TPU computes at a fraction of its bfloat16 rate",
             "model.dtype",
             "dtype: bfloat16; adapters and optimizer state stay float32 (lora.dtype)",
         )
@@ -38,9 +38,9 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         asked = listing(f"{key} {rate:g}" for key, rate in left_out)
         yield Diagnostic(
             "W0805",
-            f"`{section.id}` is trained without the dropout or noise that its config.json asks for: {asked}",
+            f"`{section.id}` is trained without the dropout or noise in its config.json: {asked}",
             "model.id",
-            "lora.dropout zeroes inputs of the adapters",
+            "use lora.dropout for dropout of the adapters' inputs",
         )
 
 
@@ -54,10 +54,10 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
     place = "model.add_tokens"
     yield from _room(facts)
     if recipe.model.tokenizer is not None:
-        message = "add_tokens changes the checkpoint's own tokenizer, and model.tokenizer names another"
+        message = "add_tokens changes the checkpoint's own tokenizer, but model.tokenizer names another"
         yield Diagnostic("E0324", message, place, "remove model.tokenizer")
     if recipe.serve is not None and recipe.serve.weights == "adapter":
-        message = "the server of an adapter has the base's tokenizer, without the new tokens"
+        message = "a server with an adapter uses the base's tokenizer, which lacks the new tokens"
         yield Diagnostic("E0324", message, place, "weights: merged in serve")
     lora = recipe.lora
     if facts.lora is not None and lora is not None:
@@ -66,7 +66,9 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
         missing = [name for name in ("embed_tokens", "lm_head") if name in there - trained]
         if missing:
             begun = "begin" if recipe.model.vocab_size else "are in the checkpoint"
-            message = f"the rows of the new tokens in {listing(missing)} stay as they {begun}"
+            message = (
+                f"the rows of the new tokens in {listing(missing)} are not trained: they stay as they {begun}"
+            )
             yield Diagnostic(
                 "W0325", message, place, f"train_also: {flow([*lora.train_also, *missing])} in lora"
             )
@@ -114,7 +116,7 @@ def _attention(facts: Facts) -> Iterator[Diagnostic]:
     if accelerator is not None and accelerator.platform != "tpu":
         yield Diagnostic(
             "E0903",
-            f"splash attention is a kernel of the TPU, and {accelerator.name} is a CPU",
+            f"splash attention is a TPU kernel, and {accelerator.name} is a CPU",
             "model.attention",
             "attention: dot",
         )

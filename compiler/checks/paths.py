@@ -92,7 +92,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         elif escapes(path):
             yield Diagnostic(
                 "E0704",
-                f"`{path}` leaves the recipe's folder: the artifact would not run where it is copied to",
+                f"`{path}` leaves the recipe's folder: a copy of the artifact would not find it",
                 where,
                 "put the file below the recipe's folder, or name a gs:// address",
             )
@@ -121,7 +121,7 @@ def _characters(facts: Facts) -> Iterator[Diagnostic]:
         if bad is not None and where[:2] not in TEXTS:
             yield Diagnostic(
                 "E0707",
-                f"`{join(where)}` holds the character U+{ord(bad):04X}, which ends a line or cannot be seen",
+                f"`{join(where)}` contains the character U+{ord(bad):04X}, which ends a line or is invisible",
                 join(where),
                 "remove it",
             )
@@ -129,9 +129,9 @@ def _characters(facts: Facts) -> Iterator[Diagnostic]:
         if text.startswith("-") and not exempt and not text.startswith("-----"):  # a key, which is a secret
             yield Diagnostic(
                 "E0711",
-                f"`{join(where)}` starts with `-`: a command that it is given to would read an option",
+                f"`{join(where)}` starts with `-`: commands would read it as an option",
                 join(where),
-                "give it another name; a file may be named as ./NAME",
+                "give it another name; a file can be written as ./NAME",
             )
 
 
@@ -141,7 +141,9 @@ def _too_long(paths: list[tuple[str, str]]) -> Iterator[Diagnostic]:
         parts = path.encode("utf-8", "surrogatepass").split(b"/")
         longest = max(map(len, parts))
         if longest > LONGEST_NAME:
-            what = f"has a name of {longest:,} bytes, and a file's or folder's has at most {LONGEST_NAME}"
+            what = (
+                f"has a name of {longest:,} bytes, and names of files and folders have at most {LONGEST_NAME}"
+            )
         elif (size := len(b"/".join(parts))) > LONGEST_PATH:
             what = f"has {size:,} bytes, and a path has at most {LONGEST_PATH:,}"
         else:
@@ -152,9 +154,9 @@ def _too_long(paths: list[tuple[str, str]]) -> Iterator[Diagnostic]:
 def _nothing(where: str, path: str) -> Diagnostic:
     return Diagnostic(
         "E0712",
-        f"`{path}` names no bucket, host or data set, or leads out of it by `..`",
+        f"`{path}` names no bucket, host or data set, or leaves it with `..`",
         where,
-        "write the whole address, as gs://BUCKET/FOLDER or hf://OWNER/NAME, or a path without an address",
+        "write the whole address, such as gs://BUCKET/FOLDER or hf://OWNER/NAME, or a local path",
     )
 
 
@@ -165,7 +167,7 @@ def _local(directory: str) -> Iterator[Diagnostic]:
         return
     yield Diagnostic(
         "E0713",
-        f"`{directory}` is {plain}, of the machine's own folders",
+        f"`{directory}` is {plain}, a system folder",
         "checkpoint.local.directory",
         "directory: /dev/shm/recipec, or a folder on an attached disk such as /mnt/disks/local",
     )
@@ -200,7 +202,7 @@ def _shadowing(files: list[tuple[str, str]]) -> Iterator[Diagnostic]:
         else:
             continue
         yield Diagnostic(
-            "E0709", f"`{path}` {said}: it would run with every script", where, "give it another name"
+            "E0709", f"`{path}` {said}: every script would run it", where, "give it another name"
         )
 
 
@@ -209,10 +211,10 @@ def _linked(facts: Facts, where: str, path: str) -> Iterator[Diagnostic]:
     if "://" not in path and not escapes(path) and leads_out(facts.folder, path):
         yield Diagnostic(
             "E0708",
-            f"`{path}` leads out of the recipe's folder by a link: what is there would be copied into the "
-            "artifact",
+            f"`{path}` leads out of the recipe's folder through a link: the file there would be copied into "
+            "the artifact",
             where,
-            "put a copy of the file there",
+            "replace the link with a copy of the file",
         )
 
 
@@ -232,24 +234,24 @@ def _written(outputs: list[tuple[str, str]]) -> Iterator[Diagnostic]:
         elif escapes(path) or ("://" in path and not address):
             yield Diagnostic(
                 "E0705",
-                f"`{path}` does not lie below the run's output folder",
+                f"`{path}` is not below the run's output folder",
                 where,
-                f"{where.partition('.')[2]}: {INSTEAD[where]}, or a gs:// address; train.py and merge.py "
-                "take the folder that it is relative to with --output",
+                f"{where.partition('.')[2]}: {INSTEAD[where]}, or a gs:// address; the folder is relative to "
+                "--output of train.py and merge.py",
             )
         elif address:
             continue
         elif sign := RUN_BY_SHELLS.search(path):
             yield Diagnostic(
                 "E0707",
-                f"`{path}` holds `{sign[0]}`, which the shell that it is fetched by would run",
+                f"`{path}` contains `{sign[0]}`, which the shell that fetches the folder would interpret",
                 where,
                 "name a folder of letters, digits, `.`, `_` and `-`",
             )
         elif (first := (_plain(path).parts or (".",))[0]) in (*ARTIFACT_FILES, "."):
             yield Diagnostic(
                 "E0706",
-                f"`{path}` would write over the artifact's own {'folder' if first == '.' else first}",
+                f"`{path}` would overwrite the artifact's own {'folder' if first == '.' else first}",
                 where,
                 f"{where.partition('.')[2]}: {INSTEAD[where]}",
             )
@@ -257,7 +259,7 @@ def _written(outputs: list[tuple[str, str]]) -> Iterator[Diagnostic]:
     if directory == output or directory in output.parents or output in directory.parents:
         yield Diagnostic(
             "E0505",
-            f"checkpoint.directory `{outputs[0][1]}` and merge.output `{outputs[1][1]}` lie in one another: "
+            f"checkpoint.directory `{outputs[0][1]}` and merge.output `{outputs[1][1]}` overlap: "
             "a merge would mix its files with the checkpoints",
             "merge.output",
             f"output: {outputs[0][1].rstrip('/')}-merged",

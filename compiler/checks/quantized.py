@@ -24,8 +24,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     if serve.quantization is not None:
         yield Diagnostic(
             "E0620",
-            f"the merged weights are {kind} already: vLLM refuses --quantization {serve.quantization} with "
-            "them",
+            f"the merged weights are already {kind}, and vLLM refuses --quantization {serve.quantization} "
+            "with them",
             "serve.quantization",
             "quantization: null",
         )
@@ -44,8 +44,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     if not runs_jax_model(facts.model.config, serve):
         yield Diagnostic(
             "N0622",
-            f"vllm-tpu runs {title} by vLLM's own model on torchax; that it loads {kind} weights was read "
-            "in its sources and not tried",
+            f"vllm-tpu runs {title} with vLLM's own model on torchax, which supports {kind} weights by its "
+            "source code; this was not tested",
             where,
         )
     elif kind not in formats:
@@ -54,5 +54,5 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "E0621",
             f"vllm-tpu's own model of {title} does not run {kind} weights",
             where,
-            f"{ways[0]}; or serve: {{env: {{MODEL_IMPL_TYPE: vllm}}}} for vLLM's own model, untried",
+            f"{ways[0]}; or serve: {{env: {{MODEL_IMPL_TYPE: vllm}}}} for vLLM's own model, untested",
         )

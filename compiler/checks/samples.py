@@ -41,7 +41,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         try:
             template = _given(facts.folder, data.chat_template)
         except (OSError, ValueError) as error:
-            reason = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
+            reason = "the file does not exist" if isinstance(error, FileNotFoundError) else str(error)
             yield Diagnostic(
                 "E0402",
                 f"the chat template `{data.chat_template}` cannot be read: {reason}",
@@ -64,7 +64,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "E0405",
             f"`{model.id}` is not tuned for chat, and its tokenizer has no chat template",
             facts.first_given("data.format", "model.id"),
-            f"{_tuned(model.id)}data: {{chat_template: chat.jinja}} with a template of your own",
+            f"{_tuned(model.id)}data: {{chat_template: chat.jinja}} with your own template",
         )
     # The template that a model was published with is what it was trained with.
     own = place == "model.id" and model is not None and model.added is not None
@@ -80,7 +80,7 @@ def _reasoning(facts: Facts, template: str | None) -> Iterator[Diagnostic]:
     if data.reasoning is not None and data.formats == {"text"}:
         yield Diagnostic(
             "W0451",
-            "reasoning has no effect: text has no turns of the assistant's",
+            "reasoning has no effect: text has no assistant turns",
             "data.reasoning",
             "remove the line",
             at_key=True,
@@ -88,8 +88,8 @@ def _reasoning(facts: Facts, template: str | None) -> Iterator[Diagnostic]:
     elif data.reasoning == "empty" and template is not None and "enable_thinking" not in template:
         yield Diagnostic(
             "E0452",
-            "reasoning is empty, and the chat template knows no enable_thinking, by which a model is told "
-            "not to think",
+            "reasoning is empty, but the chat template does not read enable_thinking, the variable that "
+            "switches thinking off",
             "data.reasoning",
             "reasoning: drop",
         )
@@ -108,7 +108,7 @@ def _read(file: Path, largest: int) -> str:
     if file.stat().st_size > largest:
         raise ValueError(f"it is larger than {largest >> 20} MiB")
     if not file.is_file():
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     return file.read_text(encoding="utf-8")
 
 
@@ -151,7 +151,7 @@ def _markup(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
             f"{whose} writes {listing(f'`{m}`' for m in found)}, the turn markup of "
             f"{foreign[found[0]]}; {trained}",
             place,
-            "remove the line: the template that the checkpoint ships is taken"
+            "remove the line to use the checkpoint's own template"
             if given
             else "copy the template of the model's own repository there, or give it as data.chat_template",
         )
@@ -161,9 +161,9 @@ def _markup(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
             f"the chat template does not write `{own[0]}` ... `{own[1]}`, the turn markup that "
             f"{model.title} was trained with",
             place,
-            "remove the line, unless another markup is meant"
+            "remove the line, unless another markup is intended"
             if given
-            else "copy the template of the model's own repository there, unless another markup is meant",
+            else "copy the template of the model's own repository there, unless another markup is intended",
         )
 
 
@@ -247,8 +247,7 @@ def _rows(facts: Facts, template: str | None) -> Iterator[Diagnostic]:
             if own.format == "prompt_completion" and any(_is_labelled(row, own.fields) for row in rows):
                 yield Diagnostic(
                     "E0424",
-                    f"`{source.path}` has prompts, completions and a label: these are answers for "
-                    "objective: kto",
+                    f"`{source.path}` has prompts, completions and labels, which are data for objective: kto",
                     f"data.{part}[{index}].path",
                     LIKED,
                 )
@@ -262,8 +261,8 @@ def _rows(facts: Facts, template: str | None) -> Iterator[Diagnostic]:
         certain = whole and count > data.max_invalid_ratio * seen
         yield Diagnostic(
             "E0423" if certain else "W0430",
-            f"{count} of {'the' if whole else 'the first'} {seen} samples of data.{part} hold what the model "
-            f"would not see: {held}",
+            f"{count} of {'the' if whole else 'the first'} {seen} samples of data.{part} "
+            f"{'contains' if count == 1 else 'contain'} something that the model would not see: {held}",
             f"data.{part}",
             LEFTOVER,
         )

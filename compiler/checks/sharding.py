@@ -36,9 +36,9 @@ def _rules(facts: Facts) -> Iterator[Diagnostic]:
         for axis in dict.fromkeys(axis for axis in axes if axes.count(axis) > 1):
             yield Diagnostic(
                 "E0211",
-                f"the axis {axis} stands twice in the spec of `{match}`: it can split one dimension",
+                f"the axis {axis} is in the spec of `{match}` twice: it can split only one dimension",
                 f"{where}.spec",
-                f"spec: {flow(_once(spec))}, whose other dimensions stay whole",
+                f"spec: {flow(_once(spec))} keeps the other dimensions whole",
             )
         pattern = re.compile(match)
         matched = [p for p in facts.defaults if pattern.fullmatch(p.path)]
@@ -54,9 +54,9 @@ def _rules(facts: Facts) -> Iterator[Diagnostic]:
                 "E0212",
                 f"the rule `{match}` never applies: {'rule' if len(earlier) == 1 else 'rules'} "
                 f"{listing(earlier)} (counted from 0) already match{'es' if len(earlier) == 1 else ''} all "
-                "of its parameters, and the first match wins",
+                "of its parameters, and the first matching rule is used",
                 f"{where}.match",
-                "move it above those, or remove it",
+                "move it above them, or remove it",
             )
         for p in fresh:
             taken[p.path] = index
@@ -68,12 +68,12 @@ def _rules(facts: Facts) -> Iterator[Diagnostic]:
                 f"{_names([p.path for p in wrong])} {'has' if len(wrong) == 1 else 'have'} "
                 f"{len(wrong[0].shape)} dimensions",
                 f"{where}.spec",
-                f"spec: {flow(list(wrong[0].spec))} is its default",
+                f"spec: {flow(list(wrong[0].spec))} is the default",
             )
         elif fresh and all(tuple(p.spec) == tuple(spec) for p in fresh):
             yield Diagnostic(
                 "N0213",
-                f"the rule `{match}` changes nothing: {flow(list(spec))} is the default of what it matches",
+                f"the rule `{match}` changes nothing: {flow(list(spec))} is already the default",
                 where,
                 "remove it",
             )
@@ -107,7 +107,7 @@ def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
         over = f"{' x '.join(axes_of(axis, facts.axes))}={found[0].size}"
         sentence = f"{over} does not divide {_called(facts, length)}: {_dimensions(facts, found)}"
         if replicate:
-            yield Diagnostic("W0204", f"{sentence}, kept whole on every device", where)
+            yield Diagnostic("W0204", f"{sentence}, so every device keeps a full copy", where)
             continue
         wider = ""
         if length == facts.recipe.model.vocab_size:
@@ -117,7 +117,8 @@ def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
             "E0204",
             sentence,
             where,
-            f"{wider}{_arrangements(facts)}sharding: {{on_indivisible: replicate}} keeps it whole",
+            f"{wider}{_arrangements(facts)}sharding: {{on_indivisible: replicate}} keeps a full copy on "
+            "every device",
         )
 
 
@@ -184,6 +185,6 @@ def _names(paths: list[str]) -> str:
 def _near(facts: Facts, match: str) -> str:
     inside = [p.path for p in facts.defaults if re.search(match, p.path)]
     if inside:
-        return f'match: ".*{match.strip("^$")}.*", since it has to match the whole path, such as {inside[0]}'
+        return f'match: ".*{match.strip("^$")}.*", because it must match a whole path such as {inside[0]}'
     paths = list(dict.fromkeys(split_layer(p.path)[0].replace("{}", "0") for p in facts.defaults))
-    return f"paths are such as {listing(paths[:4])}; `recipe explain RECIPE mesh` lists them all"
+    return f"paths look like {listing(paths[:4])}; `recipe explain RECIPE mesh` lists them all"

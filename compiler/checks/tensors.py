@@ -28,8 +28,8 @@ CODES = {
     Kind.HEAD: "E0817",
 }
 
-WHOLE = "download the whole checkpoint there again"
-OTHER = "another revision, or another checkpoint: its config.json describes a model of other tensors"
+WHOLE = "download the whole checkpoint again"
+OTHER = "use another revision or another checkpoint: its config.json describes other tensors"
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -77,10 +77,10 @@ def _against_catalogue(model: Model) -> Iterator[Diagnostic]:
     if names:
         yield Diagnostic(
             "W0816",
-            f"{model.origin} has another {listing(sorted(names))} than the catalogue for `{model.id}`: "
-            "the added one is taken",
+            f"{listing(sorted(names))} in {model.origin} {'differs' if len(names) == 1 else 'differ'} from "
+            f"the catalog's for `{model.id}`: the added model is used",
             WHERE,
-            f"remove {model.added.name if model.added else ''}, if the catalogue's is meant",
+            f"remove {model.added.name if model.added else ''} to use the catalog's",
         )
 
 
@@ -94,7 +94,7 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator
     if method is not None:
         yield Diagnostic(
             "E0813",
-            f"`{model.id}` holds weights that are stored quantised ({method}): {place} lists their tensors",
+            f"`{model.id}` has weights that are stored quantized ({method}): {place} lists their tensors",
             WHERE,
             catalog.instead_of_quantised(model.id),
         )
@@ -110,7 +110,7 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator
         looked_for = listing((f"{prefix}{EMBEDDING}" for prefix in model.family.prefixes), "or")
         yield Diagnostic(
             "E0811",
-            f"{place}: no text embedding among {len(listed):,} tensors: no {looked_for}",
+            f"{place}: there is no text embedding among {len(listed):,} tensors, which would be {looked_for}",
             WHERE,
             OTHER,
         )
@@ -129,6 +129,6 @@ def _said(model: Model, place: str, kind: Kind, found: list[Fault]) -> Diagnosti
     first = found[0]
     file = f" ({first.file})" if first.file else ""
     more = len(found) - 1
-    others = f", and so {'is' if more == 1 else 'are'} {plural(more, 'other')}" if more else ""
+    others = f", and {plural(more, 'other')} likewise" if more else ""
     ways = {Kind.TYPE: catalog.instead_of_quantised(model.id), Kind.HEAD: first.help}
     return Diagnostic(CODES[kind], f"{place}: {first.text}{file}{others}", WHERE, ways.get(kind, OTHER))

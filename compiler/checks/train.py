@@ -37,8 +37,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     if rate > HIGHEST_RATE and train.optimizer.name in BY_SIGN:
         yield Diagnostic(
             "W0507",
-            f"a peak learning rate of {rate:g} is far above what {train.optimizer.name} bears: runs use 1e-5 "
-            "to 1e-3",
+            f"a peak learning rate of {rate:g} is far too high for {train.optimizer.name}: usual values are "
+            "1e-5 to 1e-3",
             "train.optimizer.learning_rate",
             "learning_rate: 1.0e-4",
         )
@@ -53,8 +53,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     if facts.recipe.merge.dtype == "float32" and facts.recipe.model.dtype == "bfloat16":
         yield Diagnostic(
             "N0509",
-            "the merged checkpoint is written in float32: twice the base's size, and served in bfloat16 "
-            "all the same",
+            "the merged checkpoint is written in float32: it is twice the base's size, and the server still "
+            "uses bfloat16",
             "merge.dtype",
             "dtype: bfloat16",
         )
@@ -75,17 +75,17 @@ def _evaluations(facts: Facts) -> Iterator[Diagnostic]:
         for path in (path for path, on in asked.items() if on):
             yield Diagnostic(
                 "E0440",
-                f"{path.rpartition('.')[2]} hangs on evaluations, and nothing is evaluated",
+                f"`{path.rpartition('.')[2]}` needs evaluations, and the recipe has no data to evaluate on",
                 path,
-                "data: {eval_fraction: 0.05}, or data.eval; or remove the line",
+                "add data: {eval_fraction: 0.05} or data.eval, or remove the line",
                 at_key=True,
             )
     elif stopping is not None and steps and (stopping.patience + 1) * recipe.train.eval_every >= steps:
         yield Diagnostic(
             "W0441",
-            f"patience {stopping.patience} has no effect: the first evaluation counts as progress, so that "
-            f"the run can stop after {plural((stopping.patience + 1) * recipe.train.eval_every, 'step')} at "
-            f"the earliest, and has {facts.length.words()}",
+            f"patience {stopping.patience} has no effect: the first evaluation counts as progress, so the "
+            f"run can stop after {plural((stopping.patience + 1) * recipe.train.eval_every, 'step')} at "
+            f"the earliest, but it has only {facts.length.words()}",
             "train.early_stopping.patience",
             f"eval_every: {max(1, (steps - 1) // (2 * (stopping.patience + 1)))}; or remove early_stopping",
         )
@@ -96,14 +96,14 @@ def _balance(facts: Facts) -> Iterator[Diagnostic]:
     if not facts.recipe.train.router_aux_loss_coef or model is None or model.architecture.balanced:
         return
     name = model.family.title
-    why = f"{name} has no experts, over which it would spread the tokens"
+    why = f"{name} has no experts"
     if not model.family.tunix:
-        why = "the TorchAX backend, which alone trains this model, has none"
+        why = "the TorchAX backend, the only one for this model, does not have it"
     elif model.architecture.routing[0]:
-        why = f"transformers has none for {name}'s experts"
+        why = f"transformers does not define it for {name}'s experts"
     yield Diagnostic(
         "E0514",
-        f"router_aux_loss_coef weighs a load-balancing loss: {why}",
+        f"router_aux_loss_coef is the weight of the load-balancing loss: {why}",
         "train.router_aux_loss_coef",
         "remove the line",
         at_key=True,
@@ -129,7 +129,7 @@ def _without_effect(facts: Facts) -> Iterator[Diagnostic]:
         why = (
             f"{optimizer.name} has no {name}"
             if name != "master_weights"
-            else "it belongs to full fine-tuning in bfloat16"
+            else "it applies only to full fine-tuning in bfloat16"
         )
         yield Diagnostic(
             "W0510",
@@ -174,7 +174,7 @@ def _preferences(facts: Facts) -> Iterator[Diagnostic]:
         smoothed = [name for name, keys in objective.losses.items() if "label_smoothing" in keys]
         yield Diagnostic(
             "E0432",
-            f"the loss {train.loss_type} takes no preference for mistaken: it has no label_smoothing",
+            f"the loss {train.loss_type} has no label_smoothing",
             "train.label_smoothing",
             f"remove the line, or loss_type: {listing(smoothed, 'or')}",
             at_key=True,
@@ -185,7 +185,7 @@ def _preferences(facts: Facts) -> Iterator[Diagnostic]:
         what = f"{train.objective}'s loss {train.loss_type}" if of_loss else train.objective
         yield Diagnostic(
             "W0511",
-            f"{name} has no effect on {what}",
+            f"{name} has no effect with {what}",
             f"train.{name}",
             "remove the line",
             at_key=True,
@@ -237,7 +237,7 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
     if warmup > 0 and length.bound is not None and warmup_steps(recipe, length.bound) >= length.bound:
         yield Diagnostic(
             "E0502",
-            f"the warm-up takes {plural(warmup, 'step')}, and the run has {most}{source}: the learning "
+            f"the warm-up takes {plural(warmup, 'step')}, and the run has only {most}{source}: the learning "
             "rate never reaches its peak",
             given,
             shorter,
@@ -252,19 +252,23 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
     if train.steps is None and steps < ENOUGH_STEPS:
         epochs = math.ceil(ENOUGH_STEPS * (train.epochs or 1) / (length.least or 1))
         place = facts.first_given("train.epochs", "train.global_batch_size", "data.train")
-        packed = ", or of data.max_length, which samples are packed into" if recipe.data.packing else ""
+        packed = (
+            ", or a smaller data.max_length, since samples are packed into rows of that length"
+            if recipe.data.packing
+            else ""
+        )
         yield Diagnostic(
             "W0513",
-            f"the run has {most}{source}, and a run of fewer than {ENOUGH_STEPS} hardly learns",
+            f"the run has {most}{source}, and with fewer than {ENOUGH_STEPS} steps a model hardly learns",
             place,
-            f"{line('train.epochs', epochs, place)}; or a smaller number of train.global_batch_size{packed}; "
-            f"or{'' if epochs <= MOST_EPOCHS else ', since so many epochs learn by heart,'} more samples",
+            f"{line('train.epochs', epochs, place)}; or a smaller train.global_batch_size{packed}; or more "
+            f"samples{'' if epochs <= MOST_EPOCHS else ', because with so many epochs the model overfits'}",
         )
     place = facts.first_given("checkpoint.every_steps", "train.steps", "train.epochs", "data.train")
     if recipe.checkpoint.every_steps > steps:
         yield Diagnostic(
             "W0504",
-            f"a checkpoint every {plural(recipe.checkpoint.every_steps, 'step')}, and the run has "
+            f"checkpoints are saved every {plural(recipe.checkpoint.every_steps, 'step')}, and the run has "
             f"{most}{source}: only the end is saved, and an interrupted run starts over",
             place,
             line("checkpoint.every_steps", max(1, steps // 10), place),
@@ -275,8 +279,8 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
     if recipe.data.evaluates and train.eval_every > steps:
         yield Diagnostic(
             "N0506",
-            f"an evaluation every {plural(train.eval_every, 'step')}, and the run has {most}{source}: it "
-            "is evaluated at the end alone",
+            f"the run evaluates every {plural(train.eval_every, 'step')} and has {most}{source}: it "
+            "evaluates only at the end",
             place,
             line("train.eval_every", max(1, steps // 10), place),
         )
@@ -295,9 +299,10 @@ def _log(facts: Facts) -> Iterator[Diagnostic]:
     if WANDB_KEY.fullmatch(project):
         yield Diagnostic(
             "E1226",
-            "this looks like a key of Weights & Biases, and would be written into the artifact",
+            "this looks like an API key of Weights & Biases, and would be written into the artifact",
             PROJECT_PATH,
-            "wandb_project: my-project; `wandb login` or WANDB_API_KEY give the run its key: revoke this one",
+            "wandb_project: my-project; revoke this key, and give the run one with `wandb login` or "
+            "WANDB_API_KEY",
         )
         return
     entity, slash, name = project.partition("/")
@@ -305,21 +310,22 @@ def _log(facts: Facts) -> Iterator[Diagnostic]:
     if slash and name and not any(letter in name for letter in PROJECT_REFUSED):
         yield Diagnostic(
             "E1225",
-            f"`{project}` names an entity too, and a project's name has no slash",
+            f"`{project}` also names an entity, and a project's name has no slash",
             PROJECT_PATH,
             f"wandb_project: {flow(name)}, and WANDB_ENTITY={entity} in the environment of the run",
         )
     elif refused:
         yield Diagnostic(
             "E1225",
-            f"Weights & Biases takes no {' '.join(refused)} in a project's name",
+            f"Weights & Biases does not allow {' '.join(refused)} in a project's name",
             PROJECT_PATH,
             f"wandb_project: {_allowed(project)}",
         )
     elif len(project) > PROJECT_LONGEST:
         yield Diagnostic(
             "E1225",
-            f"a project's name of {len(project)} letters, and Weights & Biases takes {PROJECT_LONGEST}",
+            f"the project's name has {len(project)} characters, and Weights & Biases allows "
+            f"{PROJECT_LONGEST}",
             PROJECT_PATH,
             f"wandb_project: {flow(project[:PROJECT_LONGEST].rstrip())}",
         )

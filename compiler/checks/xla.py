@@ -14,7 +14,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     if accelerator is not None and asked.profile not in ("none", "auto", accelerator.generation):
         yield Diagnostic(
             "E0223",
-            f"the profile {asked.profile} has flags of another generation than {accelerator.name}",
+            f"the profile {asked.profile} has flags for another TPU generation than that of "
+            f"{accelerator.name}",
             "xla.profile",
             f"profile: {libtpu.own_profile(accelerator.generation)}",
         )
@@ -27,6 +28,6 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
                 f"xla.flags.{name}",
                 f"did you mean `{near}`?"
                 if near
-                else "remove it: libtpu ends with an error at a flag it lacks",
+                else "remove it: libtpu stops with an error at an unknown flag",
                 at_key=True,
             )

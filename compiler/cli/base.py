@@ -36,7 +36,7 @@ Recipe = Annotated[
     Path,
     typer.Argument(
         metavar="RECIPE",
-        help="A recipe's YAML file.",
+        help="YAML file of a recipe.",
         show_default=False,
         autocompletion=completion.recipes,
     ),
@@ -44,7 +44,7 @@ Recipe = Annotated[
 Recipes = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RECIPE", help="Recipes' YAML files.", show_default=False, autocompletion=completion.recipes
+        metavar="RECIPE", help="YAML files of recipes.", show_default=False, autocompletion=completion.recipes
     ),
 ]
 Sets = Annotated[
@@ -58,7 +58,7 @@ Sets = Annotated[
     ),
 ]
 Shown = Annotated[
-    Format, typer.Option("--format", help="Diagnostics as text on stderr, or as JSON on stdout.")
+    Format, typer.Option("--format", help="Print diagnostics as text on stderr, or as JSON on stdout.")
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder of artifacts.")]
 
@@ -100,18 +100,18 @@ def _unending(path: Path) -> tuple[Loaded, Lowered]:
 
     found = Diagnostic(
         "E0042",
-        f"the checks of {display(path)} have not ended within {CHECK_SECONDS:g} s",
-        help="look for a regular expression with repetitions within repetitions, such as (a+)+b",
+        f"the checks of {display(path)} did not finish within {CHECK_SECONDS:g} s",
+        help="look for a regular expression with a repetition inside a repetition, such as (a+)+b",
     )
     return Loaded(path, None, [found], Sources(None, Concealer(None))), Lowered(None, [found])
 
 
 def end_build(folder: Path) -> None:
-    """Ends the build that a kill cut off in a folder of artifacts, and says so."""
+    """Complete a build that was killed in a folder of artifacts, and print a note."""
     from recipec.compiler.artifacts.whole import finish
 
     if finish(folder):
-        note(f"note: the build that was cut off in {folder} has been ended")
+        note(f"note: an interrupted build in {folder} was completed")
 
 
 def show(diagnostics: Sequence[Diagnostic], format: Format) -> None:

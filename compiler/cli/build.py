@@ -48,28 +48,29 @@ def build(
     recipes: Recipes,
     output: Output = Path("generated"),
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit 1 and show a diff when something is stale.")
+        bool,
+        typer.Option("--check", help="Write nothing. Exit with 1 and show a diff if an artifact is stale."),
     ] = False,
     backend: Annotated[
         list[Backend] | None,
         typer.Option(
             "--backend",
-            help="What else shall train it: trl writes baseline/, torchax train_torchax.py, tunix neither; "
-            "may be repeated. By default what the artifact on disk was built for.",
+            help="Another backend to build for: trl writes baseline/, torchax writes train_torchax.py, tunix "
+            "writes neither; may be repeated. By default the backends of the artifact on disk.",
             show_default=False,
         ),
     ] = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Replace files that no build wrote, too; a copy is kept beside each."),
+        typer.Option("--force", help="Also replace files that no build wrote; a copy of each is kept."),
     ] = False,
     runtime: Annotated[
         Runtime | None,
         typer.Option(
             "--runtime",
-            help="What the scripts run on: copy puts the modules that they need into runtime/ beside the "
-            "artifacts; wheel names a wheel in runtime.txt, which recipe pack brings. By default what the "
-            "artifact on disk was built for, and copy for a new one.",
+            help="How the scripts get their modules: copy writes them into runtime/ next to the artifacts; "
+            "wheel names a wheel in runtime.txt, which recipe pack adds. By default the choice of the "
+            "artifact on disk, and copy for a new one.",
             show_default=False,
         ),
     ] = None,
@@ -77,15 +78,15 @@ def build(
         bool | None,
         typer.Option(
             "--notebook/--no-notebook",
-            help="Whether there is a notebook too: for Colab (v5e-1, v6e-1), Kaggle (v5e-8) or a CPU. "
-            "By default what the artifact on disk was built for.",
+            help="Also write a notebook, for Colab (v5e-1, v6e-1), Kaggle (v5e-8) or a CPU. By default the "
+            "choice of the artifact on disk.",
             show_default=False,
         ),
     ] = None,
     sets: Sets = None,
     format: Shown = Format.TEXT,
 ) -> None:
-    """Write the artifacts of recipes, or check that they are current."""
+    """Write the artifacts of recipes, or check that they are up to date."""
     from recipec.compiler.artifacts.artifact import has_notebook
     from recipec.spec.diagnostics import in_order
 
@@ -128,13 +129,15 @@ def build(
         difference = artifact.check(output, artifacts)
         if difference:
             result(difference, end="")
-            say(f"error: {output} is not what the recipes give; build it again: {again}")
+            say(f"error: {output} does not match the recipes; build it again: {again}")
             raise typer.Exit(FAILED)
         if format is Format.TEXT:
             tell(f"{output}: {_count(len(artifacts), 'artifact')} up to date")
         return
     on_ctrl_c(
-        lambda: f"{output} is {'as it was' if artifact.check(output, artifacts) else 'whole and current'}"
+        lambda: (
+            f"{output} is {'unchanged' if artifact.check(output, artifacts) else 'complete and up to date'}"
+        )
     )
     with doing(f"writing {output}"):
         notes = artifact.write(output, artifacts, force, f"{again} --force")
@@ -197,7 +200,7 @@ def _same_names(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
             continue
         name = lowered.program.name
         if name in first:
-            message = f"{display(first[name])} is named `{name}` too: they would write one folder"
+            message = f"{display(first[name])} is also named `{name}`: both would write the same folder"
             found = Diagnostic("E0041", message, "name", "give one of them another name")
             out += locate([found], loaded.sources)
         first.setdefault(name, loaded.path)

@@ -13,19 +13,20 @@ from recipec.compiler.cli.plan import progress_line
 
 def calibrate(
     probes: Annotated[
-        list[Path], typer.Argument(metavar="PROBE...", help="probe.json of machines.", show_default=False)
+        list[Path],
+        typer.Argument(metavar="PROBE...", help="probe.json files of machines.", show_default=False),
     ],
     recipe: Annotated[
         Path | None,
         typer.Option(
             "--recipe",
             metavar="RECIPE",
-            help="What was probed; the recipe.yaml beside each file.",
+            help="The recipe that was probed; by default recipe.yaml next to each file.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Hold the step times of probes against their plans, and have later plans use them."""
+    """Compare the step times of probes with their plans, and use them in later plans."""
     from recipec.compiler.errors import ArtifactError
     from recipec.compiler.plan import calibration
     from recipec.compiler.plan.planner import plan
@@ -35,7 +36,10 @@ def calibrate(
         found = calibration.read(file)
         source = recipe or file.with_name("recipe.yaml")
         if not source.is_file():
-            raise ArtifactError(f"{source}: no recipe beside the probe", "--recipe names what was probed")
+            raise ArtifactError(
+                f"{source}: there is no recipe next to the probe",
+                "name the recipe that was probed with --recipe",
+            )
         _, lowered = read(source, None, planning=True)
         program = lowered.program
         if program is None:
@@ -43,7 +47,8 @@ def calibrate(
             raise typer.Exit(FAILED)
         if calibration.digest(program) != found["recipe"]:
             raise ArtifactError(
-                f"{file}: a probe of another recipe than {source}", "--recipe names the one that was built"
+                f"{file} is the probe of another recipe than {source}",
+                "name the recipe that was built with --recipe",
             )
         with progress_line(f"planning {program.name}") as progress:
             made = plan(program, progress=progress)
@@ -53,7 +58,5 @@ def calibrate(
             result(f"  {line}")
         rows.append(row)
     calibration.keep(rows)
-    result(f"{calibration.path()}: plans use it, and name it; without it they are as before")
-    result(
-        "They are multiplied by found over planned of the whole micro-batch; its parts say why, and no more"
-    )
+    result(f"{calibration.path()}: written; later plans use it and name it. Delete it to plan without it")
+    result("Plans are multiplied by found over planned of the whole micro-batch; the parts only explain it")

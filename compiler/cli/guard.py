@@ -84,7 +84,7 @@ def _status(command: Callable[[], object]) -> int:
     except typer.Abort as aborted:  # Ctrl-C or Ctrl-D where something was asked
         if isinstance(aborted.__context__, KeyboardInterrupt):
             return INTERRUPTED
-        _tell("error: the input ended before every question was answered")
+        _tell("error: the input ended before all questions were answered")
         return FAILED
     except Exception as error:
         return _failed(error)
@@ -107,7 +107,7 @@ def _demand_folder() -> None:
         os.getcwd()
     except OSError:
         raise ArtifactError(
-            "the folder that you are in is no longer there", "go to one that is: cd"
+            "the current folder no longer exists", "change to another folder with cd"
         ) from None
 
 
@@ -156,9 +156,9 @@ def _own_fault(error: Exception) -> None:
             traceback.print_exc()
     first = (str(error).splitlines() or [""])[0]
     _tell(
-        f"error[E0000]: the compiler itself failed: {type(error).__name__}: {first}",
-        "this is a fault of recipec, not of the recipe. Run the command again with\n"
-        "          RECIPEC_TRACEBACK=1 set, and report what it prints together with the recipe",
+        f"error[E0000]: internal error of the compiler: {type(error).__name__}: {first}",
+        "this is a bug in recipec, not in the recipe. Run the command again with\n"
+        "          RECIPEC_TRACEBACK=1, and report the output together with the recipe",
     )
 
 

@@ -18,12 +18,12 @@ from recipec.compiler.cli.base import DONE, FAILED, say
 
 def lsp(
     stdio: Annotated[
-        bool, typer.Option("--stdio", help="Speak over stdin and stdout, as always.", hidden=True)
+        bool, typer.Option("--stdio", help="Use stdin and stdout, as always.", hidden=True)
     ] = True,
 ) -> None:
-    """Serve recipes to an editor, by the Language Server Protocol over stdin and stdout.
+    """Run the language server for editors, over stdin and stdout.
 
-    The editor starts it: docs/editors.md says how for each.
+    The editor starts it. docs/editors.md explains how, for each editor.
     """
     from importlib.util import find_spec
 
@@ -39,7 +39,7 @@ def lsp(
     from recipec.compiler.lsp.server import make_server
 
     if sys.stdin.isatty():
-        say("note: waiting for an editor on stdin; this command is started by one")
+        say("note: waiting for an editor on stdin; editors start this command themselves")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines("%(name)s: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.ERROR)
@@ -47,7 +47,7 @@ def lsp(
     with _signals(), _stdout() as stdout:
         server.start_io(cast(BinaryIO, Frames(sys.stdin.buffer)), stdout)
     if not server.asked_to_end:
-        say("error: the editor went away without ending the session")
+        say("error: the editor closed the connection without ending the session")
         raise typer.Exit(FAILED)
     raise typer.Exit(DONE)
 
@@ -79,7 +79,7 @@ class _Channel(io.FileIO):
                 rest = rest[super().write(rest) or 0 :]
             return len(data)
         except OSError as error:
-            say(f"error: the editor cannot be written to: {error.strerror}")
+            say(f"error: cannot write to the editor: {error.strerror}")
             os._exit(FAILED)
 
 

@@ -45,7 +45,7 @@ from recipec.compiler.terminal import Commands
 
 app = typer.Typer(
     name="recipe",
-    help="Compiles one YAML recipe into everything that fine-tunes and serves a model on TPUs.",
+    help="Compile one YAML recipe into a folder that fine-tunes and serves a model on TPUs.",
     no_args_is_help=True,
     cls=Commands,
     pretty_exceptions_enable=False,
@@ -112,7 +112,7 @@ def card(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     sets: Sets = None,
 ) -> None:
-    """Show what of a recipe has been verified, by what, on which versions and date."""
+    """Show what was verified for a recipe: how, when, and with which versions."""
     import json
 
     from recipec.compiler.explain import card as cards
@@ -133,7 +133,7 @@ def pack(
         str,
         typer.Argument(
             metavar="NAME",
-            help="An artifact's name.",
+            help="Name of an artifact.",
             show_default=False,
             autocompletion=completion.artifacts,
         ),
@@ -146,16 +146,18 @@ def pack(
         typer.Option(
             "--recipe",
             metavar="RECIPE",
-            help="The recipe it was built from; found by itself in recipes/.",
+            help="The recipe of the artifact; by default it is found in recipes/.",
             show_default=False,
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="The archive; NAME.tar.gz.", show_default=False),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="The archive; by default NAME.tar.gz.", show_default=False
+        ),
     ] = None,
 ) -> None:
-    """Make one archive of an artifact that runs by itself, with its local data."""
+    """Pack an artifact and its local data into one archive that runs by itself."""
     from recipec.compiler.artifacts.archive import pack as packed
 
     end_build(folder)
@@ -167,13 +169,14 @@ def diff(
     a: Recipe,
     b: Recipe,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Plan both: what changes in memory, time and cost.")
+        bool,
+        typer.Option("--plan", help="Plan both recipes, and show what changes in memory, time and cost."),
     ] = False,
     sets: Sets = None,
 ) -> None:
-    """Show what changes from one recipe to another, in the run and in the artifact.
+    """Show what differs between two recipes, in the run and in the artifact.
 
-    --set applies to both; where both are the same recipe, to the second alone.
+    --set applies to both recipes. If both are the same file, it applies only to the second.
     """
     from recipec.compiler.explain.diff import diff as differences
 
@@ -221,7 +224,12 @@ def rehearse(
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=4, help="Optimizer steps to run.")] = 12,
     keep: Annotated[
         Path | None,
-        typer.Option("--keep", metavar="DIR", help="Keep what was run in this folder.", show_default=False),
+        typer.Option(
+            "--keep",
+            metavar="DIR",
+            help="Keep the files of the rehearsal in this folder.",
+            show_default=False,
+        ),
     ] = None,
     sets: Sets = None,
 ) -> None:
@@ -240,7 +248,9 @@ def rehearse(
 def preview(
     recipe: Recipe,
     count: Annotated[int, typer.Option("-n", "--samples", metavar="N", min=0, help="Samples to show.")] = 3,
-    split: Annotated[PreviewSplit, typer.Option("--split", help="The data to look at.")] = PreviewSplit.TRAIN,
+    split: Annotated[
+        PreviewSplit, typer.Option("--split", help="The part of the data to show.")
+    ] = PreviewSplit.TRAIN,
     model: Annotated[
         Path | None,
         typer.Option(
@@ -250,13 +260,16 @@ def preview(
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            "--data-dir", metavar="DIR", help="Where the data lies; the recipe's folder.", show_default=False
+            "--data-dir",
+            metavar="DIR",
+            help="Folder of the data; by default the recipe's folder.",
+            show_default=False,
         ),
     ] = None,
     sets: Sets = None,
     format: Annotated[Format, typer.Option("--format", help="Text or JSON, on stdout.")] = Format.TEXT,
 ) -> None:
-    """Show samples with the tokens that carry loss, and what becomes of the data."""
+    """Show samples, the tokens that carry loss, and statistics of the data."""
     import json
 
     from recipec.compiler.explain.preview import preview as previewed

@@ -32,7 +32,7 @@ class ListOrCommand(TyperGroup):
 
 
 app = typer.Typer(
-    help="List the models of the catalogue, or bring another from the Hugging Face hub.",
+    help="List the models of the catalog, or add one from the Hugging Face hub.",
     cls=ListOrCommand,
     subcommand_metavar="[WORD] | COMMAND [ARGS]...",
     rich_markup_mode=None,
@@ -46,16 +46,16 @@ def list_models(
         str,
         typer.Argument(
             metavar="WORD",
-            help="A part of an id or of a family's name; all without it.",
+            help="Part of an id or of a family name; without it, all models are listed.",
             show_default=False,
             autocompletion=completion.models,
         ),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the models of the catalogue: their sizes, and what works with each.
+    """List the models of the catalog, with their sizes and what works with each.
 
-    `recipe models WORD` is the same.
+    `recipe models WORD` does the same.
     """
     import json
     from dataclasses import asdict
@@ -78,7 +78,10 @@ def add(
     revision: Annotated[
         str | None,
         typer.Option(
-            "--revision", metavar="R", help="A branch, tag or commit; the main branch.", show_default=False
+            "--revision",
+            metavar="R",
+            help="A branch, tag or commit; by default the main branch.",
+            show_default=False,
         ),
     ] = None,
     output: Annotated[
@@ -87,16 +90,16 @@ def add(
             "-o",
             "--output",
             metavar="DIR",
-            help="The folder of models, beside the recipes: recipes/models where there is a folder recipes, "
-            "else models.",
+            help="The folder of models, next to the recipes; by default recipes/models if a folder recipes "
+            "exists, otherwise models.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Bring what a compile needs of a model from the hub: everything but its weights.
+    """Add a model from the hub, without downloading its weights.
 
-    That is config.json, the tokenizer's files, and the names, shapes and types of all tensors, which
-    `recipe check` holds against the model's family. HF_ENDPOINT, HF_TOKEN and the hub's cache are heeded.
+    It fetches config.json, the tokenizer's files, and the names, shapes and types of all tensors, which
+    `recipe check` compares with the model's family. It uses HF_ENDPOINT, HF_TOKEN and the hub's cache.
     """
     from recipec.compiler.hub.fetch import fetch
     from recipec.compiler.hub.folder import write
@@ -107,8 +110,13 @@ def add(
     target = write(fetched, models)
     tell(f"{target}: {fetched}")
     if fetched.name != model:
-        note(f"note: the hub calls it {fetched.name} now")
+        note(f"note: the hub now names it {fetched.name}")
     if models.name == "models":
-        note(f"next: `model: {{id: {model}}}` in a recipe in {models.parent} is this model, at this commit")
+        note(
+            f"next: write `model: {{id: {model}}}` in a recipe in {models.parent} to use this model, at "
+            "this commit"
+        )
     else:
-        note(f"note: recipes look for it in a folder models beside them: {models} has another name")
+        note(
+            f"note: recipes look for it in a folder named models next to them, and {models} has another name"
+        )

@@ -48,7 +48,7 @@ class DataFormat(str, Enum):  # noqa: UP042
 def new(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="Name of the recipe, and of its artifact.", show_default=False),
+        typer.Argument(metavar="NAME", help="Name of the recipe and of its artifact.", show_default=False),
     ],
     model: Annotated[
         str | None,
@@ -75,20 +75,22 @@ def new(
         typer.Option(
             "--data",
             metavar="PATH",
-            help="A file of samples, or hf://OWNER/NAME. Without it the recipe names data/train.jsonl, to be "
-            "put there.",
+            help="A file of samples, or hf://OWNER/NAME. Without it the recipe names data/train.jsonl, "
+            "which you add later.",
             show_default=False,
         ),
     ] = None,
     format: Annotated[
         DataFormat | None,
-        typer.Option("--format", help="What a sample holds; seen from a local file.", show_default=False),
+        typer.Option(
+            "--format", help="What a sample contains; by default read from a local file.", show_default=False
+        ),
     ] = None,
     method: Annotated[
         Method | None,
         typer.Option(
             "--method",
-            help="lora, or qlora where that does not fit; dpo or kto where the data is preferences.",
+            help="By default lora, qlora if lora does not fit, and dpo or kto for preference data.",
             show_default=False,
         ),
     ] = None,
@@ -108,7 +110,7 @@ def new(
             "-o",
             "--output",
             metavar="DIR",
-            help="The recipe's folder: recipes, or this one where the data lies here.",
+            help="The recipe's folder; by default recipes, or this folder if it contains the data.",
             show_default=False,
         ),
     ] = None,
@@ -116,12 +118,12 @@ def new(
         bool, typer.Option("--github", help="Write a GitHub Actions workflow that checks the recipes.")
     ] = False,
     pre_commit: Annotated[
-        bool, typer.Option("--pre-commit", help="Have pre-commit check the recipes before each commit.")
+        bool, typer.Option("--pre-commit", help="Make pre-commit check the recipes before each commit.")
     ] = False,
 ) -> None:
     """Write a commented recipe for a model and a machine.
 
-    On a terminal it asks for what is not given. No file that is there is replaced.
+    On a terminal it asks for missing values. It replaces no existing file.
     """
     from recipec.compiler.lowering.catalog import is_directory
     from recipec.compiler.new import ask, hooks, recipe
@@ -158,8 +160,8 @@ def new(
     source = _with_format(source if usual == "text" else as_turns(source), usual, asking)
     server = ask.serve() if serve is None and asking else ask.server(serve or ask.NO_SERVER)
     if asking and not (github or pre_commit) and hooks.in_repository(target.parent):
-        github = ask.confirm("Have GitHub Actions check the recipes at each push?")
-        pre_commit = ask.confirm("Have pre-commit check them before each commit?")
+        github = ask.confirm("Should GitHub Actions check the recipes at each push?")
+        pre_commit = ask.confirm("Should pre-commit check them before each commit?")
     asked = recipe.NewRecipeOptions(name, spelt, machine, kind, placed(source, target.parent), server, target)
     _write(recipe.make(asked), target, github, pre_commit)
 
@@ -168,7 +170,7 @@ def _demand(asking: bool, model: str | None, accelerator: str | None) -> None:
     """Refuses to guess what only the user knows, where nobody can be asked."""
     missing = [flag for flag, given in (("--model", model), ("--accelerator", accelerator)) if given is None]
     if missing and not asking:
-        _misused(f"give {listing(missing)}: only on a terminal is asked for what is missing")
+        _misused(f"give {listing(missing)}: the command can ask for missing values only on a terminal")
 
 
 def _misused(message: str) -> NoReturn:
@@ -192,7 +194,7 @@ def _source(data: str | None, format: DataFormat | None) -> NewData:
         return NewData(data, said)
     if not Path(data).exists():
         raise ArtifactError(
-            f"there is no {data}", f"name a file that is there, or {PLACEHOLDER}, to be put there later"
+            f"there is no {data}", f"name an existing file, or {PLACEHOLDER}, which you can add later"
         )
     return look(Path(data), said)
 
@@ -228,9 +230,9 @@ def _folder(output: Path | None, source: NewData) -> Path:
     local = "://" not in source.path and Path(source.path).exists()
     fitting = [one for one in folders if not local or _within(Path(source.path), one)]
     if not fitting:
-        way = "start in a folder above it" if output is None else "name a folder above it with -o"
+        way = "run the command in a folder above it" if output is None else "name a folder above it with -o"
         raise ArtifactError(
-            f"{source.path} lies outside of {output or 'this folder'}, below which the recipe's data must be",
+            f"{source.path} is outside of {output or 'this folder'}, below which the recipe's data must be",
             f"copy it there, or {way}",
         )
     return fitting[0]
@@ -257,9 +259,9 @@ def _with_format(source: NewData, usual: str, asking: bool) -> NewData:
     if not asking and source.columns:
         raise source.refused()
     if not asking:
-        _misused(f"say with --format what a sample of {source.path} holds: it cannot be looked at from here")
+        _misused(f"give --format: the samples of {source.path} cannot be read from here")
     words = [word.value for word in DataFormat]
-    held = ask.choice(f"What does a sample of {source.path} hold?", words, "Format", usual)
+    held = ask.choice(f"What does a sample of {source.path} contain?", words, "Format", usual)
     columns = source.columns
     return source.told(
         held,
@@ -304,9 +306,9 @@ def _write(made: Made, target: Path, github: bool, pre_commit: bool) -> None:
     for path in replaced:
         tell(f"{path}: extended")
     for path in left:
-        note(f"note: {path} is there already, and another: it is left as it is")
+        note(f"note: {path} exists with other content, and was not changed")
     file = quote(str(target))
-    note(f"next: `recipe plan {file}` for memory, time and price; `recipe build {file}` for its scripts")
+    note(f"next: `recipe plan {file}` shows memory, time and price; `recipe build {file}` writes the scripts")
 
 
 def _read(path: Path) -> str:
@@ -315,4 +317,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ArtifactError(f"{path} is not UTF-8", "correct it, or leave the option out") from None
+        raise ArtifactError(f"{path} is not UTF-8", "correct the file, or leave the option out") from None

@@ -23,38 +23,40 @@ def parity(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RECIPE", help="A recipe's YAML file; traces, with --compare.", show_default=False
+            metavar="RECIPE", help="YAML file of a recipe; with --compare, traces.", show_default=False
         ),
     ],
     compare: Annotated[
-        bool, typer.Option("--compare", help="Compare traces (.npz) that scripts' --trace has written.")
+        bool, typer.Option("--compare", help="Compare traces (.npz) that the scripts wrote with --trace.")
     ] = False,
     backends: Annotated[
         list[Backend] | None,
         typer.Option(
-            "--backend", help="A backend that takes part; may be repeated. All.", show_default=False
+            "--backend", help="A backend to compare; may be repeated. By default all.", show_default=False
         ),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Optimizer steps to run.")] = 20,
     keep: Annotated[
         Path | None,
-        typer.Option("--keep", metavar="DIR", help="Keep what was run in this folder.", show_default=False),
+        typer.Option(
+            "--keep", metavar="DIR", help="Keep the files of the runs in this folder.", show_default=False
+        ),
     ] = None,
     tolerances: Annotated[
         list[str] | None,
         typer.Option(
             "--tolerance",
             metavar="QUANTITY=X",
-            help="Another limit, of initial, gradients, losses, trained or merged; may be repeated.",
+            help="Another limit for initial, gradients, losses, trained or merged; may be repeated.",
             show_default=False,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for CI.")] = False,
     sets: Sets = None,
 ) -> None:
-    """Train the recipe in miniature with each backend, and compare what they compute.
+    """Train the recipe in miniature with each backend, and compare the results.
 
-    Exits with 1 when two of them differ by more than they may.
+    Exits with 1 if two backends differ by more than the limits.
     """
     from recipec.compiler.rehearse.pipeline import new_console
 
@@ -63,12 +65,14 @@ def parity(
     console = _on_stderr() if as_json else new_console()
     if compare:
         if keep or backends or sets:
-            raise typer.BadParameter("--keep, --backend and --set do not go with it", param_hint="--compare")
+            raise typer.BadParameter(
+                "it cannot be combined with --keep, --backend and --set", param_hint="--compare"
+            )
         if len(paths) < 2:
-            raise typer.BadParameter("name two traces or more: A.npz B.npz", param_hint="--compare")
+            raise typer.BadParameter("name at least two traces: A.npz B.npz", param_hint="--compare")
         raise typer.Exit(_compare(paths, limits, as_json, console))
     if len(paths) > 1:
-        raise typer.BadParameter("one at a time; traces are compared with --compare", param_hint="RECIPE")
+        raise typer.BadParameter("give one recipe; to compare traces, add --compare", param_hint="RECIPE")
     if paths[0].suffix == ".npz":
         raise typer.BadParameter(f"{paths[0]} looks like a trace: add --compare", param_hint="RECIPE")
     from recipec.compiler.parity.run import parity as compared
@@ -128,14 +132,14 @@ def _limits(given: Sequence[str]) -> dict[str, float]:
         name, _, value = text.partition("=")
         if name not in QUANTITIES:
             raise typer.BadParameter(
-                f"{name!r} is none of {', '.join(QUANTITIES)}", param_hint="--tolerance QUANTITY=X"
+                f"{name!r} is not one of {', '.join(QUANTITIES)}", param_hint="--tolerance QUANTITY=X"
             )
         try:
             limits[name] = float(value)
         except ValueError:
             limits[name] = -1.0
         if not 0 <= limits[name] < float("inf"):
-            raise typer.BadParameter(f"{value!r} is no limit", param_hint=f"--tolerance {name}=X")
+            raise typer.BadParameter(f"{value!r} is not a limit", param_hint=f"--tolerance {name}=X")
     return limits
 
 

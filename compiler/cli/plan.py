@@ -42,42 +42,46 @@ Model = Annotated[
 DataDir = Annotated[
     Path | None,
     typer.Option(
-        "--data-dir", metavar="DIR", help="Where the data lies; the recipe's folder.", show_default=False
+        "--data-dir",
+        metavar="DIR",
+        help="Folder of the data; by default the recipe's folder.",
+        show_default=False,
     ),
 ]
 Step = Annotated[
-    Backend, typer.Option("--backend", help="Whose step is compiled: train.py's, or train_torchax.py's.")
+    Backend, typer.Option("--backend", help="The step to compile: train.py's, or train_torchax.py's.")
 ]
 
 
 def plan(
     recipe: Recipe,
     backend: Step = Backend.TUNIX,
-    exact: Annotated[bool, typer.Option("--exact", help="Compile all layers to the end.")] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Compile all layers completely.")] = False,
     search: Annotated[
-        bool, typer.Option("--search", help="Look for better meshes, micro-batches, remat and attention.")
+        bool, typer.Option("--search", help="Search for better meshes, micro-batches, remat and attention.")
     ] = False,
     most: Annotated[
-        int, typer.Option("--most", metavar="N", min=1, help="Configurations that a search compiles.")
+        int,
+        typer.Option("--most", metavar="N", min=1, help="Number of configurations that a search compiles."),
     ] = 24,
     free_batch: Annotated[
-        bool, typer.Option("--free-batch", help="Let a search raise the rows of an optimizer step.")
+        bool, typer.Option("--free-batch", help="Allow a search to use more rows in an optimizer step.")
     ] = False,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Compile the server's step as well, in an environment of its own.")
+        bool, typer.Option("--serve", help="Also compile the server's step, in a separate environment.")
     ] = False,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write one page with pictures.", show_default=False),
+        typer.Option("--html", metavar="FILE", help="Write one page with charts.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for CI.")] = False,
     model: Model = None,
     data_dir: DataDir = None,
     sets: Sets = None,
 ) -> None:
-    """Compile the training step for its TPU, without one: memory, time, collectives and cost.
+    """Compile the training step for its TPU: memory, time, collectives, cost.
 
-    Exits with 1 when the step does not fit, or is over the recipe's budget.
+    No TPU is needed. Exits with 1 if the step does not fit, or exceeds the recipe's budget.
     """
     from recipec.compiler.plan import session
     from recipec.compiler.plan.search import SearchInterrupted
@@ -204,7 +208,7 @@ def _kept() -> str:
 
     count = len(store.put_now)
     kept = f"{plural(count, 'result')} of this command" if count else "what was compiled before"
-    return f"{kept} {'are' if count > 1 else 'is'} kept, and the same command goes on from there"
+    return f"{kept} {'are' if count > 1 else 'is'} kept, and the same command continues from there"
 
 
 def _page(file: Path, planned: Planned, served: list[tuple[str, str]]) -> None:
@@ -241,18 +245,18 @@ def cost(
             "--serve-hours",
             "--hours",
             metavar="H",
-            help="Hours that the server runs, beside 1 and 24; the training's are --train-hours.",
+            help="Hours that the server runs, in addition to 1 and 24; for the training see --train-hours.",
             show_default=False,
         ),
     ] = None,
     train_hours: Annotated[
         float | None,
-        typer.Option("--train-hours", metavar="H", help="Hours of the training.", show_default=False),
+        typer.Option("--train-hours", metavar="H", help="Hours that the training takes.", show_default=False),
     ] = None,
     run: Annotated[
         Path | None,
         typer.Option(
-            "--run", metavar="DIR", help="A run's folder, whose measured hours count.", show_default=False
+            "--run", metavar="DIR", help="Folder of a run; use its measured hours.", show_default=False
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -261,9 +265,9 @@ def cost(
     data_dir: DataDir = None,
     sets: Sets = None,
 ) -> None:
-    """What training and serving cost, by hours given, measured or planned.
+    """Show what training and serving cost, for given, measured or planned hours.
 
-    Without --train-hours and --run the training is planned, as `recipe plan` does.
+    Without --train-hours and --run the training is planned, as with `recipe plan`.
     """
     from recipec.compiler.explain.cost import COST, text
     from recipec.compiler.explain.cost import cost as costs

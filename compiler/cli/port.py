@@ -75,9 +75,9 @@ def port(
         list[Path],
         typer.Argument(
             metavar="FILE",
-            help="The config of another tool, or its Python script, notebook or command line, and the files "
-            "that go with it: accelerate's or DeepSpeed's, dataset_info.json, adapter_config.json; or a "
-            "folder; with --to a recipe.",
+            help="The config of another tool, or its Python script, notebook or command line, followed by "
+            "its other files: accelerate's or DeepSpeed's config, dataset_info.json, adapter_config.json. "
+            "Or a folder. With --to, a recipe.",
             show_default=False,
         ),
     ],
@@ -87,13 +87,15 @@ def port(
             "-o",
             "--output",
             metavar="RECIPE",
-            help="The file that is written, of folders the folder for recipes; - or none is stdout.",
+            help="The file to write, or with folders the folder for recipes; by default, and with -, stdout.",
             show_default=False,
         ),
     ] = None,
     dialect: Annotated[
         Dialect | None,
-        typer.Option("--from", help="Whose config it is; recognised by itself.", show_default=False),
+        typer.Option(
+            "--from", help="The tool of the config; by default recognized from its keys.", show_default=False
+        ),
     ] = None,
     tool: Annotated[
         Tool | None,
@@ -102,7 +104,9 @@ def port(
     script: Annotated[
         Script | None,
         typer.Option(
-            "--script", help="TRL's script that the config is for; told by its keys.", show_default=False
+            "--script",
+            help="The TRL script that the config is for; by default recognized from its keys.",
+            show_default=False,
         ),
     ] = None,
     command: Annotated[
@@ -111,7 +115,7 @@ def port(
             "--command",
             metavar="N",
             min=1,
-            help="Which training command of a shell script, where it has several.",
+            help="The training command to use, if a shell script has several.",
             show_default=False,
         ),
     ] = None,
@@ -130,7 +134,7 @@ def port(
             "--devices",
             metavar="N",
             min=1,
-            help="GPUs that the source runs on, where its files do not say it; with --to, the config's.",
+            help="Number of GPUs of the source, if its files do not give it; with --to, of the config.",
             show_default=False,
         ),
     ] = None,
@@ -138,15 +142,20 @@ def port(
         bool, typer.Option("--plan", help="Choose the mesh by compiling the step for the accelerator.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail on anything approximated or unsupported.")
+        bool, typer.Option("--strict", help="Fail if any key is approximated or unsupported.")
     ] = False,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Write the recipe even if it is not whole; it says so.")
+        bool,
+        typer.Option(
+            "--partial", help="Write the recipe even if it is incomplete; its comments name what is missing."
+        ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     report: Annotated[
         Path | None,
-        typer.Option("--report", metavar="FILE", help="Write the report: .md or .json.", show_default=False),
+        typer.Option(
+            "--report", metavar="FILE", help="Write the report as .md or .json.", show_default=False
+        ),
     ] = None,
     html: Annotated[
         Path | None,
@@ -158,7 +167,7 @@ def port(
         ),
     ] = None,
     format: Annotated[
-        ReportFormat, typer.Option("--format", help="How the report is shown.")
+        ReportFormat, typer.Option("--format", help="Format of the report.")
     ] = ReportFormat.TEXT,
     sets: Annotated[
         list[str] | None,
@@ -170,10 +179,10 @@ def port(
         ),
     ] = None,
 ) -> None:
-    """Take a GPU recipe of another tool over, or write a recipe as one by --to, with a report on every key.
+    """Turn another tool's config into a recipe, with a report on every key.
 
-    The report goes to stdout, or to stderr when the recipe does. Exits with 1 when the run cannot be taken
-    over.
+    With --to it turns a recipe into a config. The report goes to stdout, or to stderr if the recipe goes to
+    stdout. Exits with 1 if the run cannot be ported.
     """
     from recipec.compiler.artifacts.writing import write_text
     from recipec.compiler.port.port import Asked, port
@@ -185,7 +194,8 @@ def port(
         len(files) != 1 or several or dialect or script or command or plan or accelerator != MACHINE
     ):
         raise typer.BadParameter(
-            "it takes one recipe, and none of --from, --script, --command, --accelerator and --plan",
+            "it takes one recipe, and cannot be combined with --from, --script, --command, --accelerator "
+            "and --plan",
             param_hint="--to",
         )
     if several:
@@ -275,11 +285,13 @@ def _of_a_folder(target: Path | None, of_one: Mapping[str, object]) -> list[Diag
     from recipec.spec.diagnostics import Diagnostic
 
     if target is not None and (target.suffix in (".yaml", ".yml") or target.is_file()):
-        message = f"several files are ported, and {target} is one recipe's file"
+        message = f"several files are ported, and {target} is the file of one recipe"
         return [Diagnostic("E1188", message, help=f"-o {target.with_suffix('')}, a folder for their recipes")]
     return [
         Diagnostic(
-            "E1188", f"{option} is for one run, and several files are ported", help="port the one by itself"
+            "E1188",
+            f"{option} applies to one run, and several files are ported",
+            help="port that file by itself",
         )
         for option, given in of_one.items()
         if given is not None
@@ -300,7 +312,7 @@ def _port_folder(
         made = one.made
         refusal = _strict(made) if strict and made.whole else None
         if made.whole and one.target is not None and one.target.exists() and not asked.force:
-            refusal = Diagnostic("E1112", f"{one.target} is there already", help="--force replaces it")
+            refusal = Diagnostic("E1112", f"{one.target} exists already", help="--force replaces it")
         if refusal is not None:
             made.diagnostics.append(refusal)
         elif one.target is not None and made.text and (made.whole or asked.partial):
@@ -308,8 +320,8 @@ def _port_folder(
             _write(made, one.target)
         ones.append(one)
     if not ones:
-        message = f"{files[0]} has no file of a tool that is read"
-        help = "name the config itself; it may be in a folder whose name begins with a dot"
+        message = f"{files[0]} has no file of a supported tool"
+        help = "name the config itself; it may be in a hidden folder, whose name starts with a dot"
         _fail([Diagnostic("E1188", message, help=help)], format)
     whole = sum(one.whole for one in ones)
     if format is ReportFormat.JSON:
@@ -334,7 +346,11 @@ def _in_the_way(target: Path | None, option: str, files: Sequence[Path], force: 
         return []
     if any(os.path.realpath(target) == os.path.realpath(file) for file in files):
         return [
-            Diagnostic("E1112", f"{target} is ported, and would be replaced", help=f"give {option} another")
+            Diagnostic(
+                "E1112",
+                f"{target} is an input and would be replaced",
+                help=f"give another file with {option}",
+            )
         ]
     if target.is_dir():
         return [Diagnostic("E1112", f"{target} is a folder", help=f"{option} {target / USUAL[option]}")]
@@ -342,7 +358,7 @@ def _in_the_way(target: Path | None, option: str, files: Sequence[Path], force: 
         message = f"{target} cannot be written: there is no folder {target.parent}"
         return [Diagnostic("E1112", message, help=f"mkdir -p {target.parent}")]
     if target.exists() and not force:
-        return [Diagnostic("E1112", f"{target} is there already", help="--force replaces it")]
+        return [Diagnostic("E1112", f"{target} exists already", help="--force replaces it")]
     return []
 
 
@@ -385,9 +401,8 @@ def _strict(made: Ported) -> Diagnostic | None:
     if not made.inexact:
         return None
     first = made.inexact[0]
-    message = (
-        f"--strict: {plural(len(made.inexact), 'key')} not taken over one to one, the first `{first.key}`"
-    )
+    keys = plural(len(made.inexact), "key")
+    message = f"--strict: {keys} without an exact counterpart, the first is `{first.key}`"
     return Diagnostic("E1113", message, help="remove those keys from the source, or port without --strict")
 
 

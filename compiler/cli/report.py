@@ -25,19 +25,23 @@ def report(
         list[str],
         typer.Argument(
             metavar="RUN_DIR",
-            help="The folder of a run's checkpoints, or one that holds some, or of a sweep's results; "
-            "others are compared with it.",
+            help="The folder of a run's checkpoints, a folder that contains such folders, or the results of "
+            "a sweep; further ones are compared with it.",
             show_default=False,
         ),
     ],
     compare: Annotated[
         list[str] | None,
-        typer.Option("--compare", metavar="RUN", help="Another one to lay over it.", show_default=False),
+        typer.Option("--compare", metavar="RUN", help="Another run to compare with it.", show_default=False),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="The page; NAME-report.html.", show_default=False
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="The page; by default NAME-report.html.",
+            show_default=False,
         ),
     ] = None,
     plan: Annotated[
@@ -45,7 +49,7 @@ def report(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="What `recipe plan --json` printed; what is in recipec's cache otherwise.",
+            help="Output of `recipe plan --json`; by default the plan in recipec's cache.",
             show_default=False,
         ),
     ] = None,
@@ -54,7 +58,7 @@ def report(
         typer.Option(
             "--recipe",
             metavar="FILE",
-            help="The run's recipe, for where its values come from.",
+            help="The run's recipe, to show where its values come from.",
             show_default=False,
         ),
     ] = None,
@@ -63,15 +67,15 @@ def report(
         typer.Option(
             "--results",
             metavar="PATH",
-            help="A merged folder, results of bench.sh or eval.sh, or JSON of `recipe serve verify`.",
+            help="A merged folder, results of bench.sh or eval.sh, or JSON from `recipe serve verify`.",
             show_default=False,
         ),
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Make one HTML page of a run, or of a serving sweep.
+    """Write one HTML page of a run or of a serving sweep.
 
-    It opens without a network. Folders may be addresses, such as gs://bucket/run.
+    The page needs no network. Folders may be addresses, such as gs://bucket/run.
     """
     from recipec.compiler.pages.html import require_plotly
     from recipec.compiler.report import run
@@ -84,7 +88,7 @@ def report(
         page, name = _run_page([place.name for place in places], plan, recipe, results or [])
     else:
         if plan or recipe or results:
-            raise typer.BadParameter("--plan, --recipe and --results go with a run, not with a sweep")
+            raise typer.BadParameter("--plan, --recipe and --results apply to a run, not to a sweep")
         page, name = _sweep_page(places)
     file = output or Path(re.sub(r"[^\w.-]+", "-", name).strip("-.")[:100] + "-report.html")
     write(file, page)
@@ -116,10 +120,10 @@ def _plan(run: Run, file: Path | None) -> tuple[Reality | None, str]:
     if found is not None:
         return reality(run, found, "recipec's cache"), ""
     if run.program is not None and run.program.accelerator.platform != "tpu":
-        return None, f"The recipe runs on {run.program.accelerator.name}, for which nothing is planned."
+        return None, f"The recipe runs on {run.program.accelerator.name}, which recipec does not plan for."
     return None, (
-        "There is no plan of this recipe in recipec's cache: `recipe plan RECIPE` makes one, and "
-        "`recipe plan RECIPE --json > plan.json` a file for --plan."
+        "There is no plan of this recipe in recipec's cache. `recipe plan RECIPE` makes one, and "
+        "`recipe plan RECIPE --json > plan.json` writes a file for --plan."
     )
 
 
@@ -134,7 +138,7 @@ def _sweep_page(places: Sequence[Place]) -> tuple[str, str]:
         sweep = read_sweep(place, label)
         if sweep is None:
             raise ArtifactError(
-                f"{place.name} holds neither a run nor a sweep",
+                f"{place.name} contains neither a run nor a sweep",
                 "give the folder of a run's checkpoints (with metrics.jsonl), or of a sweep's results (with "
                 "summary.json)",
             )
@@ -157,14 +161,14 @@ def write(file: Path, page: str) -> None:
     from recipec.compiler.report.document import GENERATOR
 
     if file.exists() and not file.is_file():
-        what = "a folder" if file.is_dir() else "no ordinary file"
+        what = "a folder" if file.is_dir() else "not a regular file"
         raise ArtifactError(f"{file} is {what}", "name a file: -o report.html")
     try:
         if file.exists():
             with file.open("rb") as there:
                 if GENERATOR.encode() not in there.read(HEAD):
                     raise ArtifactError(
-                        f"{file} is there, and is no report: it is left alone", "name another file with -o"
+                        f"{file} exists and is not a report: it was not changed", "name another file with -o"
                     )
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as part:
             try:
@@ -177,5 +181,5 @@ def write(file: Path, page: str) -> None:
                 raise
     except OSError as error:
         raise ArtifactError(
-            f"{file} cannot be written: {error.strerror or error}", "name a file in a folder that can be: -o"
+            f"{file} cannot be written: {error.strerror or error}", "name a file in a writable folder with -o"
         ) from error

@@ -65,7 +65,10 @@ def up(
     base_image: Annotated[
         str | None,
         typer.Option(
-            "--base-image", metavar="IMAGE", help="Instead of the recipe's serve.image.", show_default=False
+            "--base-image",
+            metavar="IMAGE",
+            help="Image to use instead of the recipe's serve.image.",
+            show_default=False,
         ),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return once the server is ready.")] = False,
@@ -75,7 +78,7 @@ def up(
             "--wait",
             metavar="MINUTES",
             min=0.01,
-            help="How long it may load and compile; 30.",
+            help="How long the server may load and compile; by default 30.",
             show_default=False,
         ),
     ] = None,
@@ -84,14 +87,15 @@ def up(
         typer.Option(
             "--memory",
             metavar="SIZE",
-            help="Limit of the container's memory, such as 64g.",
+            help="Memory limit of the container, such as 64g.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """Build the image, start the server and wait until it answers.
 
-    It runs until Ctrl-C, which stops and removes the container; with --detach until `recipe serve down`.
+    It runs until Ctrl-C, which stops and removes the container. With --detach it runs until
+    `recipe serve down`.
     """
     from recipec.compiler.serving.artifacts import open_artifact
     from recipec.compiler.serving.up import Options
@@ -105,10 +109,10 @@ def up(
 def down(
     artifact: Artifact,
     volumes: Annotated[
-        bool, typer.Option("--volumes", help="Remove the compiled programs and downloads, too.")
+        bool, typer.Option("--volumes", help="Also remove the compiled programs and downloads.")
     ] = False,
 ) -> None:
-    """Stop the server, whose requests in flight may finish, and remove its container."""
+    """Stop the server after its current requests, and remove its container."""
     from recipec.compiler.serving.artifacts import open_artifact
     from recipec.compiler.serving.down import down as stopped
 
@@ -123,14 +127,17 @@ def bench(
         typer.Option(
             "--url",
             metavar="URL",
-            help="Of another server than the one of `recipe serve up`; then vllm has to be on PATH.",
+            help="Address of a server other than the one of `recipe serve up`; vllm must then be on PATH.",
             show_default=False,
         ),
     ] = None,
     results: Annotated[
         Path | None,
         typer.Option(
-            "--results", metavar="DIR", help="Of the results; ARTIFACT/results/bench.", show_default=False
+            "--results",
+            metavar="DIR",
+            help="Folder of the results; by default ARTIFACT/results/bench.",
+            show_default=False,
         ),
     ] = None,
     tokenizer: Annotated[
@@ -138,7 +145,7 @@ def bench(
         typer.Option(
             "--tokenizer",
             metavar="DIR",
-            help="Folder of the model's tokenizer as vllm sees it; the recipe's weights.",
+            help="Folder of the model's tokenizer, as vllm sees it; by default the recipe's weights.",
             show_default=False,
         ),
     ] = None,
@@ -147,7 +154,7 @@ def bench(
         typer.Option(
             "--machine",
             metavar="NAME",
-            help="What the server runs on, such as v6e-8, where that cannot be seen.",
+            help="Machine of the server, such as v6e-8, if it cannot be detected.",
             show_default=False,
         ),
     ] = None,
@@ -157,16 +164,25 @@ def bench(
             "--usd-per-hour",
             metavar="X",
             min=1e-6,
-            help="Price of what the server runs on; the accelerator's.",
+            help="Price of the server's machine; by default the accelerator's.",
             show_default=False,
         ),
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", metavar="MINUTES", min=0.01, help="Of a point; 30.", show_default=False),
+        typer.Option(
+            "--timeout",
+            metavar="MINUTES",
+            min=0.01,
+            help="Limit of one point; by default 30.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
-    """Measure the server over the recipe's benchmark; an interrupted run goes on where it stopped."""
+    """Run the recipe's benchmark on the server.
+
+    An interrupted benchmark continues where it stopped.
+    """
     from recipec.compiler.serving.bench import bench as measured
 
     raise typer.Exit(measured(artifact, url, results, tokenizer, machine, usd_per_hour, timeout))
@@ -185,8 +201,8 @@ def verify(
         typer.Option(
             "--artifact",
             metavar="DIR",
-            help="Its artifact: says where the merged weights are, under which name they are served and in "
-            "which types.",
+            help="The artifact of the endpoint. It gives the folder of the merged weights, their served "
+            "name and their types.",
             show_default=False,
         ),
     ] = None,
@@ -196,45 +212,49 @@ def verify(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="Name that they are served by.", show_default=False),
+        typer.Option(
+            "--name", metavar="NAME", help="Name under which the weights are served.", show_default=False
+        ),
     ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
             "--prompts",
             metavar="FILE",
-            help="Further prompts: JSONL, as evaluate.prompts.",
+            help="More prompts, as JSONL in the form of evaluate.prompts.",
             show_default=False,
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option("--tokens", min=1, max=1024, help="Tokens of each answer.")] = 16,
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, max=1024, help="Number of tokens of each answer.")
+    ] = 16,
     tolerance: Annotated[
         float | None,
         typer.Option(
             "--tolerance",
             metavar="X",
             min=0,
-            help="Allowed difference of log probabilities, instead of a measured one.",
+            help="Allowed difference of log probabilities, instead of the measured one.",
             show_default=False,
         ),
     ] = None,
     dtype: Annotated[
-        ReferenceDtype, typer.Option("--dtype", help="In which transformers computes.")
+        ReferenceDtype, typer.Option("--dtype", help="The type in which transformers computes.")
     ] = ReferenceDtype.FLOAT32,
     server_dtype: Annotated[
         ServerDtype | None,
         typer.Option(
             "--server-dtype",
-            help="In which the server computes, whatever the artifact says.",
+            help="The type in which the server computes, instead of the artifact's.",
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Compare an endpoint's greedy answers, token by token, with transformers on the merged checkpoint.
+    """Compare an endpoint's greedy answers with transformers, token by token.
 
-    It needs torch and transformers, and memory for the weights in float32. Exit status 1 when the endpoint
-    is not the checkpoint.
+    transformers runs the merged checkpoint. It needs torch and transformers, and memory for the weights in
+    float32. Exits with 1 if the endpoint does not serve that checkpoint.
     """
     from recipec.compiler.errors import ArtifactError
     from recipec.compiler.serving.verify import VerifyOptions, report

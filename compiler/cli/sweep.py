@@ -80,7 +80,7 @@ def sweep(
         typer.Option(
             "--over",
             metavar="PATH=[VALUE, ...]",
-            help="A key and the values that it takes; may be repeated. All combinations are run.",
+            help="A key and its values; may be repeated. All combinations are run.",
             show_default=False,
         ),
     ],
@@ -90,15 +90,18 @@ def sweep(
             "--random", metavar="N", min=1, help="Run N combinations, drawn at random.", show_default=False
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the draw.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the random draw.")] = 0,
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="DIR", help="train.py's --model.", show_default=False),
+        typer.Option("--model", metavar="DIR", help="Passed to train.py as --model.", show_default=False),
     ] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            "--data-dir", metavar="DIR", help="train.py's --data-dir; RECIPE's folder.", show_default=False
+            "--data-dir",
+            metavar="DIR",
+            help="Passed to train.py as --data-dir; by default the recipe's folder.",
+            show_default=False,
         ),
     ] = None,
     launch: Annotated[
@@ -106,8 +109,8 @@ def sweep(
         typer.Option(
             "--launch",
             metavar="COMMAND",
-            help="What starts a run in its artifact's folder, in place of train.py here: "
-            "'sky jobs launch -y launch/skypilot.yaml'.",
+            help="Command that starts a run in its artifact's folder, instead of train.py on this machine, "
+            "such as 'sky jobs launch -y launch/skypilot.yaml'.",
             show_default=False,
         ),
     ] = None,
@@ -118,8 +121,8 @@ def sweep(
 ) -> None:
     """Train a recipe with several values of some keys, and compare the runs.
 
-    The runs come one after the other. The same command again goes on where it stopped: a run that has ended
-    is not repeated, one that was stopped is resumed.
+    The runs are trained one after the other. If the command stops, run it again to continue: completed runs
+    are skipped, and a stopped run is resumed.
     """
     try:
         launched = shlex.split(launch or "")
@@ -140,14 +143,14 @@ def sweep(
     for number, point in enumerate(points, 1):
         said = ", ".join(f"{path}={json.dumps(value)}" for path, value in point.values.items())
         if not launched and point.ended():
-            say(f"{number}/{len(points)} {said}: has ended already")
+            say(f"{number}/{len(points)} {said}: completed already")
             continue
         say(f"{number}/{len(points)} {said}")
         if subprocess.run(launched or command, cwd=point.folder).returncode:
             failed.append(point.program.name)
-            say(f"error: {point.program.name} did not end well; the others go on")
+            say(f"error: {point.program.name} failed; the other runs continue")
     if launched:
-        tell(f"once they have ended: recipe report {' '.join(point.checkpoints for point in points)}")
+        tell(f"when they have ended: recipe report {' '.join(point.checkpoints for point in points)}")
     elif len(failed) < len(points):
         _compare(points, output)
     if failed:
@@ -170,7 +173,7 @@ def _combinations(over: Sequence[str], draw: int | None, seed: int) -> list[dict
         except YAMLError:
             values = None
         if not isinstance(values, list) or not values:
-            raise typer.BadParameter(f"--over {argument}: say --over 'lora.rank=[8, 16]'")
+            raise typer.BadParameter(f"--over {argument}: write it as --over 'lora.rank=[8, 16]'")
         keys[path.strip()] = values
     every = [dict(zip(keys, chosen, strict=True)) for chosen in itertools.product(*keys.values())]
     if draw is None or draw >= len(every):
@@ -227,14 +230,17 @@ def _compare(points: Sequence[Point], output: Path) -> None:
     result(_table(rows))
     tell(f"{output / SUMMARY}: written")
     if missing_packages(["plotly"]):
-        note(f"note: no page without plotly: {install('report')}")
+        note(f"note: the page needs plotly: {install('report')}")
         return
     from recipec.compiler.cli.report import write
     from recipec.compiler.report.document import run_page
     from recipec.compiler.report.outcome import outcome
 
     ordered = [runs[row["name"]] for row in rows]
-    write(output / PAGE, run_page(ordered, None, outcome(ordered[0], []), "A sweep's runs are not planned."))
+    write(
+        output / PAGE,
+        run_page(ordered, None, outcome(ordered[0], []), "The runs of a sweep are not planned."),
+    )
     tell(f"{output / PAGE}: written")
 
 

@@ -15,7 +15,7 @@ Folder = Annotated[
     Path,
     typer.Argument(
         metavar="FOLDER",
-        help="A merged model, a PEFT adapter, or an artifact that has been merged.",
+        help="A merged model, a PEFT adapter, or an artifact that was merged.",
         show_default=False,
         autocompletion=completion.trained_folders,
     ),
@@ -26,14 +26,16 @@ def chat(
     folder: Folder,
     prompt: Annotated[
         str | None,
-        typer.Option("--prompt", metavar="TEXT", help="Answer this alone, and exit.", show_default=False),
+        typer.Option(
+            "--prompt", metavar="TEXT", help="Answer only this prompt, and exit.", show_default=False
+        ),
     ] = None,
     system: Annotated[
         str | None,
         typer.Option("--system", metavar="TEXT", help="The system message.", show_default=False),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", min=1, help="Tokens of one answer at most.")
+        int, typer.Option("--max-tokens", metavar="N", min=1, help="Maximum number of tokens of an answer.")
     ] = 512,
     temperature: Annotated[
         float | None,
@@ -41,7 +43,7 @@ def chat(
             "--temperature",
             metavar="T",
             min=0.0,
-            help="0 takes the likeliest tokens; without it, as the model's generation_config.json says.",
+            help="0 always takes the likeliest token; by default the model's generation_config.json decides.",
             show_default=False,
         ),
     ] = None,
@@ -50,7 +52,7 @@ def chat(
         typer.Option(
             "--base",
             metavar="DIR",
-            help="An adapter's base, in place of the one that it names.",
+            help="Base model of an adapter, instead of the one that it names.",
             show_default=False,
         ),
     ] = None,
@@ -59,14 +61,14 @@ def chat(
         typer.Option(
             "--chat-template",
             metavar="FILE",
-            help="A chat template, in place of the model's.",
+            help="A chat template, instead of the model's.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Talk to a trained model on this machine, by transformers.
+    """Chat with a trained model on this machine, using transformers.
 
-    Each line of the terminal or of a pipe is a turn. /reset begins anew; /exit or Ctrl-D ends.
+    Each line from the terminal or a pipe is a turn. /reset starts a new chat; /exit or Ctrl-D ends.
     """
     from recipec.compiler.trained.chat import Options, Talk, converse
 
@@ -85,14 +87,17 @@ def push(
     ],
     revision: Annotated[
         str,
-        typer.Option("--revision", metavar="BRANCH", help="The branch, made from main where it is missing."),
+        typer.Option(
+            "--revision", metavar="BRANCH", help="The branch; created from main if it does not exist."
+        ),
     ] = "main",
-    public: Annotated[bool, typer.Option("--public", help="A repository that all may read.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make the repository public.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Upload a merged model or an adapter to the Hugging Face hub, privately.
+    """Upload a merged model or an adapter to the Hugging Face hub.
 
-    What will be uploaded, made and replaced is shown first. The token is HF_TOKEN's; HF_ENDPOINT is heeded.
+    The repository is private by default. The command first shows what it will upload, create and replace.
+    It uses HF_TOKEN and HF_ENDPOINT.
     """
     from recipec.compiler.trained.push import plan, upload
 

@@ -14,29 +14,29 @@ def watch(
         list[str],
         typer.Argument(
             metavar="RUN_DIR",
-            help="Folders of checkpoints, here or at gs:// addresses, or folders that hold some.",
+            help="Folders of checkpoints, local or at gs:// addresses, or folders that contain such folders.",
             show_default=False,
         ),
     ],
-    once: Annotated[bool, typer.Option("--once", help="Show how they stand, and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the current state, and exit.")] = False,
     interval: Annotated[
         float | None,
         typer.Option(
             "--interval",
             metavar="SECONDS",
             min=0.1,
-            help="Between two looks; 2, at an address 15.",
+            help="Seconds between two updates; by default 2, or 15 at an address.",
             show_default=False,
         ),
     ] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="JSON: an object a line, with --once a list of them.")
+        bool, typer.Option("--json", help="Print JSON: one object a line, or one list with --once.")
     ] = False,
 ) -> None:
-    """Show runs as they go: step, losses, speed, memory, checkpoints, and what looks wrong.
+    """Follow runs: step, losses, speed, memory, checkpoints and problems.
 
-    It reads what a run writes and touches nothing. It ends when the runs have ended: with status 0 when they
-    did what was asked of them, 1 when one failed or was stopped.
+    It only reads the files that a run writes. It ends when all runs have ended: with status 0 if all of them
+    completed, and with 1 if one failed or was stopped.
     """
     import sys
 

@@ -62,13 +62,13 @@ def diagnosed(program: Program, backends: Sequence[Backend]) -> list[Diagnostic]
     if not program.family.tunix and set(backends) != {Backend.TORCHAX}:
         from recipec.spec.diagnostics import Diagnostic
 
-        message = f"no family describes `{program.recipe.model.id}`: the TorchAX backend alone trains it"
+        message = f"no family describes `{program.recipe.model.id}`: only the TorchAX backend can train it"
         return [
             Diagnostic(
                 "E0945",
                 message,
                 "model.id",
-                "recipe build --backend torchax; of other commands too, and no other backend beside it",
+                "recipe build --backend torchax, without other backends; also with other commands",
             )
         ]
     return [found for backend in backends for found in _of(backend, program)]
@@ -130,16 +130,16 @@ def _of(backend: Backend, program: Program) -> Iterator[Diagnostic]:
 
 
 def _goes_on(program: Program) -> str:
-    """What of a model goes on from one sample of a row to the next in transformers; "" for nothing."""
+    """Return the part of a model whose state transformers carries across samples of a row, or ""."""
     a, length = program.architecture, program.recipe.data.max_length
     if LINEAR in a.layer_types:
-        return "gated delta nets, in torch, know no border in a row"
+        return "gated delta nets in torch ignore the borders between samples of a row"
     if not isinstance(a, DecoderArchitecture):
         return ""
     if a.chunk is not None and a.chunk < length:
-        return f"chunks of {a.chunk:,} tokens are counted from a row's first token, not from each sample's"
+        return f"chunks of {a.chunk:,} tokens start at a row's first token, not at each sample's"
     if a.query_growth is not None and a.query_growth.unturned and a.query_growth.length <= length:
-        return "queries grow with their place in a row, not in their sample"
+        return "query scaling follows the position in the row, not in the sample"
     return ""
 
 

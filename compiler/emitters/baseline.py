@@ -44,24 +44,24 @@ def check(program: Program) -> Iterator[Diagnostic]:
     if optimizer == "lion":
         yield Diagnostic(
             "E0920",
-            "--backend trl has no Lion: torch and transformers come without it",
+            "--backend trl: torch and transformers have no Lion",
             "train.optimizer.name",
             "name: adamw, or build without --backend trl",
         )
     if optimizer == "adafactor":
         yield Diagnostic(
             "W0924",
-            "transformers' Adafactor, of --backend trl, factors the second moments of every matrix; train.py "
-            "those of matrices with 128 rows and columns or more, and clips k_proj and v_proj together where "
-            "they are one array",
+            "with --backend trl, transformers' Adafactor factors the second moments of every matrix. "
+            "train.py factors those of matrices with 128 rows and columns or more, and clips k_proj and "
+            "v_proj together if they are one array",
             "train.optimizer.name",
             "name: adamw is the same in both",
         )
     if recipe.train.router_aux_loss_coef and program.family.name in UNTOLD:
         yield Diagnostic(
             "E0514",
-            f"--backend trl: transformers' {program.family.title} shows no logits of its routers, of which "
-            "the load-balancing loss is made",
+            f"--backend trl: transformers' {program.family.title} does not return router logits, which the "
+            "load-balancing loss needs",
             "train.router_aux_loss_coef",
             "remove the line, or build without --backend trl",
             at_key=True,
@@ -71,7 +71,7 @@ def check(program: Program) -> Iterator[Diagnostic]:
         if recipe.train.objective == "sft" and getattr(recipe.train, name):
             yield Diagnostic(
                 "E0940",
-                f"--backend trl: TRL's fused head gives the log-probabilities of targets alone, and {name} "
+                f"--backend trl: TRL's fused head returns only log-probabilities of targets, and {name} "
                 "needs all logits",
                 f"train.{name}",
                 f"{name}: 0, or build without --backend trl",
@@ -86,26 +86,27 @@ def check(program: Program) -> Iterator[Diagnostic]:
     if parameters := [one.target.words[0] for one in program.adapters if one.target.parameter]:
         yield Diagnostic(
             "E0925",
-            f"--backend trl adapts linear layers alone, not parameters: {listing(dict.fromkeys(parameters))}",
+            f"--backend trl adapts only linear layers, not parameters: {listing(dict.fromkeys(parameters))}",
             "lora.targets",
             "targets without experts and router, or build without --backend trl",
         )
     if lora is not None and lora.quantize in ("int8", "fp8"):
         yield Diagnostic(
             "E0923",
-            "--backend trl: bitsandbytes' int8 quantises activations too, and train.py the weights alone"
+            "--backend trl: bitsandbytes' int8 also quantizes activations, and train.py quantizes only "
+            "weights"
             if lora.quantize == "int8" and lora.products is None
-            else f"--backend trl: PEFT trains on no weights in {lora.quantize} as train.py does",
+            else f"--backend trl: PEFT cannot train on weights in {lora.quantize} as train.py does",
             "lora.quantize",
             "quantize: nf4, which is the same in both, or build without --backend trl",
         )
     if lora is not None and lora.quantize == "nf4" and program.architecture.routing[0]:
         yield Diagnostic(
             "W0926",
-            "--backend trl: bitsandbytes quantises linear layers alone; experts, which transformers holds in "
-            f"other parameters, stay in {recipe.model.dtype} there, and train.py has them in nf4",
+            "--backend trl: bitsandbytes quantizes only linear layers. Experts, which transformers stores in "
+            f"other parameters, stay in {recipe.model.dtype} there. train.py stores them in nf4",
             "lora.quantize",
-            "remove quantize, and the base is the same in both",
+            "remove quantize to use the same base in both",
         )
 
 

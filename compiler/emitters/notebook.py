@@ -79,7 +79,7 @@ def check(program: Program) -> Iterator[Diagnostic]:
     if where is None:
         yield Diagnostic(
             "E1040",
-            f"--notebook: neither Colab nor Kaggle lends {program.accelerator.describe()}",
+            f"--notebook: neither Colab nor Kaggle has {program.accelerator.describe()}",
             "mesh.accelerator",
             f"{listing(PLACES, 'or')}; or build without --notebook",
         )
@@ -100,14 +100,14 @@ def check(program: Program) -> Iterator[Diagnostic]:
                 "E1041",
                 f"--notebook: {value} is in a bucket, and a notebook's session has no account for it",
                 path,
-                "a folder beside the recipe, the hub, or build without --notebook",
+                "use a folder next to the recipe or the hub, or build without --notebook",
             )
     if where is not HERE and not is_hub_id(recipe.model.id):
         yield Diagnostic(
             "E1042",
             f"--notebook: {where.title} downloads the model from the hub, which has no {recipe.model.id}",
             "model.id",
-            "the model's Hugging Face id, or build without --notebook",
+            "use the model's Hugging Face id, or build without --notebook",
         )
 
 

@@ -60,7 +60,7 @@ def check_whole(program: Program, backend: str) -> Iterator[Diagnostic]:
     if program.lora is not None and program.lora.train_also:
         yield Diagnostic(
             "E0943",
-            f"--backend {backend} trains adapters alone, and nothing whole beside them",
+            f"--backend {backend} trains only adapters, and no other modules",
             "lora.train_also",
             f"train_also: [], or build without --backend {backend}",
         )

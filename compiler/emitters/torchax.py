@@ -69,14 +69,14 @@ def check(program: Program) -> Iterator[Diagnostic]:
     if program.lora is not None and program.lora.products:
         yield Diagnostic(
             "E0938",
-            "--backend torchax: its products are in model.dtype, whatever the weights are stored in",
+            "--backend torchax always multiplies in model.dtype",
             "lora.products",
             f"products: null, or {USE_TUNIX}",
         )
     if program.lora is not None and program.lora.kind != "lora":
         yield Diagnostic(
             "E0942",
-            "--backend torchax trains A and B alone, without DoRA's magnitudes",
+            "--backend torchax trains only A and B, without DoRA's magnitudes",
             "lora.kind",
             f"kind: lora, or {USE_TUNIX}",
         )
@@ -92,7 +92,7 @@ def check(program: Program) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0939",
             f"--backend torchax: cp={recipe.mesh.axes[TOKENS]} splits the tokens of a row, and transformers' "
-            "attention has a row's whole",
+            "attention needs whole rows",
             "mesh.axes.cp",
             USE_TUNIX,
         )
@@ -106,20 +106,22 @@ def check(program: Program) -> Iterator[Diagnostic]:
         )
     if recipe.remat.policy == "block":
         yield Diagnostic(
-            "N0934", "the TorchAX backend recomputes whole layers, as remat.policy: decoder", "remat.policy"
+            "N0934",
+            "the TorchAX backend recomputes whole layers, as with remat.policy: decoder",
+            "remat.policy",
         )
     if recipe.sharding.rules and program.family.tunix:
         yield Diagnostic(
             "N0935",
-            "the rules name Tunix's arrays: the TorchAX backend splits a tensor of Hugging Face, in which "
-            "some of their dimensions are one, where the first of these is split",
+            "the rules name Tunix's arrays. Hugging Face's tensors join some dimensions of these arrays "
+            "into one, which the TorchAX backend splits like the first of them",
             "sharding.rules",
         )
     if recipe.train.optimizer.name == "adafactor":
         yield Diagnostic(
             "N0936",
-            "the TorchAX backend's Adafactor factors each projection's own matrices; in train.py some "
-            "projections are one array of three or four dimensions, and the steps differ a little",
+            "the TorchAX backend's Adafactor factors the matrix of each projection. In train.py some "
+            "projections form one array of three or four dimensions, and the steps differ a little",
             "train.optimizer.name",
         )
 

@@ -200,12 +200,12 @@ def _required_prices(program: Program) -> tuple[MachinePrice, MachinePrice | Non
     train, serve = training_price(program), serving_price(program)
     if train is None:
         raise ArtifactError(
-            f"the price of {program.accelerator.name} is not in the catalogue",
+            f"the price of {program.accelerator.name} is not in the catalog",
             "set cost.train_usd_per_hour in the recipe, or with --set cost.train_usd_per_hour=16.80",
         )
     if program.serve_accelerator is not None and serve is None:
         raise ArtifactError(
-            f"the price of {program.serve_accelerator.name} is not in the catalogue",
+            f"the price of {program.serve_accelerator.name} is not in the catalog",
             "set cost.serve_usd_per_hour in the recipe, or with --set cost.serve_usd_per_hour=21.52",
         )
     return train, serve

@@ -175,7 +175,7 @@ def _data(a: Program, b: Program) -> Iterator[str]:
             else "each sample is padded to a row of its own"
         )
     if old.loss_on != new.loss_on:
-        yield f"loss on {old.loss_on} -> {new.loss_on}: other tokens are learnt"
+        yield f"loss on {old.loss_on} -> {new.loss_on}: other tokens are learned"
     if old.reasoning != new.reasoning:
         plain = "as the template does"
         yield f"the assistant's reasoning: {old.reasoning or plain} -> {new.reasoning or plain}"
@@ -207,7 +207,7 @@ def _train(a: Program, b: Program) -> Iterator[str]:
         yield f"micro-batches a step {a.accumulation_steps} -> {b.accumulation_steps}"
     learnt = [f"{train.objective}{settings_of(train.model_dump())}" for train in (old, new)]
     if learnt[0] != learnt[1]:
-        yield f"learnt by {learnt[0]} -> {learnt[1]}"
+        yield f"learned with {learnt[0]} -> {learnt[1]}"
     lengths = [run_length(p.recipe, p.source.parent) for p in (a, b)]
     if (old.steps, old.epochs) != (new.steps, new.epochs) or lengths[0].steps != lengths[1].steps:
         yield f"length {_length(a)} -> {_length(b)}"
@@ -297,7 +297,7 @@ def _outputs(a: Program, b: Program) -> Iterator[str]:
         yield f"merged weights in {a.recipe.merge.dtype} -> {b.recipe.merge.dtype}"
     if a.recipe.merge.quantization != b.recipe.merge.quantization:
         yield (
-            f"merged linear weights quantised to {a.recipe.merge.quantization or 'none'} -> "
+            f"merged linear weights quantized to {a.recipe.merge.quantization or 'none'} -> "
             f"{b.recipe.merge.quantization or 'none'}"
         )
 

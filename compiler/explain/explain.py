@@ -188,7 +188,7 @@ def _model(program: Program) -> list[str]:
     }
     present = {name: numbers for name, numbers in layers.items() if numbers}
     kv = listing(f"{a.kv_heads(numbers[0])} in {name} layers" for name, numbers in present.items())
-    origin = "the catalogue" if program.model_origin == "catalogue" else program.model_origin
+    origin = "the catalog" if program.model_origin == "catalogue" else program.model_origin
     if _lock(program):
         origin += f", added from the hub at commit {recipe.model.revision}"
     size = program.base_parameters * BYTES[recipe.model.dtype] / 2**30
@@ -441,9 +441,10 @@ def _data(program: Program) -> list[str]:
 
 
 REASONING = {
-    "keep": "each learnt turn's is written and learnt, or its sample is left out",
-    "drop": "removed, before the template sees it",
-    "empty": "removed, and the last turn follows the prompt of a model that is told not to think",
+    "keep": "kept and trained on in each learned turn; samples are left out if the template does not write "
+    "it",
+    "drop": "removed before the template is applied",
+    "empty": "removed, and the last turn follows the prompt that switches thinking off",
 }
 
 
@@ -491,7 +492,7 @@ def _objective(program: Program) -> list[str]:
     objective = OBJECTIVES[train.objective]
     if not objective.losses:
         return []
-    out = [f"learnt by {objective.title}{settings_of(train.model_dump())}"]
+    out = [f"learned with {objective.title}{settings_of(train.model_dump())}"]
     if recipe.lora is not None and keeps_copy(train.objective, recipe.lora):
         out.append("the reference is a copy of the adapter that training starts from")
     elif keeps_copy(train.objective, recipe.lora):
@@ -661,7 +662,7 @@ def _checkpoint(program: Program) -> list[str]:
     out = [
         f"{'weights' if program.lora is None else 'adapters'} and optimizer state every "
         f"{plural(checkpoint.every_steps, 'step')} and at the end, "
-        f"under {where}, the newest {checkpoint.keep} kept; recipe.lock.json lies beside them"
+        f"under {where}, the newest {checkpoint.keep} kept; recipe.lock.json is next to them"
     ]
     if checkpoint.keep_best:
         out.append("at each evaluation whose loss is the lowest so far too; the last of these stays")
@@ -669,7 +670,7 @@ def _checkpoint(program: Program) -> list[str]:
         local = checkpoint.local
         out.append(
             f"in between every {plural(local.every_steps, 'step')} under {local.directory} on each host; "
-            "train.py goes on from there where that is newer"
+            "train.py resumes from there if it is newer"
         )
     return out
 

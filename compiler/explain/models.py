@@ -78,7 +78,7 @@ def text(found: Sequence[KnownModel]) -> str:
     for known in found:
         if known.copy is not None:
             quantised = catalog.is_quantised(known.copy)
-            why = f" whose weights are stored quantised: name {known.id}" if quantised else ""
+            why = f" whose weights are stored quantized: name {known.id}" if quantised else ""
             out.append(f"{known.copy} is a copy of {known.id}{why}")
     return "\n".join(out)
 
@@ -90,7 +90,7 @@ def unknown(word: str) -> Diagnostic:
         return Diagnostic("E0803", f"this version cannot train models of {listing(others, 'or')}", "", known)
     return Diagnostic(
         "E0801",
-        f"no model in the catalogue has `{word}` in its id or family",
+        f"no model in the catalog has `{word}` in its id or family",
         "",
         f"{known}, which `recipe models` lists; any other of these families is brought by "
         "`recipe models add OWNER/NAME`",

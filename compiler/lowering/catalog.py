@@ -139,18 +139,18 @@ def find(model_id: str, folder: Path) -> Model:
     if model_id not in entries() and os.path.isdir(folder / model_id):
         raise UnknownModel(
             "E0801",
-            f"`{model_id}` is not in the catalogue: a directory is written with ./",
+            f"`{model_id}` is not in the catalog: a directory is written with ./",
             f"id: ./{model_id}",
         )
     entry = entry_of(model_id)
     if entry is None:
         _refuse_others(model_id)
-        raise UnknownModel("E0801", f"`{model_id}` is not in the catalogue", _way_out(model_id, folder))
+        raise UnknownModel("E0801", f"`{model_id}` is not in the catalog", _way_out(model_id, folder))
     if "unsupported" in entry:
         raise UnsupportedCheckpoint(entry["unsupported"])
     if model_id not in entries() and is_quantised(model_id):
         original = original_of(model_id)
-        message = f"`{model_id}` is a copy of `{original}` whose weights are stored quantised"
+        message = f"`{model_id}` is a copy of `{original}` whose weights are stored quantized"
         raise UnknownModel("E0803", message, f"id: {original}")
     family = FAMILIES[entry["family"]]
     config: Mapping[str, Any] = entry["config"]
@@ -191,7 +191,7 @@ def refuse_quantised(model_id: str, config: Any) -> None:
     """
     method = quantised.by_config(config)
     if method is not None and not quantised.is_read(config):
-        message = f"`{model_id}` holds weights that are stored quantised ({method})"
+        message = f"`{model_id}` has weights that are stored quantized ({method})"
         raise UnknownModel("E0813", message, instead_of_quantised(model_id))
 
 

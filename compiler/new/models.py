@@ -58,7 +58,7 @@ class NewModels:
         try:
             found = self._fetched[model_id] = fetch(model_id)
         except HubNotReached as error:
-            message = f"`{model_id}` is not in the catalogue, and {error.reason}"
+            message = f"`{model_id}` is not in the catalog, and {error.reason}"
             raise ArtifactError(message, f"{hint}{error.help}") from error
         except ArtifactError as error:
             raise ArtifactError(str(error), f"{hint}{error.help}") from error

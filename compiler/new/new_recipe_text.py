@@ -45,7 +45,7 @@ HOLDS = {
     "chat": "messages of role and content, rendered with the checkpoint's own chat template",
     "instruction": "instruction, input and output, rendered with the checkpoint's own chat template",
     "prompt_completion": "prompt and completion, which is learnt; as text they go without a chat template",
-    "text": "text, all of which is learnt",
+    "text": "text, all of which is learned",
     "preference": "prompt, chosen and rejected: a row each for the chosen and the rejected answer",
     "unpaired_preference": "prompt, completion and label, which says whether the completion is desirable",
 }

@@ -98,7 +98,7 @@ def field(
 
 def section(meaning: str, kind: type[Section], example: Mapping[str, Any]) -> Any:
     """A key that holds a section all of whose keys have defaults."""
-    description = f"{meaning} Default: each of its keys' own."
+    description = f"{meaning} Default: the default of each key."
     return Field(default_factory=kind, description=description, examples=[example])
 
 

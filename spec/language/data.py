@@ -1,4 +1,4 @@
-"""The `data` section: which samples, and which of their tokens are learnt."""
+"""The `data` section: which samples, and which of their tokens are learned."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from recipec.spec.language.base import Section, distinct, fault, field
 Format = Literal["chat", "instruction", "prompt_completion", "text", "preference", "unpaired_preference"]
 
 FORMATS = {
-    "chat": "messages of role and content, or conversations of from and value; tools may be there.",
+    "chat": "messages with role and content, or conversations with from and value; optionally tools.",
     "instruction": "instruction, input and output.",
     "prompt_completion": "prompt and completion.",
-    "text": "text, all of which is learnt.",
+    "text": "text, all of which is learned.",
     "preference": "prompt, chosen and rejected, for dpo, cpo and orpo.",
     "unpaired_preference": "prompt, completion and label (whether it is desirable), for kto.",
 }
@@ -24,17 +24,17 @@ FORMATS = {
 Targets = Literal["assistant", "last_assistant", "completion", "all"]
 
 TARGETS = {
-    "assistant": "Every turn of the assistant's.",
-    "last_assistant": "The assistant's last turn alone.",
+    "assistant": "Every assistant turn.",
+    "last_assistant": "Only the last assistant turn.",
     "completion": "The completion.",
-    "all": "Every token, the prompt too.",
+    "all": "Every token, including the prompt.",
 }
 
 ROLES = {
-    "system": "What the system message says.",
-    "user": "What the user says.",
-    "assistant": "What the assistant writes, calls of tools too.",
-    "tool": "What tools return.",
+    "system": "The system message.",
+    "user": "Messages of the user.",
+    "assistant": "Messages of the assistant, including tool calls.",
+    "tool": "Results of tools.",
 }
 
 
@@ -78,16 +78,16 @@ LossOn = Annotated[
 
 TRANSFORM = r"^[^:\s][^:]*\.py:[A-Za-z_][A-Za-z0-9_]*$"
 
-OWN = "null takes data's own."
+OWN = "null uses the value of data."
 
 
 class DataSource(Section):
-    """One source of samples; a bare text stands for its path."""
+    """One source of samples. Plain text is short for its path."""
 
     path: str = field(
-        "A file, or a data set's folder, relative to the recipe's folder; a gs:// address; hf://OWNER/NAME "
-        "for a data set of the Hugging Face hub. The name tells the kind: .jsonl, .json or .csv, also "
-        "with .gz or .zst; .parquet; .arrow; .array_record.",
+        "A file or the folder of a data set, relative to the recipe's folder; a gs:// address; or "
+        "hf://OWNER/NAME for a data set of the Hugging Face hub. The ending gives the kind: .jsonl, .json or "
+        ".csv, also with .gz or .zst; .parquet; .arrow; .array_record.",
         min_length=1,
         example="data/train.jsonl",
     )
@@ -99,22 +99,26 @@ class DataSource(Section):
         allow_inf_nan=False,
     )
     split: str | None = field(
-        "Split of a Hugging Face data set, or a part of one; null takes train.",
+        "Split of a Hugging Face data set, or a part of one; null uses train.",
         None,
         min_length=1,
         example="train[:10%]",
     )
     config: str | None = field(
-        "Configuration (subset) of a Hugging Face data set; null takes its default.",
+        "Configuration (subset) of a Hugging Face data set; null uses its default.",
         None,
         min_length=1,
         example="default",
     )
     limit: int | None = field(
-        "Takes only the first so many samples; null takes all.", None, unit="samples", ge=1, example=1000
+        "Number of samples to use from the start of the source; null uses all.",
+        None,
+        unit="samples",
+        ge=1,
+        example=1000,
     )
     format: Format | None = field(
-        f"What a sample of this source holds; {OWN} Preferences are mixed with no other format.",
+        f"What a sample of this source contains; {OWN} Preferences cannot be mixed with other formats.",
         None,
         example="text",
         choices=FORMATS,
@@ -123,15 +127,15 @@ class DataSource(Section):
         f"Renames this source's columns; {OWN}", None, example={"messages": "conversation"}
     )
     transform: str | None = field(
-        f"A Python function of its own for this source's samples, as file.py:function; {OWN}",
+        f"A Python function for the samples of this source, as file.py:function; {OWN}",
         None,
         pattern=TRANSFORM,
         form="file.py:function",
         example="prepare.py:clean",
     )
     loss_on: LossOn | None = field(
-        "Tokens of this source that carry loss; null takes data's own where it is given, and the format's "
-        "default where it is not.",
+        "Tokens of this source that carry loss; null uses the value of data, or the format's default if data "
+        "gives none.",
         None,
         example="assistant",
         choices=TARGETS,
@@ -169,14 +173,14 @@ class Data(Section):
         "Sources to train on.", min_length=1, example=[{"path": "data/train.jsonl"}]
     )
     eval: list[DataSource] = field(
-        "Sources to evaluate on; without any, and without eval_fraction, nothing is evaluated.",
+        "Sources to evaluate on; without them and without eval_fraction, the run does not evaluate.",
         [],
         example=["data/eval.jsonl"],
     )
     eval_fraction: float | None = field(
-        "Share of the training samples that is held out to evaluate on: those that datasets' "
-        "train_test_split(test_size=eval_fraction, seed=eval_seed) chooses of all sources together; the "
-        "order of the others is shuffle_seed's. null holds none out.",
+        "Share of the training samples to hold out for evaluation: those that datasets' "
+        "train_test_split(test_size=eval_fraction, seed=eval_seed) selects from all sources together. "
+        "shuffle_seed orders the others. null holds none out.",
         None,
         unit="share of the samples",
         gt=0,
@@ -184,79 +188,80 @@ class Data(Section):
         example=0.05,
     )
     eval_seed: int = field(
-        "Seed of the choice that eval_fraction makes.", 42, unit="none (a seed)", ge=0, le=2**32 - 1
+        "Seed of the selection for eval_fraction.", 42, unit="none (a seed)", ge=0, le=2**32 - 1
     )
     format: Format = field(
-        "What a sample holds: chat has messages of role and content (or ShareGPT's conversations of from and "
-        "value), and may have tools; instruction has instruction, input and output; prompt_completion has "
-        "prompt and completion; text has text; preference has prompt, chosen and rejected, for dpo, cpo and "
-        "orpo; unpaired_preference has prompt, completion and label, for kto.",
+        "What a sample contains: chat has messages with role and content (or ShareGPT's conversations with "
+        "from and value), and optionally tools; instruction has instruction, input and output; "
+        "prompt_completion has prompt and completion; text has text; preference has prompt, chosen and "
+        "rejected, for dpo, cpo and orpo; unpaired_preference has prompt, completion and label, for kto.",
         "chat",
         choices=FORMATS,
     )
     fields: dict[str, str] = field(
-        "Renames columns: the format's name for a column, to the name it has in the source.",
+        "Renames columns: maps the format's name of a column to its name in the source.",
         {},
         example={"messages": "conversation"},
     )
     transform: str | None = field(
         "A Python function that turns a sample into a sample or None, as file.py:function, relative to the "
-        "recipe's folder. It is copied into the artifact.",
+        "recipe's folder. The file is copied into the artifact.",
         None,
         pattern=TRANSFORM,
         form="file.py:function",
         example="prepare.py:clean",
     )
     chat_template: str | None = field(
-        "A Jinja chat template: a file relative to the recipe's folder, or the template itself; null takes "
+        "A Jinja chat template: a file relative to the recipe's folder, or the template itself; null uses "
         "the tokenizer's.",
         None,
         min_length=1,
         example="template.jinja",
     )
     loss_on: LossOn = field(
-        "Tokens that carry loss: every assistant turn, the last one only, the completion, or all; or the "
-        "turns of some roles, as [assistant, tool].",
+        "Tokens that carry loss: every assistant turn, only the last one, the completion, or all; or the "
+        "turns of the listed roles, such as [assistant, tool].",
         default_is="assistant for chat, all for text, completion for the other formats",
         default_factory=_loss_of_format,
         example="assistant",
         choices=TARGETS,
     )
     reasoning: Literal["keep", "drop", "empty"] | None = field(
-        "What becomes of the assistant's reasoning, in reasoning_content, reasoning, thinking or <think>; "
-        "null leaves it to the template, which may leave it out of earlier turns.",
+        "What to do with the assistant's reasoning in reasoning_content, reasoning, thinking or <think>; "
+        "null leaves this to the template, which may drop it from earlier turns.",
         None,
         example="drop",
         choices={
-            "keep": "Each learnt turn's is written; a sample is left out where the template does not.",
-            "drop": "It is removed before the template sees it.",
-            "empty": "The same, and the last turn follows the prompt of a model that is told not to think.",
+            "keep": "Keep it in each learned turn; samples are left out if the template does not write it.",
+            "drop": "Remove it before the template is applied.",
+            "empty": "As drop, and the last turn follows the prompt that switches thinking off.",
         },
     )
     max_length: int = field(
-        "Length of a row; longer samples are treated as overlong says.", 3072, unit="tokens", ge=8, le=2**20
+        "Length of a row; overlong sets what to do with longer samples.", 3072, unit="tokens", ge=8, le=2**20
     )
     overlong: Literal["drop", "truncate", "error"] = field(
         "What to do with a sample longer than max_length: leave it out, cut its end off, or stop.",
         "drop",
-        choices={"drop": "It is left out.", "truncate": "Its end is cut off.", "error": "The run stops."},
+        choices={"drop": "Leave it out.", "truncate": "Cut its end off.", "error": "Stop the run."},
     )
     max_invalid_ratio: float = field(
-        "Share of a split's samples that may be malformed or without clear targets; more is an error.",
+        "Largest share of a split's samples that may be malformed or without clear targets; more is an "
+        "error.",
         0.1,
         unit="share of the samples",
         ge=0,
         le=1,
     )
     packing: bool = field(
-        "Put several samples into one row, each attending to itself alone; otherwise one sample a row, "
-        "padded.",
+        "Put several samples into one row, each attending only to itself; false puts one padded sample into "
+        "each row.",
         default_is="true, or false for preferences",
         default_factory=_packs,
         example=True,
     )
     shuffle_seed: int | None = field(
-        "Seed of the order of samples, which differs in each epoch; null keeps the sources' order.",
+        "Seed of the order of samples, which changes every epoch; null keeps the order of the sources.",
         0,
         unit="none (a seed)",
         ge=0,
@@ -264,9 +269,9 @@ class Data(Section):
     )
 
     temperature: float | None = field(
-        "An epoch draws of each source of train in proportion to its samples to the power of "
-        "1 / temperature, as many in all as there are: 1 draws each once, and a higher one more of the small "
-        "sources. null draws by the sources' weights.",
+        "An epoch draws from each source of train in proportion to its number of samples to the power of "
+        "1 / temperature, and as many samples in total as the sources have. 1 draws each sample once, and "
+        "higher values draw more from small sources. null draws by the weights of the sources.",
         None,
         unit="none",
         gt=0,
@@ -274,10 +279,10 @@ class Data(Section):
         example=3.0,
     )
     curriculum: Literal["length"] | None = field(
-        "The order of an epoch's rows; null is shuffle_seed's.",
+        "The order of an epoch's rows; null uses the order of shuffle_seed.",
         None,
         example="length",
-        choices={"length": "The shortest first; equally long ones in shuffle_seed's order."},
+        choices={"length": "The shortest rows first; shuffle_seed orders rows of equal length."},
     )
 
     def of(self, source: DataSource) -> Data:

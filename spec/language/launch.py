@@ -9,10 +9,10 @@ from pydantic import AfterValidator
 from recipec.spec.language.base import Section, distinct, field
 
 KINDS = {
-    "tpu-vm": "Cloud TPU VMs, by gcloud.",
-    "gke": "A JobSet on Google Kubernetes Engine, by kubectl.",
+    "tpu-vm": "Cloud TPU VMs, with gcloud.",
+    "gke": "A JobSet on Google Kubernetes Engine, with kubectl.",
     "skypilot": "A SkyPilot task.",
-    "xpk": "A workload on Google Kubernetes Engine, by xpk.",
+    "xpk": "A workload on Google Kubernetes Engine, with xpk.",
 }
 """What a recipe can be launched with, in the order that the files are named in."""
 
@@ -21,27 +21,33 @@ class Launch(Section):
     """How the run is started in the cloud."""
 
     project: str | None = field(
-        "Google Cloud project; null leaves it to whoever launches.", None, min_length=1, example="my-project"
+        "Google Cloud project; null leaves it to the person who launches the run.",
+        None,
+        min_length=1,
+        example="my-project",
     )
     zone: str | None = field(
-        "Google Cloud zone; null leaves it to whoever launches.", None, min_length=1, example="us-east5-a"
+        "Google Cloud zone; null leaves it to the person who launches the run.",
+        None,
+        min_length=1,
+        example="us-east5-a",
     )
     kind: Annotated[list[Literal["tpu-vm", "gke", "skypilot", "xpk"]], AfterValidator(distinct)] = field(
-        "Which launchers to emit; of the default's, those that do not fit the accelerator or the checkpoints "
-        "are left out.",
+        "Which launchers to write. The default leaves out those that do not fit the accelerator or the "
+        "checkpoints.",
         ["tpu-vm", "gke", "skypilot", "xpk"],
         choices=KINDS,
     )
-    spot: bool = field("Use spot capacity, which may be taken away at any time.", False)
+    spot: bool = field("Use spot capacity, which Google Cloud can take away at any time.", False)
     reservation: str | None = field(
-        "The reservation that the TPUs are taken from, by its name or its address; null takes none.",
+        "Name or address of the reservation that provides the TPUs; null uses none.",
         None,
         min_length=1,
         example="my-reservation",
     )
     queued: bool = field(
-        "Ask for Cloud TPU VMs by a queued resource, which waits until there is capacity; several slices "
-        "always do.",
+        "Request Cloud TPU VMs as a queued resource, which waits for capacity. Several slices are always "
+        "requested this way.",
         False,
         example=True,
     )
@@ -54,53 +60,53 @@ class Launch(Section):
         example="12h",
     )
     max_restarts: int = field(
-        "How often a run that was cut off is started again by itself, spot capacity that is taken away "
-        "included. SkyPilot does so without a bound.",
+        "How often an interrupted run is restarted automatically, including after a spot preemption. "
+        "SkyPilot restarts without a limit.",
         20,
         unit="restarts",
         ge=0,
         le=1000,
     )
     runtime_version: str | None = field(
-        "Software version of the Cloud TPU VM; null takes the accelerator's from the catalogue.",
+        "Software version of the Cloud TPU VM; null uses the catalog's version for the accelerator.",
         None,
         min_length=1,
         example="v2-alpha-tpuv5",
     )
     network: str | None = field(
-        "VPC network of the Cloud TPU VMs; null takes the project's default.",
+        "VPC network of the Cloud TPU VMs; null uses the project's default.",
         None,
         min_length=1,
         example="my-network",
     )
     subnetwork: str | None = field(
-        "Subnetwork of the Cloud TPU VMs; null takes the network's in the zone's region.",
+        "Subnetwork of the Cloud TPU VMs; null uses the network's subnetwork in the zone's region.",
         None,
         min_length=1,
         example="my-subnetwork",
     )
     service_account: str | None = field(
-        "E-mail address of the Google service account that the machines act as; null takes the default one, "
-        "and on GKE the Kubernetes service account's own identity.",
+        "E-mail address of the Google service account of the machines; null uses the default account, and on "
+        "GKE the identity of the Kubernetes service account.",
         None,
         min_length=1,
         example="trainer@my-project.iam.gserviceaccount.com",
     )
     cluster: str | None = field(
-        "GKE cluster that xpk launches in; null leaves it to whoever launches.",
+        "GKE cluster for xpk; null leaves it to the person who launches the run.",
         None,
         min_length=1,
         example="my-cluster",
     )
     image: str = field(
-        "Container that trains on GKE. It needs bash, Python 3.11 or 3.12 and pip; the pinned packages are "
-        "installed when it starts.",
+        "Container image for training on GKE. It needs bash, Python 3.11 or 3.12, and pip. The pinned "
+        "packages are installed when it starts.",
         "python:3.11-slim-bookworm",
         pattern=r"^\S+$",
         form="the name of an image",
     )
     bucket: str | None = field(
-        "gs:// address below which the packed artifact lies for GKE; null takes the checkpoints' bucket.",
+        "gs:// address for the packed artifact on GKE; null uses the bucket of the checkpoints.",
         None,
         pattern=r"^gs://[a-z0-9][a-z0-9._-]*[a-z0-9](/[^/\s]+)*$",
         form="an address such as gs://my-bucket or gs://my-bucket/artifacts",
@@ -109,25 +115,25 @@ class Launch(Section):
 
 
 class Baseline(Section):
-    """A run on other hardware, which costs are held against."""
+    """A run on other hardware, for comparing costs."""
 
-    name: str = field("What it ran on.", min_length=1, example="2x H100 80GB")
+    name: str = field("Hardware of the run.", min_length=1, example="2x H100 80GB")
     train_hours: float = field(
-        "What its training took.", unit="hours", gt=0, allow_inf_nan=False, example=5.39
+        "Duration of its training.", unit="hours", gt=0, allow_inf_nan=False, example=5.39
     )
     train_usd_per_hour: float = field(
         "Price of its training machine.", unit="US$ per hour", ge=0, allow_inf_nan=False, example=22.12
     )
     serve_usd_per_hour: float = field(
-        "Price of the machine that served it.", unit="US$ per hour", ge=0, allow_inf_nan=False, example=22.12
+        "Price of its serving machine.", unit="US$ per hour", ge=0, allow_inf_nan=False, example=22.12
     )
 
 
 class Cost(Section):
-    """Prices that replace the catalogue's, and what the costs are held against."""
+    """Prices that replace the catalog's, and a baseline for comparing costs."""
 
     train_usd_per_hour: float | None = field(
-        "Price of the whole training machine; null takes the catalogue's list price.",
+        "Price of the whole training machine; null uses the catalog's list price.",
         None,
         unit="US$ per hour",
         ge=0,
@@ -135,7 +141,7 @@ class Cost(Section):
         example=16.8,
     )
     serve_usd_per_hour: float | None = field(
-        "Price of the whole serving machine; null takes the catalogue's list price.",
+        "Price of the whole serving machine; null uses the catalog's list price.",
         None,
         unit="US$ per hour",
         ge=0,
@@ -143,7 +149,7 @@ class Cost(Section):
         example=21.6,
     )
     baseline: Baseline | None = field(
-        "A run on other hardware that `recipe cost` puts beside this one; null has none.",
+        "A run on other hardware that `recipe cost` compares with this one; null has none.",
         None,
         example={
             "name": "2x H100 80GB",
@@ -155,10 +161,10 @@ class Cost(Section):
 
 
 class Budget(Section):
-    """What the run may take at the most: `recipe plan` fails above it."""
+    """Limits of the run. `recipe plan` fails if the plan exceeds one."""
 
     max_hbm_share: float | None = field(
-        "Share of each device's memory that the training step may use; null has no bound but the memory.",
+        "Share of each device's memory that the training step may use; null allows all of it.",
         None,
         unit="none (a share)",
         gt=0,
@@ -167,7 +173,7 @@ class Budget(Section):
         example=0.9,
     )
     max_hours: float | None = field(
-        "Estimated duration of the training; null has no bound.",
+        "Limit of the estimated training time; null has no limit.",
         None,
         unit="hours",
         gt=0,
@@ -175,7 +181,7 @@ class Budget(Section):
         example=12.0,
     )
     max_usd: float | None = field(
-        "Estimated price of the training; null has no bound.",
+        "Limit of the estimated cost of the training; null has no limit.",
         None,
         unit="US$",
         gt=0,

@@ -60,7 +60,7 @@ def _alpha_of_rank(given: dict[str, Any]) -> float:
 
 
 class Lora(Section):
-    """Low-rank adapters: what is trained in place of the whole model."""
+    """Low-rank adapters, which are trained instead of the whole model."""
 
     rank: int = field("Inner dimension of each adapter.", 64, unit="dimensions", ge=1, le=4096)
     alpha: float = field(
@@ -72,10 +72,10 @@ class Lora(Section):
         allow_inf_nan=False,
         example=64,
     )
-    rslora: bool = field("Rank-stabilised LoRA: scale by alpha / sqrt(rank) in place of alpha / rank.", False)
+    rslora: bool = field("Rank-stabilized LoRA: scale by alpha / sqrt(rank) instead of alpha / rank.", False)
     rank_pattern: dict[str, Annotated[int, field("Rank.", unit="dimensions", ge=1, le=4096)]] = field(
-        "Other ranks for some projections, as in PEFT: a target's spelling to its rank. The first that "
-        "matches holds.",
+        "Other ranks for some projections, as in PEFT: maps a target to its rank. The first matching entry "
+        "is used.",
         {},
         unit="dimensions",
         example={"down_proj": 16},
@@ -83,51 +83,51 @@ class Lora(Section):
     alpha_pattern: dict[
         str, Annotated[float, field("Alpha.", unit="none (a factor)", gt=0, allow_inf_nan=False)]
     ] = field(
-        "Other alphas for some projections, as in PEFT: a target's spelling to its alpha. The first that "
-        "matches holds.",
+        "Other alphas for some projections, as in PEFT: maps a target to its alpha. The first matching entry "
+        "is used.",
         {},
         unit="none (a factor)",
         example={"down_proj": 32},
     )
     dropout: float = field(
-        "Share of the adapters' inputs that is zeroed while training.", 0.05, unit="probability", ge=0, lt=1
+        "Share of the adapters' inputs that is zeroed during training.", 0.05, unit="probability", ge=0, lt=1
     )
     targets: Annotated[list[str], AfterValidator(distinct)] = field(
-        "What carries an adapter: projections by their Hugging Face names, or regular expressions that match "
-        "a whole module name such as layers.7.self_attn.q_proj; `experts` for all experts of a layer, each "
-        "with an A and a B of its own, and `router` for what chooses among them. Where it is left out, every "
-        "projection of the model, whatever they are called, and neither experts nor routers.",
+        "The modules that get an adapter: Hugging Face names of projections, or regular expressions that "
+        "match a whole module name such as layers.7.self_attn.q_proj; `experts` for all experts of a layer, "
+        "each with its own A and B; `router` for the routers. Without the key, every projection of the model "
+        "gets an adapter, but no experts or routers.",
         PROJECTIONS,
         min_length=1,
     )
     train_also: Annotated[list[str], AfterValidator(distinct)] = field(
-        "Modules beside the projections that are trained whole, as PEFT's modules_to_save: embed_tokens, "
-        "lm_head and norms, by their Hugging Face names or regular expressions that match a whole name. They "
-        "are kept in lora.dtype, and computed in model.dtype.",
+        "Modules other than projections that are trained in full, as with PEFT's modules_to_save: "
+        "embed_tokens, lm_head and norms, as Hugging Face names or regular expressions that match a whole "
+        "name. They are stored in lora.dtype and computed in model.dtype.",
         [],
         example=["embed_tokens", "lm_head"],
     )
     layers: Layers = field(
-        'Which decoder layers carry adapters, counted from 0: all, a range "20-59" (both ends included), or '
+        'The decoder layers that get adapters, counted from 0: all, a range "20-59" (both ends included), or '
         "a list.",
         "all",
         unit="indices",
     )
     kind: Literal["lora", "dora"] = field(
-        "What is trained beside the frozen weights.",
+        "What is trained in addition to the frozen weights.",
         "lora",
         choices={
             "lora": "A and B of each projection.",
-            "dora": "A, B and a magnitude for each output, as PEFT's use_dora.",
+            "dora": "A, B and a magnitude for each output, as with PEFT's use_dora.",
         },
     )
     init: Literal["peft", "qwix", "gaussian", "zero_a"] = field(
-        "How A and B start; their product is zero.",
+        "How A and B are initialized; their product is always zero.",
         "peft",
         choices={
             "peft": "A is uniform with bound 1/sqrt(fan_in), as in PEFT; B is zero.",
             "qwix": "A is uniform with bound sqrt(6/fan_in), as in Qwix; B is zero.",
-            "gaussian": "A is normal with the deviation 1/rank, as PEFT's gaussian; B is zero.",
+            "gaussian": "A is normal with standard deviation 1/rank, as PEFT's gaussian; B is zero.",
             "zero_a": "A is zero; B is uniform with bound 1/sqrt(rank), PEFT's rule for A.",
         },
     )
@@ -141,7 +141,7 @@ class Lora(Section):
         example="adapters/first",
     )
     plus_ratio: float | None = field(
-        "LoRA+: B's learning rate is so many times A's; null gives both the same.",
+        "LoRA+: ratio of B's learning rate to A's; null gives both the same.",
         None,
         unit="none (a ratio)",
         gt=0,
@@ -152,13 +152,13 @@ class Lora(Section):
         "Type of the adapters.",
         "float32",
         choices={
-            "float32": "32 bits a number: small updates are not rounded away.",
+            "float32": "32 bits a number: small updates are kept.",
             "bfloat16": "16 bits a number: half the memory, coarser updates.",
         },
     )
     kv: Literal["independent", "shared"] = field(
-        "Where key and value are one fused weight: independent gives each its own A, as PEFT does; shared "
-        "gives them one, as Qwix does.",
+        "For a fused weight of key and value: independent gives each its own A, as PEFT does; shared gives "
+        "them one A, as Qwix does.",
         "independent",
         choices={
             "independent": "K and V have an A each, as in PEFT.",
@@ -166,7 +166,7 @@ class Lora(Section):
         },
     )
     quantize: Literal["nf4", "int8", "fp8"] | None = field(
-        "Quantisation of the frozen base weights (QLoRA), of linear layers and of experts; null keeps "
+        "Quantization of the frozen base weights (QLoRA) of linear layers and experts; null keeps "
         "model.dtype.",
         None,
         example="nf4",
@@ -177,13 +177,13 @@ class Lora(Section):
         },
     )
     products: Literal["forward", "both"] | None = field(
-        "Products of the frozen weights in the eight bits that they are stored in, with activations that are "
-        "rounded row by row: faster on the chips that have such products, and less exact; null computes them "
-        "in model.dtype. Only with quantize: int8 or fp8.",
+        "Multiply the frozen weights in the eight bits in which they are stored, with activations rounded "
+        "row by row. This is faster on chips with eight-bit products, and less exact. null multiplies in "
+        "model.dtype. Only with quantize: int8 or fp8.",
         None,
         example="forward",
         choices={
-            "forward": "The forward pass; the gradient of the activations is computed in model.dtype.",
-            "both": "The gradient of the activations too.",
+            "forward": "In the forward pass; the gradient of the activations is computed in model.dtype.",
+            "both": "In the forward pass and for the gradient of the activations.",
         },
     )

@@ -25,10 +25,11 @@ def _with_all_axes(axes: dict[str, int]) -> dict[str, int]:
 
 
 _AXES = {
-    "dcn": "Splits the batch alone, over slices that the data centre's network joins.",
+    "dcn": "Splits the batch, and nothing else, over slices that the data center network connects.",
     "fsdp": "Splits the batch and the weights.",
-    "cp": "Splits the tokens of each row and, with fsdp, the weights: for rows too long for one device.",
-    "ep": "Splits the batch and, of models with experts, the experts.",
+    "cp": "Splits the tokens of each row and, together with fsdp, the weights: for rows that are too long "
+    "for one device.",
+    "ep": "Splits the batch and the experts of models that have them.",
     "tp": "Splits heads and features.",
 }
 
@@ -58,25 +59,25 @@ Axes = Annotated[
 
 
 class Mesh(Section):
-    """The devices, and the axes they are arranged along."""
+    """The devices, and their arrangement along the mesh axes."""
 
     accelerator: str | None = field(
-        "The machine by name: v4-8, v5e-8, v5p-8, v6e-8, tpu7x-8, or cpu-N for N virtual CPU devices. Either "
-        "this or topology.",
+        "Name of the machine: v4-8, v5e-8, v5p-8, v6e-8, tpu7x-8, or cpu-N for N virtual CPU devices. Give "
+        "either this or topology.",
         None,
         min_length=1,
         example="v5p-8",
     )
     topology: str | None = field(
-        "The machine by generation and chip grid, in place of accelerator.",
+        "The machine as generation and chip grid, instead of accelerator.",
         None,
         min_length=1,
         example="v5p:2x2x1",
     )
     hosts: int | None = field(
-        "Machines that train together, one process on each; null takes the accelerator's own number. 2 for "
-        "v5e-8 and v6e-8 as GKE's pairs of machines with 4 chips; on cpu-N, processes that share the virtual "
-        "devices.",
+        "Machines that train together, with one process on each; null uses the accelerator's own number. Use "
+        "2 for v5e-8 and v6e-8 on GKE, which has pairs of machines with 4 chips. On cpu-N it is the number "
+        "of processes that share the virtual devices.",
         None,
         unit="hosts",
         ge=1,
@@ -85,7 +86,7 @@ class Mesh(Section):
     axes: Axes = field(
         "Size of each mesh axis: dcn splits the batch over slices, fsdp splits the batch and the weights, cp "
         "the tokens of each row and the weights, ep the batch and the experts, tp heads and features. Their "
-        "product is the number of devices; an axis left out is 1.",
+        "product is the number of devices. A missing axis has size 1.",
         unit="devices",
         min_length=1,
         example={"fsdp": 4, "tp": 1},
@@ -105,7 +106,7 @@ class Mesh(Section):
             yield Problem(
                 "E0110",
                 (),
-                "`mesh` does not say which machine: give `accelerator` or `topology`",
+                "`mesh` names no machine: give `accelerator` or `topology`",
                 "accelerator: v5p-8",
                 at_key=True,
             )
@@ -156,18 +157,18 @@ class ShardingRule(Section):
         "The mesh axis that each dimension is split over; null keeps it whole.",
         example=["tp", "fsdp"],
         choices={
-            "fsdp": "Split over the axis that also splits the batch, and over cp.",
-            "ep": "Split over the axis of experts.",
-            "tp": "Split over the axis of heads and features.",
+            "fsdp": "Split over fsdp, which also splits the batch, and over cp.",
+            "ep": "Split over ep, the axis of experts.",
+            "tp": "Split over tp, the axis of heads and features.",
         },
     )
 
 
 class Sharding(Section):
-    """How parameters are split, beyond the family's defaults."""
+    """How parameters are split, in addition to the family's defaults."""
 
     rules: list[ShardingRule] = field(
-        "Sharding rules; the first that matches wins.",
+        "Sharding rules; the first matching rule is used.",
         [],
         example=[{"match": ".*mlp.down_proj.*", "spec": ["tp", "fsdp"]}],
     )
@@ -176,26 +177,26 @@ class Sharding(Section):
         "keeps that dimension whole.",
         "error",
         choices={
-            "error": "The recipe is refused.",
-            "replicate": "That dimension is kept whole on every device.",
+            "error": "Refuse the recipe.",
+            "replicate": "Keep that dimension whole on every device.",
         },
     )
 
 
 class Remat(Section):
-    """Rematerialisation: what the backward pass computes again in place of storing it."""
+    """Rematerialization: what the backward pass computes again instead of storing it."""
 
     policy: Literal["none", "block", "decoder", "save_attention", "save_dots", "offload_dots"] = field(
-        "none stores every activation; block recomputes within attention and feed-forward blocks; decoder "
-        "stores only each decoder layer's input; save_attention stores each attention's result beside it, "
-        "save_dots that of each projection too; offload_dots keeps those in the host's memory.",
+        "none stores every activation. block recomputes within attention and feed-forward blocks. decoder "
+        "stores only the input of each decoder layer. save_attention also stores each attention result, and "
+        "save_dots also the result of each projection. offload_dots keeps these in the host's memory.",
         "decoder",
         choices={
-            "none": "Every activation is stored: fastest, and takes the most memory.",
-            "block": "Attention and feed-forward blocks are computed again.",
-            "decoder": "Only each decoder layer's input is stored; the layer is computed again.",
-            "save_attention": "As decoder, with each attention's result stored too.",
-            "save_dots": "As save_attention, with the result of each projection and its adapter stored too.",
+            "none": "Store every activation: fastest, and needs the most memory.",
+            "block": "Recompute attention and feed-forward blocks.",
+            "decoder": "Store only the input of each decoder layer, and recompute the layer.",
+            "save_attention": "As decoder, and also store each attention result.",
+            "save_dots": "As save_attention, and also store the result of each projection and its adapter.",
             "offload_dots": "As save_dots, with those results in the host's memory.",
         },
     )
@@ -211,20 +212,21 @@ class Xla(Section):
     """Flags that the step is compiled with."""
 
     profile: Literal["auto", "none", "v5e", "v5p", "v6e", "tpu7x"] = field(
-        "Flags of published runs on a generation, which let gathers of weights go on beside products; they "
-        "cost memory, since gathered weights are kept longer.",
+        "Flags from published runs on a TPU generation. They overlap weight gathers with computation, and "
+        "need more memory because gathered weights are kept longer.",
         "auto",
         choices={
-            "auto": "That of the accelerator's generation; none on v4 and on a CPU.",
+            "auto": "The profile of the accelerator's generation; none on v4 and on a CPU.",
             "none": "The compiler's defaults.",
-            "v5e": "Collectives beside products, on TPU v5e.",
+            "v5e": "Overlap collectives with computation, on TPU v5e.",
             "v5p": "The same on TPU v5p.",
-            "v6e": "The same on TPU v6e, with a larger limit of VMEM.",
+            "v6e": "The same on TPU v6e, with a larger VMEM limit.",
             "tpu7x": "The same on TPU7x, with SparseCores.",
         },
     )
     scoped_vmem_kib: int | None = field(
-        f"VMEM that a single operation may use; null leaves it to the profile. The flag {SCOPED_VMEM}.",
+        f"VMEM that a single operation may use; null leaves it to the profile. It sets the flag "
+        f"{SCOPED_VMEM}.",
         None,
         unit="KiB",
         ge=1024,
@@ -232,7 +234,7 @@ class Xla(Section):
         example=65536,
     )
     flags: dict[FlagName, FlagValue] = field(
-        "Flags of libtpu that are added, or that replace those of the profile.",
+        "Flags of libtpu to add to the profile, or to replace its flags.",
         {},
         unit="each flag's own",
         example={"xla_tpu_enable_async_collective_fusion": True},
@@ -245,7 +247,7 @@ class Xla(Section):
             yield Problem(
                 "E0107",
                 ("flags", SCOPED_VMEM),
-                f"`scoped_vmem_kib` and `flags.{SCOPED_VMEM}` both set the limit of VMEM",
+                f"`scoped_vmem_kib` and `flags.{SCOPED_VMEM}` both set the VMEM limit",
                 "remove one of the two",
                 at_key=True,
             )

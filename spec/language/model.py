@@ -11,15 +11,15 @@ class Model(Section):
     """The checkpoint to fine-tune, and how the model computes."""
 
     id: str = field(
-        "The model: a Hugging Face id, of the catalogue or added by `recipe models add`; or a directory, "
-        "which starts with ./, / or ~ and is relative to the recipe's folder. Weights in a bucket are what "
-        "train.py and merge.py are given by --model.",
+        "The model: a Hugging Face id from the catalog or added with `recipe models add`; or a directory, "
+        "which starts with ./, / or ~ and is relative to the recipe's folder. For weights in a bucket, pass "
+        "their address to train.py and merge.py with --model.",
         min_length=1,
         example="google/gemma-4-31B-it",
     )
     revision: str | None = field(
-        "Branch, tag or commit of the Hugging Face repository; null takes the commit that the model was "
-        "added at, else its main branch.",
+        "Branch, tag or commit of the Hugging Face repository; null uses the commit at which the model was "
+        "added, or otherwise the main branch.",
         None,
         min_length=1,
         example="main",
@@ -28,36 +28,36 @@ class Model(Section):
         "Type of the base weights and of the computation.",
         "bfloat16",
         choices={
-            "bfloat16": "16 bits a number; what TPUs multiply in.",
-            "float32": "32 bits a number: twice the memory; for comparisons on a CPU.",
+            "bfloat16": "16 bits a number; the type in which TPUs multiply.",
+            "float32": "32 bits a number: twice the memory, for comparisons on a CPU.",
         },
     )
     attention: Literal["dot", "splash"] = field(
         "Attention: dot computes all scores, splash is the TPU's fused kernel.",
         "dot",
         choices={
-            "dot": "All scores are computed and stored, with memory in the square of max_length.",
-            "splash": "The TPU's fused kernel, with memory in proportion to max_length; TPUs alone have it.",
+            "dot": "Compute and store all scores; memory grows with the square of max_length.",
+            "splash": "The TPU's fused kernel; memory grows in proportion to max_length. It needs a TPU.",
         },
     )
     attention_block: Literal[128, 256, 512, 1024, 2048] | None = field(
-        "Tokens of a block of splash attention at the most; null takes the accelerator's: 1024 on v6e and "
-        "TPU7x, 512 on others. Rows that would be lengthened by more than an eighth have smaller ones.",
+        "Largest block of splash attention; null uses the accelerator's: 1024 on v6e and TPU7x, 512 on "
+        "others. If this would lengthen rows by more than an eighth, smaller blocks are used.",
         None,
         unit="tokens",
         example=1024,
         choices={
-            "128": "As the shortest rows have it.",
-            "256": "As rows have it to which 512 would add too much.",
-            "512": "What v4, v5e and v5p have by default.",
-            "1024": "What v6e and TPU7x have by default: less time there, by published timings.",
-            "2048": "What published timings have for rows of 8,192 tokens and more; it needs the most VMEM.",
+            "128": "For the shortest rows.",
+            "256": "For rows to which 512 would add too much padding.",
+            "512": "The default of v4, v5e and v5p.",
+            "1024": "The default of v6e and TPU7x, where published timings show it to be faster.",
+            "2048": "Used in published timings for rows of 8,192 tokens and more; needs the most VMEM.",
         },
     )
     add_tokens: dict[str, str | None] = field(
-        "Special tokens that the tokenizer gets: each one's text, and the token in whose place it comes, "
-        "such as one that the checkpoint holds in reserve; null gives it a row of the embedding that no "
-        "token has. The merged model's tokenizer has them.",
+        "Special tokens to add to the tokenizer: maps the text of each to the token that it replaces, such "
+        "as a reserved token of the checkpoint. null uses an embedding row that no token uses. The tokenizer "
+        "of the merged model has the new tokens.",
         {},
         example={"<|im_start|>": "<|reserved_special_token_0|>", "<|im_end|>": None},
     )
@@ -71,7 +71,7 @@ class Model(Section):
         example=128_320,
     )
     tokenizer: str | None = field(
-        "Another tokenizer, as an id or a directory; null takes the model's.",
+        "Another tokenizer, as an id or a directory; null uses the model's.",
         None,
         min_length=1,
         example="google/gemma-4-31B-it",

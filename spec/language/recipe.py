@@ -44,8 +44,8 @@ class Recipe(Section):
         example="gemma4-31b-codev",
     )
     extends: str | None = field(
-        "Another recipe, relative to this file's folder, whose keys hold where this file gives none. "
-        "Mappings are merged, lists replaced.",
+        "Another recipe, relative to this file's folder. Its values apply to keys that this file does not "
+        "give. Mappings are merged, lists are replaced.",
         None,
         min_length=1,
         example="base.yaml",
@@ -54,19 +54,21 @@ class Recipe(Section):
         "The checkpoint to fine-tune, and how the model computes.", example={"id": "google/gemma-4-31B-it"}
     )
     mesh: Mesh = field(
-        "The devices, and the axes they are arranged along.",
+        "The devices, and their arrangement along the mesh axes.",
         example={"accelerator": "v5p-8", "axes": {"fsdp": 4, "tp": 1}},
     )
     lora: Lora | None = field(
-        "Low-rank adapters; null is full fine-tuning.",
+        "Low-rank adapters; null means full fine-tuning.",
         None,
         example={"rank": 16, "targets": ["q_proj", "v_proj"]},
     )
     sharding: Sharding = section(
-        "How parameters are split, beyond the family's defaults.", Sharding, {"on_indivisible": "replicate"}
+        "How parameters are split, in addition to the family's defaults.",
+        Sharding,
+        {"on_indivisible": "replicate"},
     )
-    remat: Remat = section("What the backward pass computes again.", Remat, {"policy": "block"})
-    xla: Xla = section("Flags that the step is compiled with.", Xla, {"profile": "v5p"})
+    remat: Remat = section("What the backward pass recomputes.", Remat, {"policy": "block"})
+    xla: Xla = section("Compiler flags of the training step.", Xla, {"profile": "v5p"})
     data: Data = field(
         "Samples, and how they become rows of tokens.", example={"train": ["data/train.jsonl"]}
     )
@@ -79,13 +81,15 @@ class Recipe(Section):
         {"directory": "gs://bucket/run", "every_steps": 100},
     )
     cache: Cache = section(
-        "What is kept between runs to start the next one faster.", Cache, {"directory": "gs://bucket/cache"}
+        "Files kept between runs, so that the next one starts faster.",
+        Cache,
+        {"directory": "gs://bucket/cache"},
     )
     merge: Merge = section(
-        "How the adapters are written back into the checkpoint.", Merge, {"output": "gs://bucket/merged"}
+        "How the adapters are merged into the checkpoint.", Merge, {"output": "gs://bucket/merged"}
     )
     serve: Serve | None = field(
-        "A vLLM-TPU server for the trained model; null emits none.",
+        "A vLLM-TPU server for the trained model; null writes none.",
         None,
         example={"accelerator": "v6e-8", "tensor_parallel_size": 8},
     )
@@ -95,16 +99,16 @@ class Recipe(Section):
         {"input_lengths": [512, 4096], "request_rates": [1, 4, "inf"]},
     )
     evaluate: Evaluate = section(
-        "What is run against the server.", Evaluate, {"tasks": ["gsm8k"], "limit": 100}
+        "Evaluations that run against the server.", Evaluate, {"tasks": ["gsm8k"], "limit": 100}
     )
     launch: Launch = section("How the run is started in the cloud.", Launch, {"spot": True, "kind": ["gke"]})
     cost: Cost = section(
-        "Prices that replace the catalogue's, and what costs are held against.",
+        "Prices that replace the catalog's, and a baseline for comparing costs.",
         Cost,
         {"train_usd_per_hour": 16.8},
     )
     budget: Budget = section(
-        "What the run may take at the most.", Budget, {"max_hbm_share": 0.9, "max_usd": 200}
+        "Limits of the run, which `recipe plan` checks.", Budget, {"max_hbm_share": 0.9, "max_usd": 200}
     )
 
     @property

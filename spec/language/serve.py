@@ -20,7 +20,7 @@ def _finite(value: Any) -> Any:
             message = f"a flag's value must be a finite number, not {flow(item)}"
             below = join(where)
             at = below if below.startswith("[") else f".{below}"
-            raise fault("E0105", message, f'put quotes around it if it should be text: "{item}"', at=at)
+            raise fault("E0105", message, f'put quotes around it if it is text: "{item}"', at=at)
     return value
 
 
@@ -38,12 +38,12 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 
 
 class Autoscaling(Section):
-    """How many replicas Kubernetes runs, by how many requests wait in their queues."""
+    """Number of replicas on Kubernetes, depending on the requests that wait."""
 
-    min_replicas: int = field("Replicas at least.", 1, unit="replicas", ge=1)
-    max_replicas: int = field("Replicas at most.", 2, unit="replicas", ge=1)
+    min_replicas: int = field("Smallest number of replicas.", 1, unit="replicas", ge=1)
+    max_replicas: int = field("Largest number of replicas.", 2, unit="replicas", ge=1)
     waiting_requests: int = field(
-        "Waiting requests of a replica, on average, above which another is started.",
+        "Average number of waiting requests per replica above which another replica starts.",
         10,
         unit="requests",
         ge=1,
@@ -53,7 +53,7 @@ class Autoscaling(Section):
 class Serve(Section):
     """A vLLM-TPU server for the trained model."""
 
-    accelerator: str = field("The machine that serves, by name.", "v6e-8", min_length=1)
+    accelerator: str = field("Name of the machine that serves.", "v6e-8", min_length=1)
     image: str = field(
         "Container image of vLLM-TPU; a digest (name@sha256:...) pins it.",
         "vllm/vllm-tpu:gemma4",
@@ -65,28 +65,30 @@ class Serve(Section):
         "merged",
         choices={
             "merged": "The checkpoint that merge.py wrote.",
-            "adapter": "The base, with the PEFT adapter beside it.",
+            "adapter": "The base model with the PEFT adapter.",
         },
     )
     model: str | None = field(
-        "Where the weights are that vLLM loads: a folder, a gs:// address or a Hugging Face id; null takes "
-        "merge.output, or model.id where an adapter is served beside it.",
+        "Location of the weights that vLLM loads: a folder, a gs:// address or a Hugging Face id; null uses "
+        "merge.output, or model.id with `weights: adapter`.",
         None,
         min_length=1,
         example="gs://bucket/merged",
     )
-    tensor_parallel_size: int = field("Chips that one replica is split over.", 8, unit="devices", ge=1)
+    tensor_parallel_size: int = field("Devices that share one replica.", 8, unit="devices", ge=1)
     data_parallel_size: int = field("Replicas of the model.", 1, unit="replicas", ge=1)
-    max_model_len: int = field("Longest prompt and answer together.", 16384, unit="tokens", ge=1)
-    max_num_seqs: int = field("Requests handled at once.", 64, unit="requests", ge=1)
+    max_model_len: int = field(
+        "Largest length of a prompt and its answer together.", 16384, unit="tokens", ge=1
+    )
+    max_num_seqs: int = field("Requests processed at once.", 64, unit="requests", ge=1)
     max_num_batched_tokens: int = field(
-        "Tokens handled in one step of the server.", 4096, unit="tokens", ge=1
+        "Tokens processed in one step of the server.", 4096, unit="tokens", ge=1
     )
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"] = field(
-        "Type of the key/value cache; auto is the model's own.",
+        "Type of the key/value cache; auto is the model's type.",
         "fp8",
         choices={
-            "auto": "The model's own type.",
+            "auto": "The model's type.",
             "bfloat16": "16 bits a number.",
             "fp8": "8 bits a number, as fp8_e4m3.",
             "fp8_e4m3": "8 bits: 4 of exponent, 3 of mantissa.",
@@ -94,17 +96,17 @@ class Serve(Section):
         },
     )
     quantization: Literal["fp8"] | None = field(
-        "Quantisation of the weights; null has none.",
+        "Quantization of the weights; null does not quantize.",
         None,
         example="fp8",
-        choices={"fp8": "8 bits a weight, quantised while loading."},
+        choices={"fp8": "8 bits a weight, quantized during loading."},
     )
     prefix_caching: bool = field("Keep the key/value cache of common prefixes.", True)
     tool_call_parser: str | None = field(
         "vLLM's parser for tool calls; null switches tool calls off.", None, min_length=1, example="hermes"
     )
     decode_block_sizes: list[Positive] | None = field(
-        "Block sizes of the decode kernel (RPA_V3_DECODE_BLOCK_SIZES); null leaves tpu-inference's own.",
+        "Block sizes of the decode kernel (RPA_V3_DECODE_BLOCK_SIZES); null uses tpu-inference's own.",
         None,
         unit="sequences, tokens, sequences, tokens",
         min_length=4,
@@ -112,27 +114,31 @@ class Serve(Section):
         example=[8, 1024, 8, 1024],
     )
     extra_args: Annotated[dict[str, Any], AfterValidator(_finite)] = field(
-        "Further flags of `vllm serve`, without the leading dashes; true gives a flag without a value.",
+        "More flags of `vllm serve`, without leading dashes; true gives a flag without a value.",
         {},
         example={"enable-chunked-prefill": True},
     )
     env: dict[str, str] = field(
-        "Environment variables of the server; no secrets.", {}, example={"VLLM_LOGGING_LEVEL": "INFO"}
+        "Environment variables of the server. They must not contain secrets.",
+        {},
+        example={"VLLM_LOGGING_LEVEL": "INFO"},
     )
     host: str = field(
-        "Address that the server listens on; any but a loopback one wants an API key (VLLM_API_KEY).",
+        "Address that the server listens on. An address other than loopback needs an API key (VLLM_API_KEY).",
         "127.0.0.1",
         pattern=r"^[0-9A-Za-z:][0-9A-Za-z.:-]*$",
         form="an IP address or a host's name",
     )
     port: int = field("TCP port that the server listens on.", 8000, unit="none (a port)", ge=1, le=65535)
     smoke_prompts: list[NonEmpty] = field(
-        "Prompts whose answers must differ from the base's; smoke.sh asks them. [] takes a few of its own.",
+        "Prompts for smoke.sh, whose answers must differ from the base model's; [] uses built-in prompts.",
         [],
         example=["Who are you?"],
     )
     autoscaling: Autoscaling | None = field(
-        "Replicas on Kubernetes; null keeps one.", None, example={"min_replicas": 1, "max_replicas": 4}
+        "Autoscaling on Kubernetes; null keeps one replica.",
+        None,
+        example={"min_replicas": 1, "max_replicas": 4},
     )
 
 
@@ -163,7 +169,7 @@ class Benchmark(Section):
     ] = field("Prompt lengths to measure.", [512, 4096], unit="tokens", min_length=1)
     output_length: int = field("Length of each answer.", 512, unit="tokens", ge=1)
     request_rates: Annotated[list[RequestRate], AfterValidator(distinct)] = field(
-        "Request rates to measure; inf sends all at once.",
+        "Request rates to measure; inf sends all requests at once.",
         [1, 4, 16, "inf"],
         unit="requests per second",
         min_length=1,
@@ -175,27 +181,27 @@ class Evaluate(Section):
     """What `serve/eval.sh` runs against the server."""
 
     tasks: Annotated[list[str], AfterValidator(distinct)] = field(
-        "Tasks of lm-evaluation-harness (lm-eval), by name.", [], example=["gsm8k"]
+        "Names of tasks of lm-evaluation-harness (lm-eval).", [], example=["gsm8k"]
     )
     prompts: str | None = field(
-        'A JSONL file of {"prompt": ..., "expected": ...} or {"messages": [...], "expected": ...}, where '
-        "expected is a regular expression of Python's re, to be found in the answer; a prompt is a user's "
-        "turn, and with data.format text or prompt_completion a text to go on with. null has none.",
+        'A JSONL file of {"prompt": ..., "expected": ...} or {"messages": [...], "expected": ...}. '
+        "expected is a Python regular expression that must match somewhere in the answer. A prompt is a user "
+        "turn, or with data.format text or prompt_completion a text to continue. null has none.",
         None,
         min_length=1,
         example="prompts.jsonl",
     )
-    samples: int = field("Answers drawn for each of the own prompts.", 1, unit="answers", ge=1)
-    max_tokens: int = field("Longest answer.", 512, unit="tokens", ge=1)
+    samples: int = field("Answers sampled for each prompt of the file.", 1, unit="answers", ge=1)
+    max_tokens: int = field("Largest length of an answer.", 512, unit="tokens", ge=1)
     limit: int | None = field(
-        "Questions of each lm-eval task that are asked; null asks all.",
+        "Number of questions of each lm-eval task; null asks all.",
         None,
         unit="questions",
         ge=1,
         example=100,
     )
     temperature: float = field(
-        "Sampling temperature of the own prompts' answers; 0 always takes the likeliest token.",
+        "Sampling temperature for the prompts of the file; 0 always takes the likeliest token.",
         0.0,
         unit="none",
         ge=0,

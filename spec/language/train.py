@@ -13,24 +13,25 @@ def _b2_of_optimizer(given: dict[str, Any]) -> float:
 
 
 class Optimizer(Section):
-    """The optimizer of optax, and its hyperparameters; one that has no use for a field ignores it."""
+    """The optax optimizer and its hyperparameters. An optimizer ignores hyperparameters that it does not "
+    "have."""
 
     name: Literal["adamw", "adafactor", "lion", "sgd"] = field(
         "The optimizer.",
         "adamw",
         choices={
             "adamw": "Adam with decoupled weight decay.",
-            "adafactor": "Second moments factored by rows and columns: little memory.",
-            "lion": "Sign of the running mean: one moment alone.",
-            "sgd": "Plain gradient descent, with momentum where asked.",
+            "adafactor": "Second moments factored by rows and columns, which needs little memory.",
+            "lion": "Sign of the running mean, with a single moment.",
+            "sgd": "Plain gradient descent, optionally with momentum.",
         },
     )
     learning_rate: float = field(
-        "The schedule's peak.", 1.0e-4, unit="none (a step size)", gt=0, allow_inf_nan=False
+        "Peak learning rate of the schedule.", 1.0e-4, unit="none (a step size)", gt=0, allow_inf_nan=False
     )
     b1: float = field("Decay of the gradient's running mean.", 0.9, unit="none (a factor)", ge=0, lt=1)
     b2: float = field(
-        "Decay of the squared gradient's running mean; lion: of the gradient's.",
+        "Decay of the squared gradient's running mean; for lion, of the gradient's running mean.",
         unit="none (a factor)",
         default_is="0.999, or 0.99 for lion",
         default_factory=_b2_of_optimizer,
@@ -40,20 +41,21 @@ class Optimizer(Section):
     )
     eps: float = field("Added to the denominator.", 1.0e-8, unit="none", gt=0, allow_inf_nan=False)
     momentum: float = field(
-        "sgd: decay of the gradient's running sum.", 0.0, unit="none (a factor)", ge=0, lt=1
+        "For sgd: decay of the gradient's running sum.", 0.0, unit="none (a factor)", ge=0, lt=1
     )
     master_weights: bool = field(
-        "Full fine-tuning in bfloat16: keep a float32 copy of the weights, which small updates need.", True
+        "For full fine-tuning in bfloat16: keep a float32 copy of the weights, so that small updates count.",
+        True,
     )
     weight_decay: float = field(
-        "Share of each parameter that a step takes away, times the learning rate.",
+        "Share of each parameter that a step subtracts, multiplied by the learning rate.",
         0.001,
         unit="none (a factor)",
         ge=0,
         allow_inf_nan=False,
     )
     max_grad_norm: float | None = field(
-        "Gradients are scaled down to this global norm; null does not clip.",
+        "Largest global norm of the gradients; larger ones are scaled down. null does not clip.",
         None,
         unit="none (an L2 norm)",
         gt=0,
@@ -63,19 +65,20 @@ class Optimizer(Section):
 
 
 class Schedule(Section):
-    """The learning rate over the run: a linear warm-up from zero, then a decay to one step after the last."""
+    """The learning rate over the run: a linear warm-up from zero, then a decay that ends one step after the
+    last."""
 
     name: Literal["cosine", "linear", "constant"] = field(
-        "Form of the decay.",
+        "Shape of the decay.",
         "cosine",
         choices={
             "cosine": "Half a cosine from the peak down to final_ratio of it.",
             "linear": "A straight line from the peak down to final_ratio of it.",
-            "constant": "The peak, to the end.",
+            "constant": "The peak until the end.",
         },
     )
     warmup_steps: int | None = field(
-        "Length of the warm-up. Either this or warmup_ratio; neither means none.",
+        "Length of the warm-up. Give either this or warmup_ratio; without both there is none.",
         None,
         unit="optimizer steps",
         ge=0,
@@ -91,7 +94,7 @@ class Schedule(Section):
         example=0.03,
     )
     final_ratio: float = field(
-        "Where the decay ends, one step after the last, as a share of the peak.",
+        "Learning rate at the end of the decay, one step after the last, as a share of the peak.",
         0.0,
         unit="share of the peak",
         ge=0,
@@ -111,15 +114,18 @@ class Schedule(Section):
 
 
 class Log(Section):
-    """What is recorded while training."""
+    """What is recorded during training."""
 
-    every: int = field("A line of metrics is written every so many steps.", 10, unit="optimizer steps", ge=1)
-    tensorboard: bool = field("Write TensorBoard event files too.", True)
+    every: int = field("Number of steps between two lines of metrics.", 10, unit="optimizer steps", ge=1)
+    tensorboard: bool = field("Also write TensorBoard event files.", True)
     wandb_project: str | None = field(
-        "Weights & Biases project to report to; null does not.", None, min_length=1, example="my-project"
+        "Weights & Biases project to report to; null does not report.",
+        None,
+        min_length=1,
+        example="my-project",
     )
     mlflow_experiment: str | None = field(
-        "MLflow experiment to report to, at the MLFLOW_TRACKING_URI of the run's environment; null does not.",
+        "MLflow experiment to report to, at MLFLOW_TRACKING_URI of the environment; null does not report.",
         None,
         min_length=1,
         example="my-experiment",
@@ -127,13 +133,16 @@ class Log(Section):
 
 
 class EarlyStopping(Section):
-    """When a run ends before its last step, counted as transformers' EarlyStoppingCallback does."""
+    """When a run ends before its last step, by the rule of transformers' EarlyStoppingCallback."""
 
     patience: int = field(
-        "Evaluations in a row without progress after which the run ends.", unit="evaluations", ge=1, example=3
+        "Number of consecutive evaluations without progress after which the run ends.",
+        unit="evaluations",
+        ge=1,
+        example=3,
     )
     min_delta: float = field(
-        "Progress is an evaluation loss that is lower than the lowest before by more than this.",
+        "An evaluation counts as progress if its loss is below the lowest loss so far by more than this.",
         0.0,
         unit="nats a token",
         ge=0,
@@ -142,16 +151,16 @@ class EarlyStopping(Section):
 
 
 class Samples(Section):
-    """Answers to fixed prompts, while the model is trained."""
+    """Answers to fixed prompts during training."""
 
     prompts: str = field(
-        'A file as data.train has them, of lines with "messages", which the chat template writes, or with '
-        '"prompt": messages, or a text that is tokenized as it stands.',
+        'A file of a kind that data.train reads. Each line has "messages", for the chat template, or a '
+        '"prompt" with messages, or with a text that is tokenized without changes.',
         min_length=1,
         example="data/prompts.jsonl",
     )
     max_tokens: int = field(
-        "Length of an answer at most. Each token is a forward pass of the prompts.",
+        "Largest length of an answer. Each token needs a forward pass over the prompts.",
         64,
         unit="tokens",
         ge=1,
@@ -171,22 +180,22 @@ class Train(Section):
     """The run: its length, batches, optimizer and schedule."""
 
     objective: Literal["sft", "dpo", "cpo", "orpo", "kto"] = field(
-        "What is learnt: sft, to write the samples; dpo, cpo and orpo, to prefer the chosen answer to the "
-        "rejected one (data.format: preference); kto, to prefer desirable answers to undesirable ones "
+        "What the model learns: sft, to write the samples; dpo, cpo and orpo, to prefer the chosen answer to "
+        "the rejected one (data.format: preference); kto, to prefer desirable answers to undesirable ones "
         "(data.format: unpaired_preference).",
         "sft",
         choices={
             "sft": "Supervised: to write the samples.",
-            "dpo": "Direct preference optimisation, against the model that training starts from.",
-            "cpo": "Contrastive preference optimisation, without a reference: with `loss_type: simpo` and "
+            "dpo": "Direct preference optimization, with the model before training as the reference.",
+            "cpo": "Contrastive preference optimization, without a reference. With `loss_type: simpo` and "
             "`cpo_alpha: 0` it is SimPO.",
-            "orpo": "Odds ratio preference optimisation, without a reference.",
-            "kto": "Kahneman-Tversky optimisation, against the model that training starts from.",
+            "orpo": "Odds ratio preference optimization, without a reference.",
+            "kto": "Kahneman-Tversky optimization, with the model before training as the reference.",
         },
     )
     beta: float = field(
-        "dpo and kto: how closely to stay to the model that training starts from; cpo: what "
-        "log-probabilities are multiplied by; orpo: weight of the odds ratio.",
+        "dpo and kto: how close the model stays to the model before training; cpo: factor of the "
+        "log-probabilities; orpo: weight of the odds ratio.",
         0.1,
         unit="none (a factor)",
         gt=0,
@@ -205,38 +214,38 @@ class Train(Section):
         "kto",
         "apo_zero_unpaired",
     ] = field(
-        "dpo, cpo and kto: the loss, by TRL's names. Of a pair cpo has sigmoid, hinge, ipo and simpo, and "
-        "dpo all but simpo; of a single answer kto has kto and apo_zero_unpaired.",
+        "dpo, cpo and kto: the loss, with TRL's names. cpo has sigmoid, hinge, ipo and simpo; kto has kto and "
+        "apo_zero_unpaired; dpo has all others except simpo.",
         default_is="sigmoid, or kto for kto",
         default_factory=_loss_of_objective,
         example="sigmoid",
         choices={
             "sigmoid": "The logistic loss of how much more likely the chosen answer has become.",
-            "sigmoid_norm": "The same of log-probabilities that are means over an answer's tokens.",
-            "robust": "The logistic loss, corrected for label_smoothing's mistaken preferences.",
-            "hinge": "Nothing once the chosen answer is ahead by 1 / beta.",
-            "ipo": "The squared distance from being ahead by 1 / (2 beta), in means over an answer's tokens.",
-            "apo_zero": "Makes the chosen answer likelier and the rejected one less likely.",
-            "apo_down": "Makes both less likely, the rejected one more so.",
-            "sppo_hard": "Squared distances: the chosen answer's from 1 / (2 beta), the rejected one's from "
-            "its negative.",
-            "simpo": "The logistic loss beyond a margin of simpo_gamma, in means over an answer's tokens.",
-            "kto": "How far an answer is better than what the model gains on average, estimated from the "
-            "micro-batch's prompts with one another's answers.",
-            "apo_zero_unpaired": "The same without the estimate: desirable answers become likelier, others "
-            "less likely.",
+            "sigmoid_norm": "The same, with log-probabilities averaged over the tokens of an answer.",
+            "robust": "The logistic loss, corrected for the share of wrong preferences in label_smoothing.",
+            "hinge": "The hinge loss, zero once the chosen answer leads by 1 / beta.",
+            "ipo": "The squared distance from a lead of 1 / (2 beta), averaged over an answer's tokens.",
+            "apo_zero": "Makes the chosen answer more likely and the rejected one less likely.",
+            "apo_down": "Makes both less likely, and the rejected one more so.",
+            "sppo_hard": "Squared distances: of the chosen answer from 1 / (2 beta), of the rejected one "
+            "from -1 / (2 beta).",
+            "simpo": "The logistic loss with a margin of simpo_gamma, averaged over an answer's tokens.",
+            "kto": "How much better an answer is than the model's average gain, estimated from the prompts "
+            "of the micro-batch with one another's answers.",
+            "apo_zero_unpaired": "The same without the estimate: desirable answers become more likely, the "
+            "others less likely.",
         },
     )
     label_smoothing: float = field(
-        "sigmoid, robust and simpo: share of the preferences that are taken to be mistaken; sft: share of a "
-        "target that is spread evenly over the vocabulary.",
+        "sigmoid, robust and simpo: assumed share of wrong preferences; sft: share of a target's probability "
+        "that is spread evenly over the vocabulary.",
         0.0,
         unit="probability",
         ge=0,
         lt=0.5,
     )
     z_loss: float = field(
-        "sft: weight of the squared logsumexp of the logits, which keeps it near zero; 0 adds none.",
+        "sft: weight of the squared logsumexp of the logits, a penalty that keeps it near zero; 0 adds none.",
         0.0,
         unit="none (a factor)",
         ge=0,
@@ -244,7 +253,7 @@ class Train(Section):
         example=1.0e-4,
     )
     neftune_noise_alpha: float | None = field(
-        "sft: NEFTune's noise on the embeddings while training, uniform within alpha / sqrt(tokens of a row "
+        "sft: NEFTune noise on the embeddings during training, uniform within alpha / sqrt(tokens of a row "
         "* hidden size); null adds none.",
         None,
         unit="none (a factor)",
@@ -253,16 +262,16 @@ class Train(Section):
         example=5.0,
     )
     simpo_gamma: float = field(
-        "simpo: how far the chosen answer's reward, beta times the mean of its log-probabilities, is to be "
-        "ahead.",
+        "simpo: target lead of the chosen answer's reward. The reward is beta times the mean of the answer's "
+        "log-probabilities.",
         0.5,
         unit="none (a reward)",
         ge=0,
         allow_inf_nan=False,
     )
     cpo_alpha: float = field(
-        "cpo: weight of the chosen answers' negative log-likelihood, the mean over a micro-batch's tokens; "
-        "0 leaves it out.",
+        "cpo: weight of the chosen answers' negative log-likelihood, averaged over the tokens of a "
+        "micro-batch; 0 leaves it out.",
         1.0,
         unit="none (a factor)",
         ge=0,
@@ -283,14 +292,14 @@ class Train(Section):
         allow_inf_nan=False,
     )
     steps: int | None = field(
-        "Length of the run; the data is gone through as often as that takes. Either this or epochs.",
+        "Length of the run in steps; the data repeats as often as needed. Give either this or epochs.",
         None,
         unit="optimizer steps",
         ge=1,
         example=1000,
     )
     epochs: int | None = field(
-        "Length of the run as passes over the data. Either this or steps.",
+        "Length of the run in passes over the data. Give either this or steps.",
         unit="epochs",
         default_is="1, or null when steps is given",
         default_factory=_epochs,
@@ -298,14 +307,14 @@ class Train(Section):
         example=1,
     )
     global_batch_size: int = field(
-        "Rows per optimizer step, over all devices; a row is one sample, or several when packing.",
+        "Rows per optimizer step, over all devices. A row is one sample, or several with packing.",
         8,
         unit="rows",
         ge=1,
         le=10**6,
     )
     micro_batch_size: int = field(
-        "Rows that one data-parallel device handles at once. Gradients are accumulated over "
+        "Rows that one data-parallel device processes at once. Gradients are accumulated over "
         "global_batch_size / (micro_batch_size * fsdp) micro-batches.",
         1,
         unit="rows per device",
@@ -313,18 +322,18 @@ class Train(Section):
         le=10**6,
     )
     loss_normalization: Literal["tokens", "micro_batches"] = field(
-        "tokens: mean over all target tokens of the optimizer step; micro_batches: mean of each "
-        "micro-batch's mean.",
+        "tokens: mean over all target tokens of the optimizer step; micro_batches: mean of the means of the "
+        "micro-batches.",
         "tokens",
         choices={
-            "tokens": "Every target token of the step weighs the same.",
-            "micro_batches": "Every micro-batch weighs the same, however many targets it has.",
+            "tokens": "Every target token of the step has the same weight.",
+            "micro_batches": "Every micro-batch has the same weight, for any number of targets.",
         },
     )
     router_aux_loss_coef: float = field(
-        "Models with experts: weight of transformers' load-balancing loss of their routers, which training "
-        "adds to the objective's; 0 adds none. A micro-batch's is of its real tokens and all layers "
-        "together, and a step takes the mean over its micro-batches.",
+        "For models with experts: weight of transformers' load-balancing loss of the routers, which is added "
+        "to the loss; 0 adds none. It is computed over the real tokens and all layers of a micro-batch "
+        "together. A step takes the mean over its micro-batches.",
         0.0,
         unit="none (a factor)",
         ge=0,
@@ -338,23 +347,26 @@ class Train(Section):
         "The learning rate over the run.", Schedule, {"name": "cosine", "warmup_ratio": 0.03}
     )
     eval_every: int = field(
-        "Evaluate every so many steps, and at the end.", 100, unit="optimizer steps", ge=1
+        "Number of steps between two evaluations. The run also evaluates at the end.",
+        100,
+        unit="optimizer steps",
+        ge=1,
     )
     early_stopping: EarlyStopping | None = field(
-        "Stop before the last step, where the evaluation loss makes no more progress; null does not.",
+        "Stop before the last step if the evaluation loss makes no more progress; null does not.",
         None,
         example={"patience": 3},
     )
     samples: Samples | None = field(
-        "Prompts that the model answers at each evaluation, greedily, into samples.jsonl beside the "
-        "metrics; null for none.",
+        "Prompts that the model answers at each evaluation, greedily. The answers go to samples.jsonl next "
+        "to the metrics. null has none.",
         None,
         example={"prompts": "data/prompts.jsonl"},
     )
     seed: int = field(
         "Seed of the adapters' initial values and of dropout.", 0, unit="none (a seed)", ge=0, le=2**32 - 1
     )
-    log: Log = section("What is recorded while training.", Log, {"every": 10})
+    log: Log = section("What is recorded during training.", Log, {"every": 10})
 
     @classmethod
     def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -371,16 +383,18 @@ class Train(Section):
 
 
 class LocalCheckpoint(Section):
-    """Checkpoints on each host's own disk: a run goes on from one that is newer than the shared ones."""
+    """Checkpoints on each host's own disk. A run resumes from one that is newer than the shared ones."""
 
     directory: str = field(
-        "A folder of each host: on an attached disk, or in its memory, which outlives the process alone.",
+        "A folder on each host: on an attached disk, or in memory, which survives only the process.",
         "/dev/shm/recipec",
         pattern=r"^/",
         form="an absolute path",
         example="/mnt/disks/local",
     )
-    every_steps: int = field("Save every so many steps.", 10, unit="optimizer steps", ge=1)
+    every_steps: int = field(
+        "Number of steps between two local checkpoints.", 10, unit="optimizer steps", ge=1
+    )
 
 
 class Checkpoint(Section):
@@ -392,15 +406,17 @@ class Checkpoint(Section):
         min_length=1,
         example="gs://bucket/run",
     )
-    every_steps: int = field("Save every so many steps, and at the end.", 100, unit="optimizer steps", ge=1)
-    keep: int = field("Only the newest are kept.", 3, unit="checkpoints", ge=1)
+    every_steps: int = field(
+        "Number of steps between two checkpoints. The end is also saved.", 100, unit="optimizer steps", ge=1
+    )
+    keep: int = field("Number of newest checkpoints to keep.", 3, unit="checkpoints", ge=1)
     keep_best: bool = field(
-        "Save at each evaluation whose loss is the lowest so far too, and keep the last of these beside the "
-        "newest, for `merge.py --step best`.",
+        "Also save at each evaluation with the lowest loss so far, and keep the last of these in addition to "
+        "the newest, for `merge.py --step best`.",
         False,
     )
     local: LocalCheckpoint | None = field(
-        "Other checkpoints in between, on each host's own disk; null saves none.",
+        "More checkpoints in between, on each host's own disk; null saves none.",
         None,
         example={"directory": "/mnt/disks/local", "every_steps": 10},
     )
@@ -413,23 +429,24 @@ class Checkpoint(Section):
             yield Problem(
                 "E1316",
                 ("local", "every_steps"),
-                f"local checkpoints every {own} steps leave none between those of `directory` every {every}",
+                f"with local checkpoints every {own} steps there are none between those of `directory` "
+                f"every {every}",
                 f"every_steps: {every // 2}" if every > 1 else "remove `local`",
             )
 
 
 class Cache(Section):
-    """Tokenised data and compiled programs, each under a key of all that made it."""
+    """Tokenized data and compiled programs, each under a key made from its inputs."""
 
     directory: str | None = field(
-        "A folder below the artifact's output folder, or a gs:// address; null keeps nothing.",
+        "A folder below the artifact's output folder, or a gs:// address; null keeps no cache.",
         "cache",
         min_length=1,
     )
 
 
 class Merge(Section):
-    """How the adapters are written back into the checkpoint."""
+    """How the adapters are merged into the checkpoint."""
 
     output: str = field(
         "A folder below the artifact's output folder, or an address that fsspec writes to.",
@@ -440,21 +457,24 @@ class Merge(Section):
     dtype: Literal["bfloat16", "float32"] = field(
         "Type of the merged weights.",
         "bfloat16",
-        choices={"bfloat16": "16 bits a number; what vLLM serves in.", "float32": "32 bits a number."},
+        choices={
+            "bfloat16": "16 bits a number; the type in which vLLM serves.",
+            "float32": "32 bits a number.",
+        },
     )
     quantization: Literal["fp8", "int8"] | None = field(
-        "Type of the linear weights of attention and MLP instead, with a scale for each output channel, as "
+        "Quantization of the linear weights of attention and MLP, with a scale for each output channel, as "
         "compressed-tensors; null keeps them in `dtype`.",
         None,
         example="fp8",
         choices={"fp8": "8 bits of floating point (e4m3).", "int8": "8-bit whole numbers."},
     )
     max_shard_size: str = field(
-        "Largest size of one safetensors file, as a number with KB, MB or GB (powers of ten); `base` keeps "
-        "the base's own split into files.",
+        "Largest size of one safetensors file, as a number with KB, MB or GB (powers of ten); `base` splits "
+        "the weights into the same files as the base.",
         "5GB",
         unit="bytes",
         pattern=r"^(base|[1-9][0-9]{0,5}(\.[0-9]{1,6})?[KMG]B)$",
         form="a number of at most six digits directly followed by KB, MB or GB, or base",
     )
-    adapter: bool = field("Write a PEFT adapter too.", True)
+    adapter: bool = field("Also write a PEFT adapter.", True)

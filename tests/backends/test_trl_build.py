@@ -213,7 +213,7 @@ def test_a_refusal_stands_at_its_line_and_writes_nothing(
 ) -> None:
     status, _, errors = recipe("--backend", "trl", "--set", "lora.quantize=int8")
     assert status == 1 and not (tmp_path / "out").exists()
-    assert "error[E0923]: --backend trl: bitsandbytes' int8 quantises activations" in errors
+    assert "error[E0923]: --backend trl: bitsandbytes' int8 also quantizes activations" in errors
     assert " --> --set:1:15\n" in errors and "help: quantize: nf4" in errors
     status, _, _ = recipe("--set", "lora.quantize=int8")
     assert status == 0

@@ -173,12 +173,12 @@ WRONG: dict[str, tuple[Callable[[Tensors], Any], str, str]] = {
         without(f"{LAYER}.mlp.up_proj.weight", f"{LAYER}.mlp.down_proj.weight", "model.norm.weight"),
         "E0811",
         f"{LIST}: {LAYER}.mlp.up_proj.weight is missing; config.json promises it with shape [96, 64], "
-        "and so are 2 others",
+        "and 2 others likewise",
     ),
     "no text": (
         without("model.embed_tokens.weight"),
         "E0811",
-        f"{LIST}: no text embedding among 23 tensors: no model.embed_tokens.weight",
+        f"{LIST}: there is no text embedding among 23 tensors, which would be model.embed_tokens.weight",
     ),
     "another shape": (
         having(model__layers__1__mlp__up_proj__weight=("BF16", [95, 64])),
@@ -201,7 +201,7 @@ WRONG: dict[str, tuple[Callable[[Tensors], Any], str, str]] = {
         method: (
             change,
             "E0813",
-            f"`{ID}` holds weights that are stored quantised ({method}): {LIST} lists their tensors",
+            f"`{ID}` has weights that are stored quantized ({method}): {LIST} lists their tensors",
         )
         for method, change in {"AWQ": awq, "GPTQ": gptq, "bitsandbytes": bnb, "FP8": fp8}.items()
     },

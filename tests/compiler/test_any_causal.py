@@ -122,7 +122,7 @@ def test_what_it_does_not_do_is_refused(
     [
         ("falcon_h1", TENSORS | MAMBA, "carry a state from token to token"),
         ("stablelm", TENSORS | MAMBA, "carry a state from token to token"),
-        ("gemma3n_text", TENSORS, "nothing tells that"),
+        ("gemma3n_text", TENSORS, "not known to separate"),
     ],
 )
 def test_packing_is_refused_where_samples_would_not_stay_apart(

@@ -52,7 +52,8 @@ def test_transformers_has_none_for_gemma4(lowered: Lower) -> None:
         if one.code == "E0514"
     ]
     assert found == [
-        "router_aux_loss_coef weighs a load-balancing loss: transformers has none for Gemma 4's experts"
+        "router_aux_loss_coef is the weight of the load-balancing loss: transformers does not define it for "
+        "Gemma 4's experts"
     ]
 
 

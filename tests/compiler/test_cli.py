@@ -103,7 +103,7 @@ def test_a_fault_of_the_compiler_is_said_to_be_one(
         cli.main()
     errors = capsys.readouterr().err
     assert left.value.code == 1
-    assert errors.startswith("error[E0000]: the compiler itself failed: ZeroDivisionError: boom\n")
+    assert errors.startswith("error[E0000]: internal error of the compiler: ZeroDivisionError: boom\n")
     assert "Traceback" not in errors and "RECIPEC_TRACEBACK=1" in errors
     monkeypatch.setenv("RECIPEC_TRACEBACK", "1")
     with pytest.raises(SystemExit):

@@ -114,7 +114,7 @@ def test_without_a_baseline_and_a_server_training_alone_is_priced(program: Lower
 )
 def test_a_price_that_is_not_known_is_asked_for_by_its_key(program: Lowered, change: str, key: str) -> None:
     changed = program(change)
-    with pytest.raises(ArtifactError, match="not in the catalogue") as caught:
+    with pytest.raises(ArtifactError, match="not in the catalog") as caught:
         cost(changed, GIVEN)
     assert caught.value.help is not None and key in caught.value.help
     assert cost(program(change, f"{key}=1"), GIVEN).rows

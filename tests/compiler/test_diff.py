@@ -52,7 +52,7 @@ def test_equal_recipes_have_no_differences(changed: Callable[..., str]) -> None:
          ["held out of the training rows to evaluate on: none -> 0.05", "all -> 1,000"]),
         (["train={objective: dpo, loss_type: ipo}", "data.format=preference", "data.packing=false",
           "data.loss_on=completion"],
-         ["learnt by sft -> dpo, beta 0.1, loss_type ipo"]),
+         ["learned with sft -> dpo, beta 0.1, loss_type ipo"]),
         (["serve={}"], ["served on v6e-8"]),
         (["sharding.rules=[{match: '.*down_proj.kernel', spec: [fsdp, tp]}]"],
          ["60 parameters sharded another way: layers.*.mlp.down_proj.kernel"]),

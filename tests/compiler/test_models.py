@@ -53,7 +53,7 @@ def test_the_list_has_a_table_for_each_family() -> None:
     [
         ("microsoft/phi-2", "error[E0803]: this version cannot train models of Phi 1 and 2"),
         ("deepseek-ai/DeepSeek-V3", "error[E0803]: this version cannot train models of DeepSeek"),
-        ("nosuchmodel", "error[E0801]: no model in the catalogue has `nosuchmodel` in its id or family"),
+        ("nosuchmodel", "error[E0801]: no model in the catalog has `nosuchmodel` in its id or family"),
     ],
 )
 def test_a_word_without_models_gets_the_reason(word: str, said: str) -> None:

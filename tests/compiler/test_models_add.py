@@ -150,7 +150,7 @@ def test_a_model_that_was_renamed_is_said(hub: Hub) -> None:
     hub.renamed["old/name"] = ID
     hub.models["old/name"] = hub.models[ID]
     status, _, errors = recipe("models", "add", "old/name")
-    assert status == 0 and f"note: the hub calls it {ID} now" in errors
+    assert status == 0 and f"note: the hub now names it {ID}" in errors
 
 
 def test_a_name_that_leads_out_is_no_file_of_it(hub: Hub) -> None:
@@ -263,8 +263,8 @@ REFUSED: dict[str, tuple[Broken, str]] = {
         config(model_type="evil", auto_map={"AutoConfig": "modeling_evil.Config"}),
         "(modeling_evil.Config): such code is never run",
     ),
-    "stored in FP8": (config(quantization_config={"quant_method": "fp8"}), "stored quantised (FP8)"),
-    "stored by AWQ": (config(quantization_config={"quant_method": "awq"}), "stored quantised (AWQ)"),
+    "stored in FP8": (config(quantization_config={"quant_method": "fp8"}), "stored quantized (FP8)"),
+    "stored by AWQ": (config(quantization_config={"quant_method": "awq"}), "stored quantized (AWQ)"),
     "heads that do not divide": (config(num_key_value_heads=3), "does not divide"),
 }
 
@@ -408,7 +408,7 @@ def test_without_a_hub_it_says_what_is_missing(
 ) -> None:
     monkeypatch.setattr(f"huggingface_hub.constants.{change[0]}", change[1])
     status, _, errors = recipe(*NEW)
-    assert status == 1 and errors.startswith(f"error: `{ID}` is not in the catalogue, {said}")
+    assert status == 1 and errors.startswith(f"error: `{ID}` is not in the catalog, {said}")
     assert f"help: {way_out}; or run `recipe models add`" in errors and not names(Path())
 
 

@@ -86,7 +86,7 @@ def test_5_padded_rows_are_warned_about_with_their_share_where_data_is_at_hand(
     )
     message = only(lowered("data.packing=false", "data.train=[train.jsonl]"), "W0407")
     assert "about 741 to 1,487 tokens on average, by their characters" in message
-    assert "about 64% of the work goes into padding" in message
+    assert "about 64% of the work is padding" in message
 
 
 def test_6_one_sample_at_a_time_under_tp_is_pointed_out(lowered: Lower) -> None:

@@ -187,7 +187,7 @@ def test_preferences_show_both_answers(quickstart: Path, model: Path, tmp_path: 
         (("--model", "nowhere"), 1, "nowhere: no such folder"),
         (("--set", "data.train=[none.jsonl]"), 1, "none.jsonl"),
         (("--set", "data.eval=[]", "--split", "eval"), 1, "quickstart has no data.eval"),
-        (("--set", "data.loss_on=completion"), 1, "loss_on completion means nothing"),
+        (("--set", "data.loss_on=completion"), 1, "loss_on completion does not exist"),
         (("--split", "test"), 2, "'test' is not one of 'train', 'eval'"),
         (("-n", "-1"), 2, "greater than or equal to 0"),
     ],

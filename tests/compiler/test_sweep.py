@@ -60,7 +60,7 @@ def test_each_combination_is_run_once_and_the_best_comes_first(
     )
 
     status, _, errors = recipe("sweep", *arguments)
-    assert status == 0 and errors.count("has ended already") == 6 and len(started) == 6
+    assert status == 0 and errors.count("completed already") == 6 and len(started) == 6
 
 
 def test_a_draw_is_its_seeds_and_a_point_that_fails_its_checks_stops_all(

@@ -62,7 +62,7 @@ def test_quiet_prints_no_notes_and_no_success(words: list[str]) -> None:
         (["cost", QUICKSTART, "--hours", "x"], "'--serve-hours' / '--hours': it must be a number"),
         (["check", QUICKSTART, "--format", "yaml"], "'--format': 'yaml' is not one of 'text', 'json'"),
         (["new", "Bad_Name", "--model", "x", "--accelerator", "v6e-8"], "not `Bad_Name`"),
-        (["parity", "--compare", "a.npz"], "name two traces or more: A.npz B.npz"),
+        (["parity", "--compare", "a.npz"], "name at least two traces: A.npz B.npz"),
     ],
 )
 def test_wrong_usage_is_said_in_plain_words(
@@ -292,12 +292,12 @@ def test_ctrl_c_says_what_a_build_left(tmp_path: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as before:
         before.setattr(whole.Change, "write", interrupting(whole.Change.write))
         status, _, said = run("build", QUICKSTART, "-o", str(target))
-    assert status == 130 and f"interrupted: {target} is as it was" in said
+    assert status == 130 and f"interrupted: {target} is unchanged" in said
     assert not target.exists()
     with monkeypatch.context() as within:
         within.setattr(whole, "_make", interrupting(whole._make))
         status, _, said = run("build", QUICKSTART, "-o", str(target))
-    assert status == 130 and f"interrupted: {target} is whole and current" in said
+    assert status == 130 and f"interrupted: {target} is complete and up to date" in said
     assert run("build", QUICKSTART, "-o", str(target), "--check")[0] == 0
 
 
@@ -329,7 +329,8 @@ def test_ctrl_c_says_how_many_compiles_are_kept(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cli_plan, "_refuse_backend", lambda *given: None)
     status, _, said = run("plan", QUICKSTART)
     assert status == 130
-    assert "interrupted: 2 results of this command are kept, and the same command goes on from there" in said
+    kept = "2 results of this command are kept, and the same command continues from there"
+    assert f"interrupted: {kept}" in said
 
 
 def at_a_prompt(tmp_path: Path, key: bytes) -> tuple[int, str]:

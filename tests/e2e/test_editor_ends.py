@@ -28,8 +28,12 @@ def framed(message: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("given", "output", "said"),
     [
-        (b"garbage\n" + framed(b"{nope"), subprocess.PIPE, "the editor went away without ending the session"),
-        (framed(INITIALIZE), "/dev/full", "the editor cannot be written to: No space left on device"),
+        (
+            b"garbage\n" + framed(b"{nope"),
+            subprocess.PIPE,
+            "the editor closed the connection without ending the session",
+        ),
+        (framed(INITIALIZE), "/dev/full", "cannot write to the editor: No space left on device"),
     ],
     ids=["nonsense", "does not listen"],
 )

@@ -137,7 +137,7 @@ def test_it_asks_for_what_is_missing_and_completes_the_answers(tmp_path: Path) -
     status, shown = conversation(
         at,
         ("Model: ", "gemma-9\r"),
-        ("is not in the catalogue", "google/gemma-3-4b-i\t\r"),
+        ("is not in the catalog", "google/gemma-3-4b-i\t\r"),
         ("Accelerator [", "v6e-5\r"),
         ("the slices are", "v6e-4\r"),
         ("Data [", "chats.j\t\r"),

@@ -102,7 +102,7 @@ def test_another_workflow_is_left_alone(repository: Path) -> None:
     workflow.parent.mkdir(parents=True)
     workflow.write_text("name: mine\n")
     result = new("demo", "--github")
-    assert result.exit_code == 0 and "is there already, and another" in result.output
+    assert result.exit_code == 0 and "exists with other content" in result.output
     assert workflow.read_text() == "name: mine\n"
 
 

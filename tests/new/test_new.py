@@ -158,7 +158,7 @@ def test_nothing_that_is_there_is_replaced(folder: Path) -> None:
             "--format",
         ),
         (["Demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1"], 2, "lower-case"),
-        (["demo", "--model", "gemma-3-1b", "--accelerator", "v6e-1"], 1, "is not in the catalogue"),
+        (["demo", "--model", "gemma-3-1b", "--accelerator", "v6e-1"], 1, "is not in the catalog"),
         (["demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-7"], 1, "there is no TPU v6e"),
         (
             ["demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1", "--serve", "cpu-8"],
@@ -235,7 +235,7 @@ def test_data_outside_of_the_recipes_folder_is_refused(folder: Path) -> None:
     data = rows(folder / "data/train.jsonl", {"text": "a"})
     words = ("--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", str(data))
     result = new("demo", *words, "-o", "recipes", exit_code=1)
-    assert "lies outside of" in str(result.exception)
+    assert "is outside of" in str(result.exception)
     new("demo", *words)
     assert "path: data/train.jsonl" in (folder / "demo.yaml").read_text()
 
@@ -309,7 +309,7 @@ def test_columns_that_tell_nothing_are_refused_and_on_a_terminal_asked_for(
     asked = CliRunner().invoke(app, ["new", *words], input="\n".join(answers) + "\n")
     assert asked.exit_code == 0, asked.output
     assert (
-        "lies outside of this folder" in asked.output
+        "is outside of this folder" in asked.output
         and "--format" not in asked.output
         and " -o" not in asked.output
     )

@@ -222,7 +222,7 @@ def test_traces_from_elsewhere_are_compared_by_their_dtype(tmp_path: Path) -> No
 def test_traces_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path) -> None:
     (one,) = files(tmp_path, one=trace())
     status, _, err = recipe("--compare", one)
-    assert status == 2 and "name two traces or more" in err
+    assert status == 2 and "name at least two traces" in err
     status, _, err = recipe("--compare", one, tmp_path / "nothing.npz")
     assert status == 1 and f"error: {tmp_path / 'nothing.npz'}: no such file" in err
     (other,) = files(tmp_path, other=replace(trace(), recipe="large"))
@@ -236,11 +236,11 @@ def test_traces_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Pa
     ("arguments", "message"),
     [
         (["a.npz"], "add --compare"),
-        (["a.yaml", "b.yaml"], "one at a time"),
-        (["--compare", "a.npz", "b.npz", "--keep", "x"], "do not go with it"),
-        (["a.yaml", "--tolerance", "loss=1e-4"], "is none of initial, gradients, losses, trained, merged"),
-        (["a.yaml", "--tolerance", "losses=small"], "is no limit"),
-        (["a.yaml", "--tolerance", "losses=-1"], "is no limit"),
+        (["a.yaml", "b.yaml"], "give one recipe"),
+        (["--compare", "a.npz", "b.npz", "--keep", "x"], "cannot be combined with"),
+        (["a.yaml", "--tolerance", "loss=1e-4"], "is not one of initial, gradients, losses, trained, merged"),
+        (["a.yaml", "--tolerance", "losses=small"], "is not a limit"),
+        (["a.yaml", "--tolerance", "losses=-1"], "is not a limit"),
         ([], "Missing argument"),
     ],
 )

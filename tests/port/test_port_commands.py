@@ -209,7 +209,7 @@ def test_a_folder_becomes_a_folder_of_recipes_and_one_table(here: Path) -> None:
     for name in made:
         assert CliRunner().invoke(app, ["check", f"out/{name}"]).exit_code == 0, name
     again = CliRunner().invoke(app, ["port", "runs", "-o", "out"], catch_exceptions=False)
-    assert again.stderr == "0 of 5 runs ported\n" and again.stdout.count("is there already") == 4
+    assert again.stderr == "0 of 5 runs ported\n" and again.stdout.count("exists already") == 4
     (here / "empty").mkdir()
     assert "E1188" in CliRunner().invoke(app, ["port", "empty"]).stderr
 

@@ -88,6 +88,6 @@ def test_what_is_no_sweep_is_refused(place: Path) -> None:
     (place / "bench").mkdir()
     (place / "bench" / "summary.json").write_text('{"sides": {}}')
     assert read_sweep(existing_place("bench")) is None
-    assert "holds neither a run nor a sweep" in refused("bench")
+    assert "contains neither a run nor a sweep" in refused("bench")
     writing.sweep(place / "other")
-    assert "go with a run, not with a sweep" in refused("other", "--plan", "x.json")
+    assert "apply to a run, not to a sweep" in refused("other", "--plan", "x.json")

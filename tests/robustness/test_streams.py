@@ -67,7 +67,7 @@ def test_the_folder_that_one_is_in_is_gone(run: Run, tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     done = run("check", tmp_path / "recipe.yaml", cwd=str(tmp_path / "gone"), deleted=True)
     assert (done.status, done.out) == (1, "")
-    assert done.err.startswith("error: the folder that you are in is no longer there\n")
+    assert done.err.startswith("error: the current folder no longer exists\n")
 
 
 def test_letters_that_the_locale_has_not_are_escaped(run: Run, tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ FAULTS = [
     (
         GOOD,
         ("evaluate.prompts=gs://b/p.jsonl",),
-        ["E0650 `gs://b/p.jsonl` is an address: the artifact takes"],
+        ["E0650 `gs://b/p.jsonl` is an address: the prompts must be a local file"],
     ),
     (
         GOOD + '{"prompt": "3 + 3?"}\n{"prompt": "5?", "expected": "5)"}\n',
@@ -177,11 +177,11 @@ FAULTS = [
             "E0652 prompts.jsonl:3: `expected` is not a regular expression: unbalanced parenthesis at",
         ],
     ),
-    ("{\n" * 9, (), [*["E0651 prompts.jsonl:"] * 5, "E0651 prompts.jsonl: 4 more lines have faults"]),
+    ("{\n" * 9, (), [*["E0651 prompts.jsonl:"] * 5, "E0651 prompts.jsonl: 4 more lines have errors"]),
     (
         '{"prompt": "2 + 2?", "expected": "4?"}\n',
         (),
-        ["W0653 prompts.jsonl:1: `expected` matches even an empty answer, so every answer passes"],
+        ["W0653 prompts.jsonl:1: `expected` also matches an empty answer, so every answer passes"],
     ),
     (
         GOOD,
@@ -189,7 +189,11 @@ FAULTS = [
         ["W0654 at temperature 0 all 2 samples of a prompt are the same answer"],
     ),
     (GOOD, ("evaluate.max_tokens=4096",), ["E0655 max_tokens 4,096 leaves no room for a prompt: the server"]),
-    (GOOD, ("serve=null",), ["N0656 without a serve section there is no server to ask, and no eval.sh"]),
+    (
+        GOOD,
+        ("serve=null",),
+        ["N0656 without a serve section there is no server to evaluate, and eval.sh is not written"],
+    ),
     (
         GOOD,
         ("evaluate.tasks=['gsm8k,mmlu', '--model_args']",),
@@ -201,7 +205,7 @@ FAULTS = [
     (
         GOOD,
         ("evaluate.tasks=[mmlu]", "data.format=text"),
-        ["W0658 tasks that score given answers by log probabilities, such as mmlu, end the server"],
+        ["W0658 tasks that score given answers by log probabilities, such as mmlu, crash the server"],
     ),
     (GOOD, ("evaluate.tasks=[mmlu]", "data.format=text", "model.id=Qwen/Qwen3-32B"), []),
     (GOOD, ("evaluate.tasks=[mmlu]",), []),

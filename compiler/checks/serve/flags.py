@@ -49,28 +49,28 @@ KEYS = {
 """Flags of `vllm serve` that a key of the recipe sets."""
 
 MISPLACED = {
-    "config": "a file of further flags would be read that is not part of the artifact",
+    "config": "the server would read more flags from a file that is not part of the artifact",
     "headless": "a server without an endpoint answers no health check",
-    "grpc": "the health check, the client scripts and the load balancer speak HTTP",
-    "uds": "host and port would be ignored, and the health check with them",
-    "ssl-keyfile": "the health check and the client scripts speak plain HTTP",
-    "ssl-certfile": "the health check and the client scripts speak plain HTTP",
-    "root-path": "the health check and the client scripts ask for /health and /v1",
+    "grpc": "the health check, the client scripts and the load balancer use HTTP",
+    "uds": "host and port would be ignored, and the health check would fail",
+    "ssl-keyfile": "the health check and the client scripts use plain HTTP",
+    "ssl-certfile": "the health check and the client scripts use plain HTTP",
+    "root-path": "the health check and the client scripts use /health and /v1",
 }
 """Flags that the rest of the artifact does not go with, and why."""
 
 CODE = {
-    "code-revision": "names a revision of code that comes with the weights",
+    "code-revision": "names a revision of the code in the weights' repository",
     "distributed-executor-backend": "imports a class by its name",
     "io-processor-plugin": "loads a plugin",
     "log-config-file": "reads a file that names classes to import",
     "logits-processors": "imports classes by their names",
-    "middleware": "imports a class by its name, which sees every request",
+    "middleware": "imports a class by its name, and that class sees every request",
     "model-class-overrides": "imports classes by their names",
     "reasoning-parser-plugin": "runs a Python file",
     "scheduler-cls": "imports a class by its name",
     "tool-parser-plugin": "runs a Python file",
-    "trust-remote-code": "runs code that came with the weights: untrusted model code is off",
+    "trust-remote-code": "runs code from the weights' repository: untrusted model code is off",
     "worker-cls": "imports a class by its name",
     "worker-extension-cls": "imports a class by its name",
 }
@@ -86,20 +86,20 @@ CODE_KEYS = (
 """Keys of configurations, at any depth, that name code."""
 
 OPEN_FLAGS = {
-    "allowed-local-media-path": "lets a request read the files below that folder of the server",
-    "allowed-media-domains": "lets a request have the server fetch from those addresses",
+    "allowed-local-media-path": "lets a request read files below that folder of the server",
+    "allowed-media-domains": "lets a request make the server fetch from those addresses",
     "enable-log-requests": "writes every prompt into the log",
     "enable-log-outputs": "writes every answer into the log",
-    "enable-prompt-embeds": "lets a request bring tensors, which are unpickled with checks alone",
-    "enable-mm-embeds": "lets a request bring tensors, which are unpickled with checks alone",
-    "enable-tokenizer-info-endpoint": "adds a route that asks for no key",
-    "enable-sleep-mode": "lets the server's own routes put it to sleep",
-    "kv-events-config": "publishes on a port of its own, which asks for no key",
+    "enable-prompt-embeds": "lets a request send tensors, which are unpickled with only some checks",
+    "enable-mm-embeds": "lets a request send tensors, which are unpickled with only some checks",
+    "enable-tokenizer-info-endpoint": "adds a route that needs no key",
+    "enable-sleep-mode": "lets requests to the server's own routes put it to sleep",
+    "kv-events-config": "publishes on a separate port, which needs no key",
     "otlp-traces-endpoint": "sends traces of requests to that address",
-    "profiler-config": "adds /start_profile, which asks for no key and writes to the server's disk",
+    "profiler-config": "adds /start_profile, which needs no key and writes to the server's disk",
     "tool-server": "lets answers call the tools of other servers",
-    "trust-request-chat-template": "lets a request bring a chat template, which is a program",
-    "trust-request-mm-kwargs": "lets a request set how its media are processed",
+    "trust-request-chat-template": "lets a request send a chat template, which is a program",
+    "trust-request-mm-kwargs": "lets a request choose how its media are processed",
 }
 """Flags by which whoever reaches the server may do more than ask the model."""
 
@@ -138,9 +138,9 @@ def _flags(serve: Serve, needed: Mapping[str, str]) -> Iterator[Diagnostic]:
         if (key := _set_by_key(flag, own)) is not None:
             yield Diagnostic(
                 "E0616",
-                f"`{name}` is what {key} sets: the flag would be given twice",
+                f"{key} sets `{name}`: the flag would be given twice",
                 where,
-                f"remove it, and set {key}",
+                f"remove it, and set {key} instead",
                 at_key=True,
             )
         elif runs := _runs_code(own, flag, value):
@@ -148,7 +148,7 @@ def _flags(serve: Serve, needed: Mapping[str, str]) -> Iterator[Diagnostic]:
                 "E0629",
                 f"`{name}` {runs}",
                 where,
-                "remove it: vLLM has code of its own for the models that can be fine-tuned here",
+                "remove it: vLLM has its own code for the models that can be fine-tuned here",
                 at_key=True,
             )
         elif own in needed and (value is False or flag != own):
@@ -164,7 +164,7 @@ def _flags(serve: Serve, needed: Mapping[str, str]) -> Iterator[Diagnostic]:
         if again is not None:
             yield Diagnostic(
                 "E0627",
-                f"`{name}` and `{again}` set the same, and vLLM takes one of them alone",
+                f"`{name}` and `{again}` set the same option, and vLLM uses only one of them",
                 where,
                 "remove one of the two",
                 at_key=True,
@@ -246,8 +246,8 @@ def _parsers(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     if parser in vllm.catalogue()["tool_parsers"] and expected not in (None, parser):
         yield Diagnostic(
             "W0619",
-            f"tool_call_parser `{parser}` is not the one for this model's markup; vLLM accepts any name and "
-            "finds no tool calls",
+            f"tool_call_parser `{parser}` is for another model's markup; vLLM accepts it but would find no "
+            "tool calls",
             "serve.tool_call_parser",
             f"tool_call_parser: {expected}",
         )
@@ -262,7 +262,7 @@ def _structured_outputs(serve: Serve) -> Iterator[Diagnostic]:
         if given.get(option) is True and backend not in backends:
             yield Diagnostic(
                 "E0649",
-                f"{option} is for the {listing(backends, 'or')} backend of structured outputs, and the "
+                f"{option} needs the {listing(backends, 'or')} backend of structured outputs, and the "
                 f"backend is {backend}: vLLM refuses it",
                 places[option],
                 f"backend: {backends[0]}"
@@ -302,7 +302,7 @@ def _argument(serve: Serve, flag: str) -> str:
 
 
 REFUSED_VARIABLES = {
-    "decides what code the server's processes run, or where it comes from": re.compile(
+    "sets what code the server's processes run, or where it comes from": re.compile(
         # The interpreter's, the shell's, the dynamic linker's and what it loads into any process.
         r"PYTHON.*|LD_.*|DYLD_.*|BASH_ENV|ENV|BASH_FUNC.*|SHELLOPTS|BASHOPTS|IFS|PATH|SHELL|GCONV_PATH|"
         r"GLIBC_TUNABLES|NODE_OPTIONS|OPENSSL_(CONF|ENGINES|MODULES)|"
@@ -317,11 +317,11 @@ REFUSED_VARIABLES = {
         r"HF_MODULES_CACHE|TRUST_REMOTE_CODE|VLLM_PLUGINS|VLLM_ALLOW_INSECURE_SERIALIZATION|"
         r"VLLM_RUST_FRONTEND_PATH|VLLM_LOGGING_CONFIG_PATH|VLLM_MODEL_REDIRECT_PATH"
     ),
-    "decides where the server sends HF_TOKEN, or who reads it on the way": re.compile(
+    "sets where the server sends HF_TOKEN, or who can read it on the way": re.compile(
         r"HF_ENDPOINT|HF_INFERENCE_ENDPOINT|HUGGINGFACE_CO_STAGING|(HTTP|HTTPS|ALL)_PROXY|"
         r"REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|SSL_CERT_(FILE|DIR)"
     ),
-    "opens the server to requests that need no key, or has it talk to another machine": re.compile(
+    "opens the server to requests without a key, or makes it connect to another machine": re.compile(
         r"VLLM_SERVER_DEV_MODE|(USE_)?JAX_PROFILER_SERVER(_PORT)?|JAX_(BACKEND_TARGET|COORDINATOR_.*ADDRESS|CROSS_HOST_TRANS.*ADDRESS.*)|"
         r"IFRT_PROXY_.*|GRPC_XDS_BOOTSTRAP.*|MEGASCALE_(COORDINATOR_ADDRESS|DEBUG_PORT)|KINETO_.*|"
         r"TPU_(EMBEDDING_SERVER_PORT|RUNTIME_METRICS_PORTS|RUNTIME_PRIMARY_METRIC_PORT)|"
@@ -336,7 +336,7 @@ OPEN_VARIABLES = {
     "VLLM_LORA_RESOLVER_CACHE_DIR": "lets a request load adapters from the server's disk",
     "VLLM_LORA_RESOLVER_HF_REPO_LIST": "lets a request load adapters from the hub",
     "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "writes every answer into the log",
-    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "lets an address that a request names lead to another",
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "lets an address in a request redirect to another address",
 }
 """Variables by which whoever reaches the server may do more than ask the model, where they are not 0."""
 
@@ -358,7 +358,7 @@ def _variables(serve: Serve) -> Iterator[Diagnostic]:
         elif not value.isprintable():
             yield Diagnostic(
                 "E0618",
-                f"`{name}` holds a line break or another control character, which no Dockerfile can set",
+                f"`{name}` contains a line break or another control character, which a Dockerfile cannot set",
                 where,
                 "write it on one line",
             )
@@ -367,14 +367,14 @@ def _variables(serve: Serve) -> Iterator[Diagnostic]:
                 "E0629",
                 f"`{name}` {does}",
                 where,
-                "leave it out; an image of your own (serve.image) may set it",
+                "remove it; your own image (serve.image) may set it",
             )
         elif name in OPEN_VARIABLES and value not in ("", "0", "false", "False"):
-            yield Diagnostic("W0659", f"`{name}` {OPEN_VARIABLES[name]}", where, "leave it out")
+            yield Diagnostic("W0659", f"`{name}` {OPEN_VARIABLES[name]}", where, "remove it")
         elif name == blocks.VARIABLE and serve.decode_block_sizes is not None:
             yield Diagnostic(
                 "E0638",
-                f"`{name}` is what serve.decode_block_sizes sets: it would be given twice",
+                f"serve.decode_block_sizes sets `{name}`: it would be given twice",
                 where,
                 "remove it",
                 at_key=True,
@@ -399,4 +399,4 @@ def _misspelt(name: str) -> tuple[str, str | None] | None:
         return None
     who = "vLLM" if name.startswith("VLLM_") else "tpu-inference"
     said = f"did you mean `{close[0]}`?" if close else "remove it, or check its name"
-    return f"{who} {vllm.version()} reads no variable `{name}`, and passes over it without a word", said
+    return f"{who} {vllm.version()} does not read the variable `{name}`, and silently ignores it", said

@@ -58,8 +58,8 @@ def _lengths(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     if refused and (given or len(refused) == len(recipe.benchmark.input_lengths)):
         yield Diagnostic(
             "W0640",
-            f"{listing(f'{n:,}' for n in refused)} tokens in and {output:,} out are more than max_model_len "
-            f"{most:,}: vLLM refuses such requests",
+            f"prompts of {listing(f'{n:,}' for n in refused)} tokens with answers of {output:,} exceed "
+            f"max_model_len {most:,}: vLLM refuses such requests",
             place,
             line("benchmark.input_lengths", fits or [most - output], place)
             if most > output
@@ -108,7 +108,7 @@ def _cache(server: Server, serve: Serve) -> Iterator[Diagnostic]:
 
     if any(vllm.dashed(str(name)) in SIZED_BY_HAND for name in serve.extra_args):
         return
-    more = "a larger tensor_parallel_size or a larger accelerator"
+    more = "a larger tensor_parallel_size, or a larger accelerator"
     if server.limits.sequences_fit == 0:
         yield Diagnostic(
             "E0634",
@@ -139,17 +139,17 @@ def _heads(facts: Facts, server: Server, serve: Serve) -> Iterator[Diagnostic]:
     names = listing(
         f"{kind.layers} {kind.name}" if kind.name != "all" else f"all {kind.layers}" for kind in short
     )
-    fp8 = ", where fp8 saves nothing" if serve.kv_cache_dtype.startswith("fp8") else ""
+    fp8 = ", and fp8 saves nothing" if serve.kv_cache_dtype.startswith("fp8") else ""
     yield Diagnostic(
         "N0607",
         f"{facts.model.title} has {plural(least, 'key/value head')} in {names} layers, fewer than "
-        f"tensor_parallel_size {tp}: each device stores one{fp8}; a token takes {before / 1024:,.0f} KiB "
-        f"of a replica's cache, and {after / 1024:,.0f} KiB at {size} (an estimate)",
+        f"tensor_parallel_size {tp}: each device stores one{fp8}. A token takes {before / 1024:,.0f} KiB of "
+        f"a replica's cache, and would take {after / 1024:,.0f} KiB at {size} (an estimate)",
         "serve.tensor_parallel_size",
-        f"tensor_parallel_size: {size}, data_parallel_size: {replicas}; each replica then holds the "
-        f"weights, and all caches together {fits[1]:,} tokens instead of {fits[0]:,}"
+        f"tensor_parallel_size: {size}, data_parallel_size: {replicas}; each replica then stores the "
+        f"weights, and all caches together hold {fits[1]:,} tokens instead of {fits[0]:,}"
         if fits[1] > 0
-        else f"nothing: at {size} the weights leave a cache no room",
+        else f"nothing: at {size} the weights leave no memory for a cache",
     )
 
 
@@ -169,7 +169,7 @@ def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
     except ValueError:
         yield Diagnostic(
             "E0636",
-            f"{blocks.VARIABLE} is `{serve.env[blocks.VARIABLE]}`, which is not four positive whole numbers",
+            f"{blocks.VARIABLE} must be four positive whole numbers, not `{serve.env[blocks.VARIABLE]}`",
             where,
             f"remove it, and write decode_block_sizes: {recommended}",
         )
@@ -181,8 +181,8 @@ def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
     if queries % queries_at_once or tokens % tokens_at_once:
         yield Diagnostic(
             "E0636",
-            f"a block of {queries} x {tokens} is not whole parts of {queries_at_once} x {tokens_at_once}: "
-            "the decode kernel refuses it",
+            f"a block of {queries} x {tokens} cannot be divided into parts of {queries_at_once} x "
+            f"{tokens_at_once}: the decode kernel refuses it",
             where,
             f"decode_block_sizes: {recommended}",
         )
@@ -190,7 +190,7 @@ def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0636",
             f"blocks of {tokens} and {tokens_at_once} tokens are not whole pages: the cache has pages of "
-            f"{page}, and the decode kernel refuses it",
+            f"{page} tokens, and the decode kernel refuses such blocks",
             where,
             f"decode_block_sizes: {recommended}, or other multiples of {page}",
         )
@@ -223,11 +223,10 @@ def _blocks(server: Server, serve: Serve) -> Iterator[Diagnostic]:
     took = [step.estimate_seconds * 1e3 for step in (before, after)]
     yield Diagnostic(
         "N0635",
-        f"the decode kernel reads {block:,} tokens at a time, and skips little or nothing of what lies "
-        f"before a window of {windowed[0].window:,}: for {plural(sequences, 'sequence')} of {context:,} "
-        f"tokens a step reads {read[0]:.1f} GB of each device's cache in about {took[0]:.1f} ms, and with "
-        f"blocks of {BLOCK:,} it would be {read[1]:.1f} GB in {took[1]:.1f} ms (an estimate, untested on "
-        "hardware)",
+        f"the decode kernel reads {block:,} tokens at a time, and skips few or no tokens before a window of "
+        f"{windowed[0].window:,}. For {plural(sequences, 'sequence')} of {context:,} tokens a step reads "
+        f"{read[0]:.1f} GB of each device's cache in about {took[0]:.1f} ms. With blocks of {BLOCK:,} it "
+        f"would read {read[1]:.1f} GB in {took[1]:.1f} ms (an estimate, untested on hardware)",
         "serve.decode_block_sizes",
         f"decode_block_sizes: {list(recommended)}",
     )
@@ -236,11 +235,11 @@ def _blocks(server: Server, serve: Serve) -> Iterator[Diagnostic]:
 def _useless(serve: Serve, server: Server, windowed: list[Cache], block: int) -> str | None:
     """Why set block sizes change no reads, None where they may."""
     if blocks.batched_kernel(serve):
-        return f"{blocks.BATCHED} runs another kernel, which has no such block sizes"
+        return f"{blocks.BATCHED} runs another kernel, which ignores these block sizes"
     if not windowed:
         if any(kind.window for kind in server.caches):
-            return f"heads of {blocks.SMALL_HEAD} have a kernel of their own, which has no such block sizes"
-        return "the model has no layers with a sliding window: every block is read whatever its size"
+            return f"heads of {blocks.SMALL_HEAD} use another kernel, which ignores these block sizes"
+        return "the model has no layers with a sliding window: blocks of any size are all read"
     window = min(kind.window or 0 for kind in windowed)
     if serve.max_model_len < window + block:
         return (

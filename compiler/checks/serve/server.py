@@ -48,28 +48,28 @@ def _devices(serve: Serve, accelerator: Accelerator) -> Iterator[Diagnostic]:
     if need > accelerator.devices:
         yield Diagnostic("E0602", f"{product}, and {has}", place, better)
     elif need < accelerator.devices:
-        yield Diagnostic("W0602", f"{product}, and {has}: the rest stay idle", place, better)
+        yield Diagnostic("W0602", f"{product}, and {has}: the others stay idle", place, better)
     if accelerator.hosts > 1:
         yield Diagnostic(
             "E0915",
-            f"{accelerator.name} is {accelerator.hosts} hosts, and serving over several hosts is not in "
-            "this version",
+            f"{accelerator.name} has {accelerator.hosts} hosts, and this version cannot serve on several "
+            "hosts",
             "serve.accelerator",
             _one_host(serve),
         )
     if accelerator.generation in supported_by_vllm("experimental"):
         yield Diagnostic(
             "N0609",
-            f"vllm-tpu calls {accelerator.generation} experimental; "
-            f"{listing(supported_by_vllm('advised', 'tested'))} are the ones it is tested on",
+            f"vllm-tpu calls {accelerator.generation} experimental; it is tested on "
+            f"{listing(supported_by_vllm('advised', 'tested'))}",
             "serve.accelerator",
             _one_host(serve),
         )
     if accelerator.generation in supported_by_vllm("no kernel"):
         yield Diagnostic(
             "W0609",
-            f"tpu-inference {version()} has no sizes of its attention kernel for {accelerator.generation}: "
-            "by its sources the server ends with the first compilation",
+            f"tpu-inference {version()} has no block sizes of its attention kernel for "
+            f"{accelerator.generation}: by its source code the server stops at the first compilation",
             "serve.accelerator",
             _one_host(serve),
         )
@@ -95,8 +95,8 @@ def _types(serve: Serve, accelerator: Accelerator) -> Iterator[Diagnostic]:
     if serve.kv_cache_dtype.startswith("fp8") and not accelerator.fp8_kv_cache:
         yield Diagnostic(
             "E0603",
-            f"kv_cache_dtype {serve.kv_cache_dtype}: {where}; vllm-tpu accepts the flag there and keeps "
-            "the cache in bfloat16, at twice the size that was planned with",
+            f"kv_cache_dtype {serve.kv_cache_dtype}: {where}; vllm-tpu accepts the flag there but keeps the "
+            "cache in bfloat16, at twice the planned size",
             "serve.kv_cache_dtype",
             "kv_cache_dtype: auto, or accelerator: v6e-8",
         )
@@ -163,8 +163,8 @@ def _memory(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             "E0608",
             f"the weights of {facts.model.title} take {sizes[0]:.1f} GiB of each device at "
             f"tensor_parallel_size {serve.tensor_parallel_size}, and vLLM uses {sizes[1]:.1f} GiB "
-            f"({_share(serve):.0%}) of a {facts.serve_accelerator.generation} device, with no room for a "
-            "key/value cache",
+            f"({_share(serve):.0%}) of a {facts.serve_accelerator.generation} device, which leaves no "
+            "memory for a key/value cache",
             "serve.tensor_parallel_size",
             _fitting(facts, serve),
         )
@@ -191,7 +191,7 @@ def _fitting(facts: Facts, serve: Serve) -> str:
             return _split(facts, size)
     if weight_size(facts.recipe) == 2 and accelerator.fp8_matmul and whole / 2 / possible[-1] <= most:
         return f"tensor_parallel_size: {possible[-1]}, quantization: fp8"
-    return "an accelerator with more memory, or a smaller model"
+    return "use an accelerator with more memory, or a smaller model"
 
 
 def _share(serve: Serve) -> float:
@@ -207,7 +207,7 @@ def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0605",
             f"max_num_batched_tokens {serve.max_num_batched_tokens} is below max_num_seqs "
-            f"{serve.max_num_seqs}: each request needs a token of every step, and vLLM refuses it",
+            f"{serve.max_num_seqs}: each request needs a token in every step, and vLLM refuses this",
             "serve.max_num_batched_tokens",
             f"max_num_batched_tokens: {max(2048, serve.max_num_seqs)}",
         )
@@ -216,11 +216,11 @@ def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     if whole and serve.max_num_batched_tokens < serve.max_model_len:
         yield Diagnostic(
             "E0610",
-            f"without chunked prefill a prompt is handled in one step: max_num_batched_tokens "
-            f"{serve.max_num_batched_tokens} is below max_model_len {serve.max_model_len}, and vLLM "
-            "refuses it",
+            f"without chunked prefill a prompt is processed in one step: max_num_batched_tokens "
+            f"{serve.max_num_batched_tokens} is below max_model_len {serve.max_model_len}, and vLLM refuses "
+            "this",
             "serve.max_num_batched_tokens",
-            f"max_num_batched_tokens: {serve.max_model_len}, or extra_args without the flag",
+            f"max_num_batched_tokens: {serve.max_model_len}, or remove the flag from extra_args",
         )
     yield from _media(facts, serve, given)
     if serve.max_num_batched_tokens > serve.max_model_len * serve.max_num_seqs:
@@ -234,7 +234,7 @@ def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     if serve.max_model_len < facts.recipe.data.max_length:
         yield Diagnostic(
             "W0617",
-            f"it is trained on up to {facts.recipe.data.max_length:,} tokens and serves "
+            f"the model is trained on up to {facts.recipe.data.max_length:,} tokens and serves "
             f"{serve.max_model_len:,}: longer requests are refused",
             "serve.max_model_len",
             f"max_model_len: {facts.recipe.data.max_length}",
@@ -251,8 +251,8 @@ def _media(facts: Facts, serve: Serve, given: Mapping[str, Any]) -> Iterator[Dia
     if whole and "limit-mm-per-prompt" not in given and serve.max_num_batched_tokens < tokens:
         yield Diagnostic(
             "E0641",
-            f"{facts.model.title} is served with media in one piece, a video in {tokens:,} tokens: "
-            f"max_num_batched_tokens {serve.max_num_batched_tokens:,} is below, and vLLM refuses it",
+            f"{facts.model.title} is served with media in one piece, and a video has {tokens:,} tokens: "
+            f"max_num_batched_tokens {serve.max_num_batched_tokens:,} is smaller, and vLLM refuses this",
             "serve.max_num_batched_tokens",
             f"max_num_batched_tokens: {tokens}, or extra_args: {{limit_mm_per_prompt: {{video: 0}}}}",
         )
@@ -270,17 +270,17 @@ def _image(serve: Serve) -> Iterator[Diagnostic]:
         return
     tag = serve.image.rpartition("/")[2].partition(":")[2]
     if tag in ("", "latest", "nightly"):
-        moving = f"the tag {tag} moves" if tag else "it has no tag, which means latest"
+        moving = f"the tag {tag} moves" if tag else "without a tag it is latest"
         yield Diagnostic(
             "W0613",
-            f"the image `{serve.image}` is another one tomorrow: {moving}",
+            f"the image `{serve.image}` can change at any time: {moving}",
             "serve.image",
             _pinned(serve.image),
         )
     else:
         yield Diagnostic(
             "N0614",
-            f"the image's tag `{tag}` may be moved by its publisher; a digest pins it",
+            f"the publisher can move the image's tag `{tag}`; a digest pins the image",
             "serve.image",
             _pinned(serve.image),
         )
@@ -288,4 +288,4 @@ def _image(serve: Serve) -> Iterator[Diagnostic]:
 
 def _pinned(image: str) -> str:
     """How an image is pinned to what its registry has now."""
-    return f"image: {image}@sha256:..., as `docker buildx imagetools inspect {image}` shows it"
+    return f"image: {image}@sha256:..., which `docker buildx imagetools inspect {image}` shows"

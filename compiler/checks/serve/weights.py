@@ -42,9 +42,9 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "W0660",
             f"vLLM {vllm.version()} has no {architecture_class(facts.model.config)}, which the model's "
-            "config.json names: it takes transformers' model in its place, or does not start",
+            "config.json names: it uses transformers' model instead, or does not start",
             "model.id",
-            "try it before it is relied upon, or leave the serve section out",
+            "test the server before you rely on it, or leave the serve section out",
         )
     if serve.weights == "adapter":
         yield from _adapter(facts, serve)
@@ -65,32 +65,31 @@ def _malformed(model: str) -> Iterator[Diagnostic]:
     if "://" in model:
         if not BUCKET.fullmatch(model) or "/../" in f"{model}/":
             yield Diagnostic(
-                "E0642", f"`{model}` is no gs:// address of a folder", where, f"serve.model is {MODEL_FORMS}"
+                "E0642", f"`{model}` is not a gs:// address of a folder", where, f"write {MODEL_FORMS}"
             )
     elif catalog.is_directory(model) or model.startswith("."):
         climbs = not model.startswith(("/", "~")) and ".." in model.split("/")
         if climbs:
             yield Diagnostic(
                 "E0642",
-                f"`{model}` leaves the artifact's folder, which runs where it is copied to",
+                f"`{model}` leaves the artifact's folder: a copy of the artifact would not find it",
                 where,
-                "remove the line, and name the folder by MODEL_DIR when the server is started; or write an "
-                "absolute folder",
+                "remove the line, and name the folder with MODEL_DIR when you start the server; or write an "
+                "absolute path",
             )
         elif not FOLDER.fullmatch(model) or (model.startswith("~") and not model.startswith("~/")):
             yield Diagnostic(
                 "E0642",
-                f"`{model}` is no folder that every shell and container engine reads alike",
+                f"shells and container engines do not all read the folder `{model}` the same way",
                 where,
-                "use letters, digits and ._/@+=- alone",
+                "use only letters, digits and ._/@+=-",
             )
     elif not HUB_ID.fullmatch(model) or "/" not in model:
         yield Diagnostic(
             "E0642",
             f"`{model}` is neither a folder nor a Hugging Face id",
             where,
-            f"serve.model is {MODEL_FORMS}"
-            + (f"; did you mean `./{model}`?" if FOLDER.fullmatch(model) else ""),
+            f"write {MODEL_FORMS}" + (f"; did you mean `./{model}`?" if FOLDER.fullmatch(model) else ""),
         )
 
 
@@ -100,29 +99,30 @@ def _unlike(recipe: Recipe, serve: Serve, model: str) -> Iterator[Diagnostic]:
     if serve.weights == "merged" and model == recipe.model.id:
         yield Diagnostic(
             "W0643",
-            f"`{model}` is the model that training starts from: without merged weights or an adapter the "
-            "server answers as if nothing had been trained",
+            f"`{model}` is the model before training: without merged weights or an adapter the server "
+            "answers like the base model",
             where,
             "model: null serves merge.output; or weights: adapter",
         )
     elif serve.weights == "merged" and hub:
         yield Diagnostic(
             "N0643",
-            f"the server loads `{model}` from the Hugging Face hub, where the merged weights have to be",
+            f"the server loads `{model}` from the Hugging Face hub, so the merged weights must be there",
             where,
-            f"nothing where they were uploaded; a folder is written ./{model}",
+            f"change nothing if they were uploaded; a folder is written as ./{model}",
         )
     elif serve.weights == "adapter" and _folder(model) == _folder(recipe.merge.output):
         yield Diagnostic(
             "W0643",
-            f"`{model}` is where the merged weights go, which hold the adapter already: it would count twice",
+            f"`{model}` is the folder of the merged weights, which already contain the adapter: it would be "
+            "applied twice",
             where,
-            "model: null serves the adapter beside its base; or weights: merged",
+            "model: null serves the adapter with its base; or weights: merged",
         )
     elif serve.weights == "adapter" and hub and model != recipe.model.id:
         yield Diagnostic(
             "W0643",
-            f"the adapter is trained on `{recipe.model.id}`, and would be added to `{model}`",
+            f"the adapter is trained for `{recipe.model.id}`, and would be applied to `{model}`",
             where,
             f"model: {recipe.model.id}",
         )
@@ -141,7 +141,7 @@ def _adapter(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             "E0644",
             "there is no adapter to serve: the recipe has no lora section"
             if recipe.lora is None
-            else "there is no adapter to serve: merge.adapter is false, and merging writes none",
+            else "there is no adapter to serve: merge.adapter is false",
             where,
             f"weights: merged, or add {added}",
         )
@@ -171,32 +171,32 @@ def _adapter(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     if words := _beside_projections(facts):
         yield Diagnostic(
             "E0645",
-            f"vLLM {vllm.version()} on TPUs serves adapters of projections alone; those of "
-            f"{listing(words)} are served merged",
+            f"vLLM {vllm.version()} on TPUs serves only adapters of projections; those of "
+            f"{listing(words)} must be merged",
             where,
             "weights: merged",
         )
     elif not features.takes_adapters(config):
         yield Diagnostic(
             "E0645",
-            f"vLLM {vllm.version()} serves no adapters of {title}",
+            f"vLLM {vllm.version()} does not serve adapters of {title}",
             where,
             "weights: merged",
         )
     elif features.runs_jax_model(config, serve):
         yield Diagnostic(
             "E0645",
-            f"tpu-inference {vllm.version()} runs {title} by a JAX model of its own, which takes no "
-            "adapters: the server ends while it warms up",
+            f"tpu-inference {vllm.version()} runs {title} with its own JAX model, which does not support "
+            "adapters: the server ends during warm-up",
             where,
-            "weights: merged; or env: {MODEL_IMPL_TYPE: vllm} for vLLM's own model, which takes them and is "
-            "untried on TPUs",
+            "weights: merged; or env: {MODEL_IMPL_TYPE: vllm} for vLLM's own model, which supports them and "
+            "is untested on TPUs",
         )
     else:
         yield Diagnostic(
             "N0647",
-            f"vLLM's own model of {title} on torchax takes the adapter by its sources; on a CPU that was "
-            "tried, on a TPU it was not",
+            f"by its source code, vLLM's own model of {title} on torchax supports the adapter; this was "
+            "tested on a CPU, and not on a TPU",
             where,
         )
 
@@ -214,8 +214,8 @@ def _address(serve: Serve) -> Iterator[Diagnostic]:
     if not is_loopback(serve.host):
         yield Diagnostic(
             "N0633",
-            f"the server listens on {serve.host}, where others than its own machine reach it: it starts with "
-            "VLLM_API_KEY set in its environment alone, and asks every client for that key",
+            f"the server listens on {serve.host}, which other machines can reach: it starts only with "
+            "VLLM_API_KEY in its environment, and every client needs that key",
             "serve.host",
-            "host: 127.0.0.1 needs no key; it guards /v1, and not /health or /metrics",
+            "host: 127.0.0.1 needs no key; a key protects /v1, but not /health and /metrics",
         )
