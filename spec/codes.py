@@ -515,6 +515,23 @@ LORA: dict[str, Code] = {
         "of projections do not change it.",
         "`lora: {train_also: [embed_tokens, lm_head]}`.",
     ),
+    "E0330": Code(
+        "what adapters that start from the base's weights do not go with",
+        "pissa, olora and loftq give each linear layer an A and a B of its own, whose product is a part of "
+        "its weight. Experts are no linear layers in transformers; k_proj and v_proj under kv: shared have "
+        "one A; no part of a weight has a rank above its own; an objective that asks the model that training "
+        "starts from would ask the base without that part; and loftq makes good what nf4 loses.",
+        "What the message names, or `init: peft`.",
+    ),
+    "W0331": Code(
+        "first values that take long to compute",
+        "With pissa and loftq the largest singular values of each weight are computed when the run begins, "
+        "on the host of process 0, while its accelerators wait. The figure is an estimate, from what one "
+        "weight of 5,376 x 21,504 took a CPU core. A resumed run reads what was computed. Where there are "
+        "several hosts, RECIPEC_BARRIER_TIMEOUT has to give the others that time.",
+        "`init: pissa_niter_4` or `pissa_niter_16`, PEFT's iterations, which come near the same values; or "
+        "`init: olora`, which takes seconds.",
+    ),
     "E0321": Code(
         "what DoRA does not go with",
         "DoRA scales the outputs of the frozen weight with its adapter to trained magnitudes. PEFT has none "
@@ -1386,6 +1403,13 @@ UNAVAILABLE: dict[str, Code] = {
         "noise on embeddings under TorchAX",
         "The TorchAX backend runs transformers' embedding as it is.",
         "`neftune_noise_alpha: null`, or build without `--backend torchax`.",
+    ),
+    "E0950": Code(
+        "adapters that start from weights stored quantised, by another backend",
+        "TRL's run loads its base by bitsandbytes, which quantises as it loads, and whose weights cannot be "
+        "quantised without a part of them here. TorchAX stores nf4 in other blocks than train.py, and has no "
+        "LoftQ.",
+        "`init: peft` or `quantize: null`, or build without that `--backend`.",
     ),
     "E0942": Code(
         "DoRA under TorchAX",

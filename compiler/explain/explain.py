@@ -293,6 +293,10 @@ def _lora(program: Program) -> list[str]:
             f"{held:,} further numbers of B are held at zero, so that fused projections train what PEFT "
             "trains (first in the optimizer chain)"
         )
+    if lora.principal:
+        part = "what nf4 loses of it" if lora.init == "loftq" else "a part of it, without which it is frozen"
+        out.append(f"{lora.init}: a weight's adapter starts as {part}")
+        out.append("merge writes an adapter of twice the rank, which belongs to the base as it is")
     if lora.products:
         out.append(f"products with the frozen weights are in {product_types(program)}{_rates(program)}")
         out.append("activations are rounded row by row: docs/numerics.md says what that costs in quality")

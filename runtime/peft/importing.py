@@ -86,17 +86,36 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
             _BUILD.format("lora.train_also: []") + "; or " + MERGE,
         )
     found = without_copies(unwrapped(found, base), base)
-    adapters = build_adapters(base.family, base.architecture, settings)
-    check_modules(found, adapters, base, settings)
-    check_scales(found, adapters, settings)
+    wanted, initial = _wanted(found, settings), None
+    adapters = build_adapters(base.family, base.architecture, wanted)
+    check_modules(found, adapters, base, wanted)
+    check_scales(found, adapters, wanted)
     check_shapes(found, adapters)
     arrays, change = _join(found, adapters, np.dtype(settings.dtype))
+    if settings.principal:
+        from ..model.principal import halved
+
+        values = {
+            name: parts
+            for a in adapters
+            for name, parts in a.split(*(arrays[path] for path, *_ in a.arrays)).items()
+        }
+        trained, initial = halved(values)
+        arrays = {
+            path: array
+            for a in build_adapters(base.family, base.architecture, settings)
+            for (path, *_), array in zip(a.arrays, a.join(trained), strict=True)
+        }
     for note in _notes(found, settings, record, base, change):
         print(f"note: {note}")
 
     from ..checkpoints.saving import Checkpoints
 
     write_record(target, artifact)
+    if initial is not None:
+        from ..model.principal import write_initial
+
+        write_initial(target, initial)
     checkpoints = Checkpoints(target, keep=1)
     checkpoints.write_imported(
         arrays,
@@ -112,6 +131,26 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
         "train.py --resume trains on from it"
     )
     return 0
+
+
+def _wanted(found: PeftAdapter, settings: LoraSettings) -> LoraSettings:
+    """The settings of the adapter that a recipe's run exports, which an import takes.
+
+    Raises:
+        UserError: when the recipe's adapters start from the base's weights, and it has not twice their rank.
+    """
+    if not settings.principal:
+        return settings
+    from ..model.principal import plain
+
+    wanted = plain(settings)
+    if found.config.rank != wanted.rank:
+        raise UserError(
+            f"{found.path}: has rank {found.config.rank}; with lora.init: {settings.init} a run's adapter of "
+            f"rank {settings.rank} is exported, and imported, with twice that",
+            _BUILD.format(f"lora.init: peft, lora.rank: {found.config.rank}"),
+        )
+    return wanted
 
 
 def check_modules(

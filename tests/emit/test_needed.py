@@ -74,6 +74,8 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
         (["train.objective=dpo", "data.format=preference", "data.packing=false"], "training.preference"),
         (["lora.quantize=nf4"], "model.quantize"),
         (["lora.kind=dora", "lora.dropout=0"], "model.dora"),
+        (["lora.init=olora"], "training.first_values"),
+        (["lora.init=loftq", "lora.quantize=nf4"], "training.loftq"),
         (["model.add_tokens={<a>: <unused0>}"], "data.new_tokens"),
         (["train.neftune_noise_alpha=5"], "model.noise"),
         (["train.objective=dpo", "data.format=preference", "data.packing=false"], "data.preferences"),

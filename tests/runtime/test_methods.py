@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +54,31 @@ def test_twenty_steps_of_dora_are_those_of_peft(case: str, targets: tuple[str, .
     with jax.default_matmul_precision("highest"):
         axes, more = {"fsdp": 2, "tp": 2}, {"kind": "dora", "plus_ratio": 2.0}
         alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=targets, **more)
+    print(alike)
+    assert alike.losses <= 1e-5 * alike.of_loss
+    assert alike.gradients <= 1e-4
+    assert alike.parameters <= 0.02 * alike.moved
+    assert alike.moved > 5e-3
+
+
+@pytest.mark.parametrize(
+    ("case", "axes", "methods"),
+    [
+        ("phi3", {"fsdp": 2, "tp": 2}, {"init": "pissa", "rslora": True, "rank_pattern": {"o_proj": 3}}),
+        ("gemma3", {"fsdp": 1, "tp": 1}, {"init": "olora", "kind": "dora"}),
+    ],
+)
+def test_twenty_steps_from_the_weights_principal_part_are_those_of_peft(
+    case: str, axes: dict[str, int], methods: dict[str, Any], tmp_path: Path
+) -> None:
+    """PEFT takes the adapters' first product out of the base itself."""
+    import jax
+
+    make_base = tiny.make_gemma3 if case == "gemma3" else partial(make, case)
+    model = make_base(tmp_path / "base")
+    targets = EVERY if case == "phi3" else ("q_proj", "v_proj", "down_proj")
+    with jax.default_matmul_precision("highest"):
+        alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=targets, **methods)
     print(alike)
     assert alike.losses <= 1e-5 * alike.of_loss
     assert alike.gradients <= 1e-4
@@ -115,3 +141,20 @@ def test_adapters_start_as_their_init_says(init: str, which: int) -> None:
     expected = 1 / 8 if init == "gaussian" else (8 * 3) ** -0.5
     assert abs(drawn.std() - expected) < 0.02 * expected
     assert init == "gaussian" or np.abs(drawn).max() <= 8**-0.5
+
+
+def test_the_fast_svd_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the same random directions, of which it takes none beyond the rank."""
+    import torch
+
+    from recipec.runtime.model.principal import svd_lowrank
+
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((48, 80)).astype(np.float32)
+    drawn = torch.tensor(np.random.default_rng(1).standard_normal((48, 6), dtype=np.float32))
+    monkeypatch.setattr(torch, "randn", lambda *shape, **_: drawn)
+    u, s, v = torch.svd_lowrank(torch.tensor(weight), 6, niter=2)
+    found = svd_lowrank(weight, 6, 2, np.random.default_rng(1))
+    assert np.allclose(found[1], s.numpy(), rtol=1e-5)
+    expected = (u * s @ v.T).numpy()
+    assert np.abs(found[0] * found[1] @ found[2] - expected).max() <= 1e-5 * np.abs(expected).max()
