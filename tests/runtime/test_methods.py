@@ -143,6 +143,32 @@ def test_adapters_start_as_their_init_says(init: str, which: int) -> None:
     assert init == "gaussian" or np.abs(drawn).max() <= 8**-0.5
 
 
+def test_a_resumed_run_reads_its_first_values_on_whatever_mesh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it freezes and begins with are those of its beginning to the bit; without them it says so."""
+    from recipec.runtime.checkpoints.record import INITIAL
+    from recipec.runtime.errors import UserError
+    from recipec.runtime.training import first_values
+
+    make("phi3", tmp_path / "base")
+    lora = {"init": "pissa_niter_2", "targets": EVERY, "kept": tmp_path}
+    began = training.build(tmp_path / "base", {"fsdp": 2, "tp": 2}, **lora)[1]
+    plain = training.build(tmp_path / "base", {"fsdp": 2, "tp": 2}, targets=EVERY)[1]
+    monkeypatch.setattr(first_values, "first_values", None)
+    again = training.build(tmp_path / "base", {"fsdp": 1, "tp": 1}, **lora)[1]
+    weights = [training.weights(built) for built in (began, again, plain)]
+    arrays = [training.adapters(built) for built in (began, again)]
+    assert all(np.array_equal(arrays[0][path], arrays[1][path]) for path in arrays[0])
+    assert all(np.array_equal(weights[0][path], weights[1][path]) for path in weights[0])
+    changed = {path for path in weights[0] if not np.array_equal(weights[0][path], weights[2][path])}
+    assert changed == {adapter.target.weight for adapter in began.adapters}
+    whole = (tmp_path / INITIAL).read_bytes()
+    (tmp_path / INITIAL).write_bytes(whole[:-100])
+    with pytest.raises(UserError, match="cannot be read"):
+        training.build(tmp_path / "base", {"fsdp": 1, "tp": 1}, **lora)
+
+
 def test_the_fast_svd_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the same random directions, of which it takes none beyond the rank."""
     import torch

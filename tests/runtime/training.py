@@ -164,6 +164,14 @@ def adapters(built: Any) -> dict[str, np.ndarray]:
     }
 
 
+def weights(built: Any) -> dict[str, np.ndarray]:
+    """The frozen arrays of a model by path."""
+    from flax import nnx
+
+    frozen = nnx.state(built.model, lambda _, variable: type(variable) is nnx.Param)
+    return {".".join(map(str, path)): np.asarray(one.get_raw_value()) for path, one in frozen.flat_state()}
+
+
 def placed(module: Any) -> list[Any]:
     """All arrays of a model, as they lie on its devices."""
     from flax import nnx
