@@ -65,7 +65,9 @@ def test_twenty_steps_of_dora_are_those_of_peft(case: str, targets: tuple[str, .
     ("case", "axes", "methods"),
     [
         ("phi3", {"fsdp": 2, "tp": 2}, {"init": "pissa", "rslora": True, "rank_pattern": {"o_proj": 3}}),
-        ("gemma3", {"fsdp": 1, "tp": 1}, {"init": "olora", "kind": "dora"}),
+        pytest.param(
+            *("gemma3", {"fsdp": 1, "tp": 1}, {"init": "olora", "kind": "dora"}), marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_twenty_steps_from_the_weights_principal_part_are_those_of_peft(
