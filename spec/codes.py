@@ -570,6 +570,23 @@ LORA: dict[str, Code] = {
         "`init` says how fresh adapters start, and `start_from` gives them other values.",
         "One of the two.",
     ),
+    "E0330": Code(
+        "init cannot be combined with this",
+        "pissa, olora and loftq give each linear layer its own A and B, whose product is a part of its weight. "
+        "Experts are not linear layers in transformers. k_proj and v_proj share one A with kv: shared. No part "
+        "of a weight has a higher rank than the weight. The reference model of an objective would lack that "
+        "part. loftq makes up for what nf4 loses, and start_from brings other values.",
+        "Change what the message names, or write `init: peft`.",
+    ),
+    "W0331": Code(
+        "first values that take long to compute",
+        "With pissa and loftq the largest singular values of each weight are computed when the run begins, "
+        "on the host of process 0, while its accelerators wait. The figure is an estimate, from what one "
+        "weight of 5,376 x 21,504 took a CPU core. A resumed run reads what was computed. Where there are "
+        "several hosts, RECIPEC_BARRIER_TIMEOUT has to give the others that time.",
+        "`init: pissa_niter_4` or `pissa_niter_16`, PEFT's iterations, which come near the same values; or "
+        "`init: olora`, which takes seconds.",
+    ),
     "E0321": Code(
         "DoRA cannot be combined with this",
         "DoRA scales the outputs of each projection to trained magnitudes. PEFT has no DoRA for experts and "
@@ -1482,6 +1499,13 @@ UNAVAILABLE: dict[str, Code] = {
         "embedding noise with TorchAX",
         "The TorchAX backend runs transformers' embedding without changes.",
         "Write `neftune_noise_alpha: null`, or build without `--backend torchax`.",
+    ),
+    "E0950": Code(
+        "adapters that start from weights stored quantised, by another backend",
+        "TRL's run loads its base by bitsandbytes, which quantises as it loads, and whose weights cannot be "
+        "quantised without a part of them here. TorchAX stores nf4 in other blocks than train.py, and has no "
+        "LoftQ.",
+        "`init: peft` or `quantize: null`, or build without that `--backend`.",
     ),
     "E0942": Code(
         "DoRA with TorchAX",

@@ -69,6 +69,10 @@ def _on_hosts(program: Program) -> bool:
     return program.accelerator.hosts > 1
 
 
+def _starts_from_weights(program: Program) -> bool:
+    return program.lora is not None and program.lora.principal
+
+
 OPTIONAL: Mapping[str, Asked] = {
     **dict(_families()),
     "runtime.model.attention": _by_kernel,
@@ -105,6 +109,9 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.weights.grown": lambda program: program.recipe.model.vocab_size,
     "runtime.data.new_tokens": lambda program: program.recipe.model.add_tokens,
     "runtime.model.dora": lambda program: program.lora and program.lora.kind == "dora",
+    "runtime.model.principal": _starts_from_weights,
+    "runtime.training.first_values": _starts_from_weights,
+    "runtime.training.loftq": lambda program: program.lora and program.lora.init == "loftq",
     "runtime.model.noise": lambda program: program.recipe.train.neftune_noise_alpha,
     "runtime.model.eight_bits": lambda program: program.lora and program.lora.products,
     "runtime.metrics.remote": lambda program: "://" in program.recipe.checkpoint.directory,

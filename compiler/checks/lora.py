@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import flow, in_layers, listing, plural, ranges
-from recipec.runtime.model.adapters import build_adapters, by_pattern, matches, meant, trained_whole
+from recipec.runtime.model.adapters import (
+    Adapter,
+    Projection,
+    build_adapters,
+    by_pattern,
+    matches,
+    meant,
+    principal,
+    trained_whole,
+)
 from recipec.runtime.model.families.base import LoraTarget
 from recipec.runtime.model.reach import expert_layer, reach
 from recipec.runtime.training.objectives import OBJECTIVES
@@ -323,6 +332,7 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         )
     yield from _cancelled(facts, section)
     yield from _dora(facts, section)
+    yield from _principal(facts, section)
     yield from _whole(facts, section)
     yield from _products(facts, section)
     usual = round(section.rank**0.5) if section.rslora else section.rank
@@ -357,7 +367,12 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
 def _cancelled(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     """Where B's first gradient was seen to come out otherwise than on every other mesh."""
     a = facts.accelerator
-    if a is None or section.init == "zero_a" or (a.generation, a.chips) != ("v5p", 4):
+    if (
+        a is None
+        or section.init == "zero_a"
+        or principal(section.init)
+        or (a.generation, a.chips) != ("v5p", 4)
+    ):
         return
     if facts.axes.get("fsdp", 1) == a.devices:
         yield Diagnostic(
@@ -400,6 +415,84 @@ def _dora(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "E0321", f"kind: dora cannot be combined with {what}", given, f"{help}; or kind: lora"
             )
+
+
+CORE_SECONDS = (6e-11, 5.5e-10)
+"""Of a CPU core, to find a weight's largest singular values, for each number of k^2 l and of k^3 where it is
+k x l and k the smaller. Measured once: 10 s of 2,048 x 8,192, 100 s of 5,376 x 21,504."""
+LONG = 3600.0
+"""Core seconds that are said."""
+
+
+def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
+    """What adapters that are a part of the base's weights do not go with, and what they take to compute."""
+    if not principal(section.init):
+        return
+    objective, init = facts.recipe.train.objective, f"init: {section.init}"
+    words = [s.words[0] for s in facts.lora_targets if s.parameter and _adapted(facts, section, s)]
+    adapters = []
+    if facts.model is not None and facts.lora is not None:
+        try:
+            adapters = build_adapters(facts.model.family, facts.model.architecture, facts.lora)
+        except ValueError:  # `_patterns` says why
+            return
+    linear = [a for a in adapters if not a.target.parameter]
+    sizes = {part.name: (part.rank, *_matrix(a, part)) for a in linear for part in a.projections}
+    narrow = next((name for name, (rank, *size) in sizes.items() if rank > min(size)), None)
+    unstored = section.init == "loftq" and section.quantize != "nf4"
+    for wrong, what, path, help in (
+        (
+            words,
+            f"{listing(dict.fromkeys(words))}, whose weights are not decomposed",
+            "lora.targets",
+            "targets without these",
+        ),
+        (any(a.shared for a in linear), "one A for k_proj and v_proj", "lora.kv", "kv: independent"),
+        (
+            OBJECTIVES[objective].reference,
+            f"{objective}, whose reference is the model before training: the frozen weights are others",
+            "train.objective",
+            "another objective",
+        ),
+        (unstored, "weights that are not stored in nf4", "lora.quantize", "quantize: nf4"),
+        (
+            section.start_from,
+            "start_from, whose adapter has its own values",
+            "lora.start_from",
+            "no start_from",
+        ),
+        (
+            narrow,
+            f"a rank above the width {min(sizes[narrow][1:]) if narrow else 0} of {narrow}",
+            "lora.rank",
+            f"rank: {min(min(size) for _, *size in sizes.values())}" if narrow else "",
+        ),
+    ):
+        if wrong:
+            given = facts.first_given(path, "lora.init")
+            yield Diagnostic(
+                "E0330", f"{init} cannot be combined with {what}", given, f"{help}; or init: peft"
+            )
+    if section.init not in ("pissa", "loftq"):
+        return
+    squares, cubes = CORE_SECONDS
+    shapes = [sorted(size) for _, *size in sizes.values()]
+    seconds = sum(squares * k * k * wide + cubes * k**3 for k, wide in shapes)
+    if seconds > LONG:
+        faster = "pissa_niter_16" if section.init == "pissa" else "peft"
+        yield Diagnostic(
+            "W0331",
+            f"{init} finds the largest singular values of {len(sizes):,} weights before the first step: "
+            f"about {seconds / 3600:.1f} hours of a CPU core, on the host of process 0 (an estimate)",
+            "lora.init",
+            f"init: {faster}",
+        )
+
+
+def _matrix(adapter: Adapter, part: Projection) -> tuple[int, int]:
+    """Outputs and inputs of a projection."""
+    low, high, *_ = adapter.shapes(part)
+    return high[0], low[1]
 
 
 def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:

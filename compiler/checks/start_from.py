@@ -8,6 +8,7 @@ from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.sources import escapes, leads_out
 from recipec.runtime.errors import UserError
+from recipec.runtime.model.adapters import principal
 from recipec.runtime.peft.adapter import PeftConfig, open_adapter
 from recipec.runtime.peft.fitting import BUILD, fitting
 from recipec.spec.diagnostics import Diagnostic
@@ -21,8 +22,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     section = facts.recipe.lora
     if section is None or section.start_from is None:
         return
-    if "init" in section.model_fields_set:
-        message = "init has no effect: the adapters begin with those of start_from"
+    if "init" in section.model_fields_set and not principal(section.init):
+        message = "init has no effect: the adapters start with the values of start_from"
         yield Diagnostic("N0343", message, "lora.init", "remove the line")
     elsewhere = "://" in section.start_from or escapes(section.start_from)
     if elsewhere or leads_out(facts.folder, section.start_from) or facts.model is None or facts.lora is None:

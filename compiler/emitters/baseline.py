@@ -16,6 +16,7 @@ from recipec.compiler.lowering.optimization import hyperparameters
 from recipec.compiler.lowering.settings import run_settings
 from recipec.compiler.lowering.sizes import needs_master_weights
 from recipec.compiler.wording import listing
+from recipec.runtime.model.adapters import principal
 from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -99,6 +100,14 @@ def check(program: Program) -> Iterator[Diagnostic]:
             else f"--backend trl: PEFT cannot train on weights in {lora.quantize} as train.py does",
             "lora.quantize",
             "quantize: nf4, which is the same in both, or build without --backend trl",
+        )
+    if lora is not None and lora.quantize == "nf4" and principal(lora.init):
+        yield Diagnostic(
+            "E0950",
+            f"--backend trl: bitsandbytes quantises the base as it loads it, and init: {lora.init} is "
+            "computed from the base before",
+            "lora.init",
+            "init: peft, or build without --backend trl",
         )
     if lora is not None and lora.quantize == "nf4" and program.architecture.routing[0]:
         yield Diagnostic(

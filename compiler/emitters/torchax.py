@@ -81,6 +81,13 @@ def check(program: Program) -> Iterator[Diagnostic]:
             f"kind: lora, or {USE_TUNIX}",
         )
     yield from check_whole(program, "torchax")
+    if program.lora is not None and program.lora.init == "loftq":
+        yield Diagnostic(
+            "E0950",
+            "--backend torchax stores nf4 in blocks of its own, of which no LoftQ is computed",
+            "lora.init",
+            f"init: peft, or {USE_TUNIX}",
+        )
     if recipe.train.neftune_noise_alpha is not None:
         yield Diagnostic(
             "E0941",

@@ -300,6 +300,10 @@ def _lora(program: Program) -> list[str]:
         )
     if lora.start_from:
         out.append(f"training begins with the adapter {lora.start_from}, with a new optimizer, at step 0")
+    if lora.principal:
+        part = "what nf4 loses of it" if lora.init == "loftq" else "a part of it, without which it is frozen"
+        out.append(f"{lora.init}: a weight's adapter starts as {part}")
+        out.append("merge writes an adapter of twice the rank, for the unchanged base")
     if lora.products:
         out.append(f"products with the frozen weights are in {product_types(program)}{_rates(program)}")
         out.append("activations are rounded row by row: docs/numerics.md says what that costs in quality")

@@ -162,7 +162,11 @@ def _run(
 
 
 def _has_control(program: Program, backends: Sequence[Backend]) -> bool:
-    return Backend.TRL in backends and program.lora is not None and facts_of(program.family.name).chaotic
+    """Whether another run shows how small differences grow. There is none where adapters start from the
+    base's weights, and not from an adapter that can be given."""
+    if program.lora is None or program.lora.principal or Backend.TRL not in backends:
+        return False
+    return facts_of(program.family.name).chaotic
 
 
 def _expected(program: Program, backends: Sequence[Backend]) -> Mapping[str, float]:

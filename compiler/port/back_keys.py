@@ -17,6 +17,7 @@ from recipec.compiler.port.dialects.llamafactory import LOSSES
 from recipec.compiler.port.meaning import experts, templates
 from recipec.compiler.port.meaning.adapters import modules, prefix_of
 from recipec.compiler.port.names import known
+from recipec.runtime.model.adapters import principal
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.language import DataSource, Lora, Recipe
 
@@ -279,6 +280,9 @@ def _llamafactory(config: Config) -> None:
     keys["flash_attn"] = "fa2" if config.flashes else "sdpa"
     if lora is not None:
         keys |= {"use_dora": True} if lora.kind == "dora" else {}
+        if lora.init.startswith("pissa"):
+            iterations = int(lora.init.partition("_niter_")[2] or -1)
+            keys |= {"pissa_init": True, "pissa_iter": iterations, "pissa_convert": True}
         keys["lora_target"] = ",".join(targets(config)[0])
         config.start("adapter_name_or_path")
         if lora.quantize in ("nf4", "int8"):
@@ -374,7 +378,8 @@ def _axolotl(config: Config) -> None:
         found, regular, parameters = targets(config)
         keys["lora_target_modules"] = regular or found
         keys |= {"lora_target_parameters": parameters} if parameters else {}
-        keys |= {"peft_init_lora_weights": lora.init} if lora.init == "gaussian" else {}
+        if lora.init == "gaussian" or (principal(lora.init) and lora.init != "loftq"):
+            keys["peft_init_lora_weights"] = lora.init
         config.start("lora_model_dir")
         if lora.quantize == "nf4":
             exact = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False}

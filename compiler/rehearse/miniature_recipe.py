@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from recipec.compiler.lowering.program import Program
 from recipec.runtime.data.new_tokens import padded
-from recipec.runtime.model.adapters import by_pattern, meant
+from recipec.runtime.model.adapters import build_adapters, by_pattern, meant, principal
 from recipec.runtime.model.families import family_of
 from recipec.runtime.model.families.base import Architecture, Family
 from recipec.runtime.model.partition_rules import data_parallel
@@ -138,14 +138,18 @@ def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small:
     if program.lora.layers is not None:
         lora["layers"] = _fewer_layers(program.lora.layers, program.architecture, small)
     lora["start_from"] = None  # an adapter of the original
-    lora["rank"] = min(lora["rank"], small.hidden_size)
+    most = small.hidden_size
+    if principal(lora["init"]):  # no part of a weight has a rank above its own
+        adapters = build_adapters(family, small, replace(program.lora, layers=None))
+        most = min(min(p.shapes(x)[0][1], p.shapes(x)[1][0]) for p in adapters for x in p.projections)
+    lora["rank"] = min(lora["rank"], most)
     lora["alpha"] = program.lora.alpha * lora["rank"] / program.lora.rank
     sites = family.all_targets(small)
     modules = [module for site in sites for module in site.modules]
     for key in ("rank_pattern", "alpha_pattern"):
         # A pattern of layers that the miniature does not have has nothing to say there.
         lora[key] = {
-            pattern: min(value, small.hidden_size) if key == "rank_pattern" else value
+            pattern: min(value, most) if key == "rank_pattern" else value
             for pattern, value in lora[key].items()
             if any(by_pattern({pattern: 1}, module, 0) for module in modules)
         }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.lowering.families import architecture_class
 from recipec.compiler.serving.flags import flags
+from recipec.runtime.model.adapters import principal
 
 if TYPE_CHECKING:
     from recipec.spec.language import Recipe, Serve
@@ -57,7 +58,8 @@ def adapter_rank(recipe: Recipe) -> int:
     """The largest rank that the recipe's adapter has, by which vLLM judges it; 0 without a lora section."""
     if recipe.lora is None:
         return 0
-    return max([recipe.lora.rank, *recipe.lora.rank_pattern.values()])
+    largest = max([recipe.lora.rank, *recipe.lora.rank_pattern.values()])
+    return 2 * largest if principal(recipe.lora.init) else largest
 
 
 def lora_ranks() -> tuple[int, ...]:

@@ -6,7 +6,7 @@ Everything is in Hugging Face's layout: a projection goes by its name within the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,11 @@ def start(base: HFCheckpoint, lora: LoraSettings, seed: int, adapter: Path | str
     adapters = build_adapters(base.family, base.architecture, lora)
     if adapter is None:
         return initial_adapters(adapters, lora, seed)
+    if lora.principal:
+        raise UserError(
+            f"--adapter {adapter}: with lora.init: {lora.init} the adapters start from the base's weights",
+            "build the recipe with lora.init: peft",
+        )
     found = fitting(open_adapter(adapter), base, lora)
     out = {}
     for name, tensors in found.tensors.items():
@@ -154,6 +159,21 @@ def set_adapters(model: Any, base: HFCheckpoint, values: Pairs) -> None:
             parts = dict(zip(PARTS, values[module], strict=False))
             if which.removeprefix("lora_") in parts:  # PEFT has computed the magnitudes that DoRA begins with
                 parameter.copy_(torch.from_numpy(np.array(parts[which.removeprefix("lora_")], np.float32)))
+
+
+def set_base(model: Any, base: HFCheckpoint, names: Iterable[str], frozen: HFCheckpoint) -> None:
+    """Gives a model of `attach` other weights under its adapters, in place.
+
+    Args:
+        names: of the projections.
+        frozen: what has their weights, as the base has them by name.
+    """
+    import torch
+
+    with torch.no_grad():
+        for name in names:
+            parameter = model.get_parameter(f"{WRAPPER}{module_prefix(base)}{name}.base_layer.weight")
+            parameter.copy_(torch.from_numpy(frozen.read(f"{base.prefix}{name}.weight")))
 
 
 def adapter_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:

@@ -28,17 +28,27 @@ MODEL = "model"
 
 
 def save_adapter(
-    folder: Path, base: HFCheckpoint, model: ModelSettings, lora: LoraSettings, values: Pairs
+    folder: Path,
+    base: HFCheckpoint,
+    model: ModelSettings,
+    lora: LoraSettings,
+    values: Pairs,
+    initial: Pairs | None = None,
 ) -> None:
     """Writes adapter_config.json and adapter_model.safetensors as merge.py does.
 
     Args:
         folder: is created; an adapter that is there is replaced, once the new one is whole.
         values: A [rank, in], B [out, rank] and of DoRA the magnitudes [out], by module within the decoder.
+        initial: those that they began with, where these are a part of the base's weights.
 
     Raises:
         UserError: when they cannot be written.
     """
+    if initial is not None:
+        from ..model.principal import joined, plain
+
+        lora, values = plain(lora), joined(values, initial)
     deltas = {name: Delta(a, b, lora.scale_of(name), *m) for name, (a, b, *m) in values.items()}
 
     def write(target: Path) -> None:

@@ -70,7 +70,8 @@ class TrainedAdapters:
         step: the optimizer step that they were saved at.
         record: the recipe.lock.json of the run.
         lock: its bytes.
-        settings: the recipe's `lora` section.
+        settings: the recipe's `lora` section; of adapters that started from the base's weights, that of
+            plain ones which change the base as much (`runtime.model.principal.plain`).
         adapters: their layout.
         arrays: of each adapter, by its weight's path, as Tunix has them: in the order of Adapter.arrays.
         parameters: those that were trained whole.
@@ -211,9 +212,17 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
         if not np.isfinite(leaves[path].astype(np.float32, copy=False)).all():
             raise UserError(f"{where}: {path} holds values that are not finite", "take an earlier --step")
     arrays = {a.target.weight: tuple(leaves[path] for path, *_ in a.arrays) for a in adapters}
+    if settings.principal:
+        from ..model.principal import joined, plain, read_initial
+
+        found = {name: parts for a in adapters for name, parts in a.split(*arrays[a.target.weight]).items()}
+        values = joined(found, read_initial(directory))
+        settings = plain(settings)
+        adapters = build_adapters(base.family, base.architecture, settings)
+        arrays = {a.target.weight: a.join(values) for a in adapters}
     lock = (path_of(directory) / LOCK).read_bytes()
-    found = {parameter.path: leaves[parameter.path] for parameter in whole}
-    return TrainedAdapters(step, record, lock, settings, tuple(adapters), arrays, whole, found)
+    others = {parameter.path: leaves[parameter.path] for parameter in whole}
+    return TrainedAdapters(step, record, lock, settings, tuple(adapters), arrays, whole, others)
 
 
 def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings | None:

@@ -15,6 +15,8 @@ from ..model.partition_rules import data_parallel
 from ..training.objectives import OBJECTIVES, Objective
 
 LOCK = "recipe.lock.json"
+INITIAL = "initial_adapters.npz"
+"""A run's first adapters, where these start from the base's weights (runtime.model.principal)."""
 OTHER_RUN = "the checkpoint and recipe.lock.json beside it must be of one run"
 """The help where the two do not fit."""
 

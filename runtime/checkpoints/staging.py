@@ -13,7 +13,7 @@ from ..addresses import failed, open_address, read_by_orbax
 from ..errors import UserError
 from . import manifest
 from .adapter_reader import ITEM, METRICS, choose_step, step_folders
-from .record import LOCK
+from .record import INITIAL, LOCK
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def _copy(address: str, system: Any, root: str, folder: Path, which: str) -> Non
         if number.isdigit() and rest:
             item = ITEM if rest.startswith(f"{ITEM}/") else ""
             (folder / number / item).mkdir(parents=True, exist_ok=True)
-    _get(address, system, root, folder, [name for name in (LOCK, METRICS) if name in sizes])
+    _get(address, system, root, folder, [name for name in (LOCK, METRICS, INITIAL) if name in sizes])
     step = choose_step(folder, which)
     before = [other for other in step_folders(folder) if other < step]
     for other in before:

@@ -15,18 +15,17 @@ import gc
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..checkpoints.adapter_reader import TrainedAdapters
 from ..errors import UserError
-from ..model.families.base import Source
 from ..model.partition_rules import data_parallel
 from ..settings import MeshSettings, ModelSettings
 from ..weights.checkpoint import HFCheckpoint
-from .arithmetic import Change, changed_blocks
+from .in_memory import in_memory
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -304,30 +303,6 @@ def _variables(built: Built, kind: type) -> dict[str, Any]:
 
     nodes = nnx.iter_graph(built.model)
     return {".".join(map(str, path)): node for path, node in nodes if isinstance(node, kind)}
-
-
-@dataclass(frozen=True)
-class InMemory(HFCheckpoint):
-    """A checkpoint whose weights are changed as they are read, as a merge to `dtype` changes them."""
-
-    changes: Mapping[str, Change] | None = None
-    dtype: str = "float32"
-
-    def read(self, name: str) -> np.ndarray:
-        weight = super().read(name)
-        change = (self.changes or {}).get(name)
-        if change is None:
-            return weight
-        return np.concatenate(list(changed_blocks(weight, change, np.dtype(self.dtype))))
-
-    def read_rows(self, source: Source, start: int, stop: int) -> np.ndarray:
-        return self.read(source.full_name(self.prefix)).reshape(source.reshape)[start:stop]
-
-
-def in_memory(base: HFCheckpoint, changes: Mapping[str, Change], dtype: str) -> InMemory:
-    """`base` with changes, by the tensors' full names, made in memory."""
-    values = {field.name: getattr(base, field.name) for field in fields(HFCheckpoint)}
-    return InMemory(**values, changes=changes, dtype=dtype)
 
 
 def _section(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -49,7 +49,8 @@ class LoraSettings:
             expression for the end of a module's name, the first that matches holds.
         kind: "lora", or "dora" with a trained magnitude for each output.
         init: "peft" (A uniform, bound 1/sqrt(fan_in)), "qwix" (he_uniform, bound sqrt(6/fan_in)), "gaussian"
-            (normal, deviation 1/rank), or "zero_a" (A zero, B uniform, bound 1/sqrt(rank)).
+            (normal, deviation 1/rank), "zero_a" (A zero, B uniform, bound 1/sqrt(rank)), or what
+            principal.py computes.
         plus_ratio: LoRA+ (Hayou et al. 2024): B's learning rate is so many times A's; None for the same.
         dtype: of the adapters.
         kv: "independent" adapters for fused projections, as PEFT, or "shared" A, as Qwix.
@@ -76,6 +77,11 @@ class LoraSettings:
     quantize: str | None = None
     products: str | None = None
     start_from: str | None = None
+
+    @property
+    def principal(self) -> bool:
+        """Whether A and B start from the base's weights (principal.py)."""
+        return principal(self.init)
 
     def rank_of(self, module: str) -> int:
         """The rank of a projection ("layers.7.self_attn.q_proj")."""
@@ -375,6 +381,11 @@ def build_adapters(
             )
         )
     return out
+
+
+def principal(init: str) -> bool:
+    """Whether adapters that start so are a part of the base's weights (principal.py)."""
+    return init.startswith("pissa") or init in ("olora", "loftq")
 
 
 def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:

@@ -10,6 +10,9 @@ import numpy as np
 
 from .adapters import Adapter, LoraSettings, Matrices
 
+UNIFORM = {"peft": 1.0, "qwix": 6.0}
+"""What the bound's square is, times fan_in."""
+
 
 def initial_pair(adapter: Adapter, settings: LoraSettings, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """A's and B's initial values, of `a_shape` and `b_shape` in float32; one of the two is zero.
@@ -23,21 +26,19 @@ def initial_pair(adapter: Adapter, settings: LoraSettings, seed: int) -> tuple[n
         parts = {}
         for part in adapter.projections:
             low, high, *_ = adapter.shapes(part)
-            drawn = _uniform(_random(seed, f"{part.name}.B"), high, part.rank**-0.5)
+            drawn = _uniform(random_for(seed, f"{part.name}.B"), high, part.rank**-0.5)
             parts[part.name] = np.zeros(low, np.float32), drawn
         a, b = replace(adapter, dora=False).join(parts)
         return a, b
     fan_in = int(np.prod(adapter.a_shape[adapter.target.stacked : -1]))
     blocks = []
     for part in adapter.blocks:
-        random = _random(seed, adapter.target.weight if adapter.shared else part.name)
+        random = random_for(seed, adapter.target.weight if adapter.shared else part.name)
         shape = (*adapter.a_shape[:-1], part.rank)
         if settings.init == "gaussian":
             blocks.append(random.standard_normal(shape, dtype=np.float32) / np.float32(part.rank))
         else:
-            blocks.append(
-                _uniform(random, shape, np.sqrt((1.0 if settings.init == "peft" else 6.0) / fan_in))
-            )
+            blocks.append(_uniform(random, shape, np.sqrt(UNIFORM[settings.init] / fan_in)))
     return np.concatenate(blocks, axis=-1), np.zeros(adapter.b_shape, np.float32)
 
 
@@ -58,7 +59,8 @@ def path_hash(path: str) -> int:
     return zlib.crc32(path.encode())
 
 
-def _random(seed: int, name: str) -> np.random.Generator:
+def random_for(seed: int, name: str) -> np.random.Generator:
+    """Random numbers that hang on the seed and a name alone."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, path_hash(name)])))
 
 

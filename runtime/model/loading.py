@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from . import remat, sharding
-from .adapters import Adapter, LoraSettings, build_adapters, trained_whole
+from .adapters import Adapter, LoraSettings, Matrices, build_adapters, trained_whole
 from .families import Architecture, Family
 from .families.base import Parameter, Source, Spec
 from .forward import Forward
@@ -97,16 +97,7 @@ def abstract_model(
     """
     if settings.attention == "splash" and not family.flash_attention:
         raise UserError(f"{family.name} has no splash attention here", "set model.attention to dot")
-    try:
-        resolved = resolve_specs(family.parameters(architecture), rules, axes, "replicate")
-    except ValueError as error:
-        raise UserError(
-            f"sharding rules: {error}", "the rules were checked when the recipe was built: build it again"
-        ) from None
-    parameters = tuple(
-        replace(parameter, spec=sharding.divisible(parameter.shape, parameter.spec, axes))
-        for parameter in resolved
-    )
+    parameters = placed_parameters(family, architecture, rules, axes)
     model_class, config = family.tunix_model(architecture, dtype=jnp.dtype(settings.dtype))
     model = nnx.eval_shape(lambda: model_class(config, rngs=_ConstantKeys()))
     specs = {parameter.path: parameter.spec for parameter in parameters}
@@ -144,19 +135,40 @@ def abstract_model(
     return Built(model, parameters, adapters, provider, forward, quantized, whole, lora)
 
 
+def placed_parameters(
+    family: Family, architecture: Architecture, rules: Sequence[Rule], axes: Mapping[str, int]
+) -> tuple[Parameter, ...]:
+    """The base weights with their final shardings.
+
+    Raises:
+        UserError: when a rule does not fit.
+    """
+    try:
+        resolved = resolve_specs(family.parameters(architecture), rules, axes, "replicate")
+    except ValueError as error:
+        raise UserError(
+            f"sharding rules: {error}", "the rules were checked when the recipe was built: build it again"
+        ) from None
+    return tuple(
+        replace(parameter, spec=sharding.divisible(parameter.shape, parameter.spec, axes))
+        for parameter in resolved
+    )
+
+
 def build(
     base: HFCheckpoint,
     settings: ModelSettings,
     lora: LoraSettings | None,
     mesh: Mesh,
     rules: Sequence[Rule] = (),
-    seed: int = 0,
+    start: int | Mapping[str, Matrices] = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Built:
     """The model of a checkpoint on a mesh, its adapters initialised.
 
     Args:
-        seed: of the adapters. Their values do not depend on the mesh.
+        start: the adapters' seed, or their values by projection (A, B and with DoRA the magnitudes). They
+            do not depend on the mesh.
         progress: called with the parameters placed so far and their number.
 
     Raises:
@@ -196,10 +208,11 @@ def build(
     for adapter in built.adapters:
         assert lora is not None
         lora_dtype = np.dtype(jnp.dtype(lora.dtype))
-        a, b = (values.astype(lora_dtype) for values in initial_pair(adapter, lora, seed))
-        arrays[adapter.a_path] = _put(a, adapter.a_spec, mesh)
-        arrays[adapter.b_path] = _put(b, adapter.b_spec, mesh)
-        if adapter.dora:
+        values: Matrices
+        values = initial_pair(adapter, lora, start) if isinstance(start, int) else adapter.join(start)
+        for (path, _, spec), value in zip(adapter.arrays, values, strict=False):
+            arrays[path] = _put(value.astype(lora_dtype), spec, mesh)
+        if adapter.dora and isinstance(start, int):
             from .dora import magnitudes
 
             path, _, spec = adapter.arrays[-1]

@@ -62,16 +62,32 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
             f"{artifact / LOCK}: the recipe trains all weights, and has no place for an adapter",
             BUILD.format(f"lora: {{rank: {found.config.rank}, alpha: {plain(found.config.alpha)}}}"),
         )
-    found = fitting(found, base, settings)
-    arrays, change = arrays_of(found, base, settings)
+    wanted, initial = _wanted(found, settings), None
+    found = fitting(found, base, wanted)
+    arrays, change = arrays_of(found, base, wanted)
+    if settings.principal:
+        from ..model.principal import halved
+
+        values = {
+            name: parts
+            for a in build_adapters(base.family, base.architecture, wanted)
+            for name, parts in a.split(*(arrays[path] for path, *_ in a.arrays)).items()
+        }
+        halves, initial = halved(values)
+        for a in build_adapters(base.family, base.architecture, settings):
+            arrays |= {path: array for (path, *_), array in zip(a.arrays, a.join(halves), strict=True)}
     model = record["recipe"].get("model") or {}
     trained = model.get("id", base.name), model.get("revision")
-    for note in notes(found, base, settings, trained, change):
+    for note in notes(found, base, wanted, trained, change):
         print(f"note: {note}")
 
     from ..checkpoints.saving import Checkpoints
 
     write_record(target, artifact)
+    if initial is not None:
+        from ..model.principal import write_initial
+
+        write_initial(target, initial)
     checkpoints = Checkpoints(target, keep=1)
     checkpoints.write_imported(arrays, origin(found))
     print(
@@ -79,6 +95,26 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
         "train.py --resume trains on from it"
     )
     return 0
+
+
+def _wanted(found: PeftAdapter, settings: LoraSettings) -> LoraSettings:
+    """The settings of the adapter that a recipe's run exports, which an import takes.
+
+    Raises:
+        UserError: when the recipe's adapters start from the base's weights, and it has not twice their rank.
+    """
+    if not settings.principal:
+        return settings
+    from ..model.principal import plain as exported
+
+    wanted = exported(settings)
+    if found.config.rank != wanted.rank:
+        raise UserError(
+            f"{found.path}: has rank {found.config.rank}; with lora.init: {settings.init} a run's adapter of "
+            f"rank {settings.rank} is exported, and imported, with twice that",
+            BUILD.format(f"lora.init: peft, lora.rank: {found.config.rank}"),
+        )
+    return wanted
 
 
 def origin(found: PeftAdapter) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..addresses import folder
 from ..errors import UserError, guarded, say
-from ..model.adapters import lora_settings
+from ..model.adapters import LoraSettings, lora_settings
 from ..settings import RunSettings
 from ..training.ending import attended
 from .report import LOCK, Report, digest_of, gib, on_disk, table
@@ -65,7 +65,8 @@ class Probed:
         sections = (script[name] for name in ("MODEL", "MESH", "DATA", "TRAIN", "CHECKPOINT"))
         model, mesh, data, train, checkpoint = sections
         rules = tuple(script.get("SHARDING_RULES", ()))
-        settings = RunSettings(model, mesh, script.get("LORA"), data, train, checkpoint, rules)
+        lora = _drawn(script.get("LORA"))
+        settings = RunSettings(model, mesh, lora, data, train, checkpoint, rules)
         shapes, lock = (json.loads((artifact / name).read_text(encoding="utf-8")) for name in (SHAPES, LOCK))
         return cls(shapes, lock, settings, script["optimizer"], merged)
 
@@ -74,7 +75,13 @@ class Probed:
         """The run's settings with the miniature's LoRA."""
         section = self.shapes["miniature"]["lora"]
         layers = self.shapes["miniature"]["layers"]
-        return replace(self.settings, lora=None if section is None else lora_settings(section, layers))
+        lora = None if section is None else lora_settings(section, layers)
+        return replace(self.settings, lora=_drawn(lora))
+
+
+def _drawn(lora: LoraSettings | None) -> LoraSettings | None:
+    """Adapters that are drawn where a run's start from the base's weights: a probe's base is drawn, too."""
+    return lora if lora is None or not lora.principal else replace(lora, init="peft")
 
 
 def main(artifact: Path, argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..addresses import folder, folder_or_address
 from ..hosts import SingleProcess
 from ..interrupts import Interrupts
-from ..model.adapters import LoraSettings
+from ..model.adapters import LoraSettings, Matrices
 from ..model.partition_rules import Rule
 from ..settings import (
     CheckpointSettings,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import optax
 
     from ..hosts.group import ProcessGroup
+    from ..weights.checkpoint import HFCheckpoint
 
 
 @dataclass(frozen=True)
@@ -141,14 +142,20 @@ def _run(
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
     trace = session.arguments.trace
     schedule = learning_rate(session.total)
+    frozen: HFCheckpoint = base
+    start: int | Mapping[str, Matrices] = train.seed
+    if settings.lora is not None and settings.lora.principal:
+        from .first_values import begin
+
+        frozen, start = begin(session, settings)
     with mesh, Progress("placing the weights", 1.0) as progress:
         built = build(
-            base,
+            frozen,
             settings.model,
             settings.lora,
             mesh,
             settings.rules,
-            train.seed,
+            start,
             lambda done, count: progress.advance(1 / count),
         )
     if settings.lora is not None and settings.lora.start_from is not None:

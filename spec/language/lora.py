@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 
 from recipec.spec.core_schema import flow
 from recipec.spec.language.base import Section, distinct, fault, field
@@ -49,6 +55,28 @@ Layers = Annotated[
                     "minItems": 1,
                     "uniqueItems": True,
                 },
+            ]
+        }
+    ),
+]
+
+
+INITS = Literal["peft", "qwix", "gaussian", "zero_a", "pissa", "olora", "loftq"]
+_FAST = re.compile(r"pissa_niter_[1-9]\d{0,2}")
+
+
+def _init(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
+    return value if isinstance(value, str) and _FAST.fullmatch(value) else known(value)
+
+
+Init = Annotated[
+    INITS,
+    WrapValidator(_init),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "enum": list(get_args(INITS))},
+                {"type": "string", "pattern": f"^{_FAST.pattern}$"},
             ]
         }
     ),
@@ -121,14 +149,20 @@ class Lora(Section):
             "dora": "A, B and a magnitude for each output, as with PEFT's use_dora.",
         },
     )
-    init: Literal["peft", "qwix", "gaussian", "zero_a"] = field(
-        "How A and B are initialized; their product is always zero.",
+    init: Init = field(
+        "How A and B are initialized. peft, qwix, gaussian and zero_a draw them, and their product is zero. "
+        "pissa and olora take a part of the base's weights, which are frozen without it; pissa_niter_16 "
+        "computes that part with 16 iterations. The adapter that merge writes then fits the unchanged base, "
+        "and has twice the rank.",
         "peft",
         choices={
             "peft": "A is uniform with bound 1/sqrt(fan_in), as in PEFT; B is zero.",
             "qwix": "A is uniform with bound sqrt(6/fan_in), as in Qwix; B is zero.",
             "gaussian": "A is normal with standard deviation 1/rank, as PEFT's gaussian; B is zero.",
             "zero_a": "A is zero; B is uniform with bound 1/sqrt(rank), PEFT's rule for A.",
+            "pissa": "The largest singular values of a weight with their vectors, as PEFT's pissa.",
+            "olora": "The first columns and rows of a weight's QR decomposition, as PEFT's olora.",
+            "loftq": "The largest singular values of what quantize: nf4 loses of a weight, as PEFT's loftq.",
         },
     )
     start_from: str | None = field(

@@ -214,7 +214,7 @@ class Train(Section):
         "kto",
         "apo_zero_unpaired",
     ] = field(
-        "dpo, cpo and kto: the loss, with TRL's names. cpo has sigmoid, hinge, ipo and simpo; kto has kto and "
+        "dpo, cpo and kto: the loss, by TRL's names. cpo has sigmoid, hinge, ipo and simpo; kto has kto and "
         "apo_zero_unpaired; dpo has all others except simpo.",
         default_is="sigmoid, or kto for kto",
         default_factory=_loss_of_objective,

@@ -126,7 +126,8 @@ VALUES: dict[str, dict[str, str]] = {
             "default kaiming kaiming_uniform true": "`init: peft`",
             "normal": "`init: gaussian`",
             "zero zero_init a_zero": "`init: zero_a`",
-            "pissa olora loftq eva orthogonal lora_ga corda mimo": "it is not in this version: `init: peft`",
+            "svd pissa_init pissa_niter": "`init: pissa`, or `init: pissa_niter_16`",
+            "eva orthogonal lora_ga corda mica": "it is not in this version: `init: peft`",
         },
         "lora.quantize": {
             "4bit int4 fp4 4 bnb qlora bitsandbytes q4 mxfp4 nvfp4 bnb.nf4 nf4_dq": "`quantize: nf4`",

@@ -75,6 +75,8 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
         (["train.objective=dpo", "data.format=preference", "data.packing=false"], "training.preference"),
         (["lora.quantize=nf4"], "model.quantize"),
         (["lora.kind=dora", "lora.dropout=0"], "model.dora"),
+        (["lora.init=olora"], "training.first_values"),
+        (["lora.init=loftq", "lora.quantize=nf4"], "training.loftq"),
         (["model.add_tokens={<a>: <unused0>}"], "data.new_tokens"),
         (["lora.start_from=first"], "training.start_from"),
         (["model.vocab_size=262208"], "weights.grown"),

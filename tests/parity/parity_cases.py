@@ -62,6 +62,7 @@ CASES = {
                 "alpha": 8,
                 "targets": ["q_proj", "v_proj", "down_proj"],
                 "rank_pattern": {"v_proj": 2},
+                "init": "pissa",
             },
             {"packing": False, "loss_on": "completion", "format": "prompt_completion"},
             global_batch_size=4,

@@ -58,8 +58,10 @@ def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
     return {name: tuple(part.copy() for part in parts) for name, parts in out.items()}
 
 
-LORA = ("init", "kind", "plus_ratio", "start_from", "train_also", "vocab_size")
+LORA = ("init", "kind", "plus_ratio", "rank_pattern", "rslora", "start_from", "train_also", "vocab_size")
 """Fields of LoraSettings that `twenty_steps` takes, and the model's."""
+PRINCIPAL = ("pissa", "olora")
+"""Starts that PEFT computes itself, out of the base's weights."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,9 @@ def twenty_steps(
     steps, accumulation = 20, 2
     schedule = optax.linear_schedule(1e-3, 1e-4, steps)
     lora = {key: methods[key] for key in LORA if key in methods}
-    mesh, built = training.build(folder, axes, remat=remat, seed=3, targets=targets, **lora)
+    principal = lora.get("init") in PRINCIPAL
+    kept = {"kept": run} if principal else {}
+    mesh, built = training.build(folder, axes, remat=remat, seed=3, targets=targets, **kept, **lora)
     if "vocab_size" in lora:
         grow(model, lora["vocab_size"])
     if "start_from" in methods:
@@ -272,12 +276,18 @@ def peft_steps(
 
     whole = [*methods.get("train_also", ())] or None
     dora = methods.get("kind") == "dora"
+    principal = methods.get("init") in PRINCIPAL
+    signs: dict[str, np.ndarray] = {}
+    options = {"init_lora_weights": methods["init"]} if principal else {}
+    options |= {key: methods[key] for key in ("rank_pattern",) if key in methods}
+    options |= {"use_rslora": True} if methods.get("rslora") else {}
+    options |= {"use_dora": dora, "modules_to_save": whole, "ensure_weight_tying": bool(whole)}
     if adapter := methods.get("start_from"):
         from peft import PeftModel
 
         model = PeftModel.from_pretrained(model, adapter, is_trainable=True)
     else:
-        model = wrap(model, *adapted, use_dora=dora, modules_to_save=whole, ensure_weight_tying=bool(whole))
+        model = wrap(model, *adapted, **options)
     weights = {}
     for name, module in model.named_modules():
         if "default" in getattr(module, "lora_A", ()):
@@ -293,6 +303,11 @@ def peft_steps(
     assert len(weights) == sum(map(len, start.values())), "PEFT adapts what Tunix adapts"
     with torch.no_grad():
         for name, parts in start.items():
+            if principal:  # PEFT's own, whose singular vectors may point the other way
+                a, b = (weights[f"{name}.lora_{which}"].numpy() for which in "AB")
+                signs[name] = np.sign((a * parts[0]).sum(1))
+                assert np.abs(b @ a - parts[1] @ parts[0]).max() <= 1e-4 * np.abs(b @ a).max()
+                continue
             for which, value in zip(PARTS, parts, strict=False):
                 if adapter:
                     assert np.array_equal(weights[f"{name}.lora_{which}"].numpy(), value)
@@ -336,6 +351,9 @@ def peft_steps(
         name: tuple(weights[f"{name}.lora_{PARTS[i]}"].detach().numpy() for i in range(len(parts)))
         for name, parts in start.items()
     }
+    for name, sign in signs.items():
+        a, b, *magnitude = end[name]
+        end[name] = a * sign[:, None], b * sign, *magnitude
     for name, parameter in saved.items():
         own = name.replace(".modules_to_save.default", "").removeprefix("base_model.model.")
         end[own.removeprefix("model.")] = (parameter.detach().numpy(),)

@@ -100,6 +100,12 @@ def save_run(
     manager.wait_until_finished()
     manager.close()
     write_lock(directory, base, section, mesh)
+    settings = lora_settings(section, base.architecture.num_layers)
+    if settings.principal:
+        from recipec.runtime.model.principal import write_initial
+        from recipec.runtime.training.first_values import computed
+
+        write_initial(directory, computed(base, settings, 0))
     return adapters
 
 

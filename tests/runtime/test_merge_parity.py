@@ -19,6 +19,7 @@ import pytest
 from recipec.runtime import memory
 from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained, restore_tree
 from recipec.runtime.merging import merge
+from recipec.runtime.model.adapters import lora_settings
 from recipec.runtime.peft.fitting import keys_as_values
 from recipec.runtime.peft.importing import import_adapter
 from recipec.runtime.settings import MeshSettings, ModelSettings
@@ -54,7 +55,10 @@ LAYOUTS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "gemma3-multimodal": (
         make_gemma3_multimodal,
         {"layers": 2},
-        {"targets": ["k_proj", "down_proj"], "rslora": True, "alpha_pattern": [[r"[13]\.mlp.*", 2.5]]},
+        {
+            **{"targets": ["k_proj", "down_proj"], "rslora": True, "init": "pissa_niter_4"},
+            "alpha_pattern": [[r"[13]\.mlp.*", 2.5]],
+        },
     ),
     "gemma3-fused-qkv": (
         tiny.make_gemma3,
@@ -141,7 +145,8 @@ class Case:
     def __init__(self, folder: Path, make: Any, sizes: dict[str, Any], section: dict[str, Any]) -> None:
         self.reference = make(folder / "base", **sizes)
         self.base = HFCheckpoint.open(folder / "base")
-        save_run(folder / "run", self.base, lora_section(**section))
+        self.section = lora_section(**section)
+        save_run(folder / "run", self.base, self.section)
         self.model = ModelSettings(id=str(folder / "base"), family=self.base.family.name)
         self.folder = folder
         status = merge.main(
@@ -178,7 +183,9 @@ def test_the_merged_model_and_the_adapter_compute_what_tunix_trained(
     from recipec.runtime.merging.logits import logits, set_adapters, token_rows
     from recipec.runtime.merging.sampling import check_tensors
     from recipec.runtime.model.loading import build
-    from recipec.runtime.model.mesh import start
+    from recipec.runtime.model.mesh import start as start_mesh
+    from recipec.runtime.model.principal import halved
+    from recipec.runtime.training.first_values import residual
 
     case = cases(name)
     # Merged are the weights as they were, into which adapters of quantised ones were trained.
@@ -214,9 +221,14 @@ def test_the_merged_model_and_the_adapter_compute_what_tunix_trained(
         assert_same(*trees)
 
     settings = replace(case.model, dtype="float32", remat="none")
-    mesh = start(MeshSettings("cpu", 4, {"fsdp": 2, "tp": 2}))
-    built = build(case.base, settings, lora, mesh)
-    set_adapters(built, case.trained, mesh)
+    mesh = start_mesh(MeshSettings("cpu", 4, {"fsdp": 2, "tp": 2}))
+    if lora.rank == case.section["rank"]:
+        built = build(case.base, settings, lora, mesh)
+        set_adapters(built, case.trained, mesh)
+    else:  # of the base without what the adapters began with
+        as_run = lora_settings(case.section, case.base.architecture.num_layers)
+        values, start = halved({n: (d.a, d.b) for n, d in trained.items()})
+        built = build(residual(case.base, as_run, start), settings, as_run, mesh, (), values)
     expected = logits(built, rows, mesh)
     differences = [float(np.abs(found - expected).max()) for found in (merged, adapted)]
     figures = ", ".join(f"{difference:.1e}" for difference in differences)

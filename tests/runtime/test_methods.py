@@ -62,6 +62,33 @@ def test_twenty_steps_of_dora_are_those_of_peft(case: str, targets: tuple[str, .
 
 
 @pytest.mark.parametrize(
+    ("case", "axes", "methods"),
+    [
+        ("phi3", {"fsdp": 2, "tp": 2}, {"init": "pissa", "rslora": True, "rank_pattern": {"o_proj": 3}}),
+        pytest.param(
+            *("gemma3", {"fsdp": 1, "tp": 1}, {"init": "olora", "kind": "dora"}), marks=pytest.mark.nightly
+        ),
+    ],
+)
+def test_twenty_steps_from_the_weights_principal_part_are_those_of_peft(
+    case: str, axes: dict[str, int], methods: dict[str, Any], tmp_path: Path
+) -> None:
+    """PEFT takes the adapters' first product out of the base itself."""
+    import jax
+
+    make_base = tiny.make_gemma3 if case == "gemma3" else partial(make, case)
+    model = make_base(tmp_path / "base")
+    targets = EVERY if case == "phi3" else ("q_proj", "v_proj", "down_proj")
+    with jax.default_matmul_precision("highest"):
+        alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=targets, **methods)
+    print(alike)
+    assert alike.losses <= 1e-5 * alike.of_loss
+    assert alike.gradients <= 1e-4
+    assert alike.parameters <= 0.02 * alike.moved
+    assert alike.moved > 5e-3
+
+
+@pytest.mark.parametrize(
     ("case", "whole"),
     [("phi3", ("embed_tokens", "lm_head", "input_layernorm")), ("gemma1", ("embed_tokens", "model.norm"))],
 )
@@ -125,3 +152,46 @@ def test_adapters_start_as_their_init_says(init: str, which: int) -> None:
     expected = 1 / 8 if init == "gaussian" else (8 * 3) ** -0.5
     assert abs(drawn.std() - expected) < 0.02 * expected
     assert init == "gaussian" or np.abs(drawn).max() <= 8**-0.5
+
+
+def test_a_resumed_run_reads_its_first_values_on_whatever_mesh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it freezes and begins with are those of its beginning to the bit; without them it says so."""
+    from recipec.runtime.checkpoints.record import INITIAL
+    from recipec.runtime.errors import UserError
+    from recipec.runtime.training import first_values
+
+    make("phi3", tmp_path / "base")
+    lora = {"init": "pissa_niter_2", "targets": EVERY, "kept": tmp_path}
+    began = training.build(tmp_path / "base", {"fsdp": 2, "tp": 2}, **lora)[1]
+    plain = training.build(tmp_path / "base", {"fsdp": 2, "tp": 2}, targets=EVERY)[1]
+    monkeypatch.setattr(first_values, "first_values", None)
+    again = training.build(tmp_path / "base", {"fsdp": 1, "tp": 1}, **lora)[1]
+    weights = [training.weights(built) for built in (began, again, plain)]
+    arrays = [training.adapters(built) for built in (began, again)]
+    assert all(np.array_equal(arrays[0][path], arrays[1][path]) for path in arrays[0])
+    assert all(np.array_equal(weights[0][path], weights[1][path]) for path in weights[0])
+    changed = {path for path in weights[0] if not np.array_equal(weights[0][path], weights[2][path])}
+    assert changed == {adapter.target.weight for adapter in began.adapters}
+    whole = (tmp_path / INITIAL).read_bytes()
+    (tmp_path / INITIAL).write_bytes(whole[:-100])
+    with pytest.raises(UserError, match="cannot be read"):
+        training.build(tmp_path / "base", {"fsdp": 1, "tp": 1}, **lora)
+
+
+def test_the_fast_svd_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the same random directions, of which it takes none beyond the rank."""
+    import torch
+
+    from recipec.runtime.model.principal import svd_lowrank
+
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((48, 80)).astype(np.float32)
+    drawn = torch.tensor(np.random.default_rng(1).standard_normal((48, 6), dtype=np.float32))
+    monkeypatch.setattr(torch, "randn", lambda *shape, **_: drawn)
+    u, s, v = torch.svd_lowrank(torch.tensor(weight), 6, niter=2)
+    found = svd_lowrank(weight, 6, 2, np.random.default_rng(1))
+    assert np.allclose(found[1], s.numpy(), rtol=1e-5)
+    expected = (u * s @ v.T).numpy()
+    assert np.abs(found[0] * found[1] @ found[2] - expected).max() <= 1e-5 * np.abs(expected).max()

@@ -167,6 +167,34 @@ def test_nf4_is_the_papers_in_blocks_as_bitsandbytes(model: Path, built: Callabl
     assert {str(stored[path].get_raw_value().dtype) for path in others} == {"float32"}
 
 
+@pytest.mark.parametrize("init", ["loftq", "olora"])
+def test_adapters_start_from_what_nf4_loses_or_it_stores_what_they_leave(
+    init: str, model: Path, tmp_path: Path
+) -> None:
+    """LoftQ's one iteration, and nf4 of the rest of a weight, by the paper's table and LAPACK."""
+    base = HFCheckpoint.open(model)
+    run = training.build(model, MESH, kept=tmp_path, quantize="nf4", targets=QUERIES, init=init)[1]
+    arrays, found = training.adapters(run), variables(run)
+    parameters = {parameter.path: parameter for parameter in run.parameters}
+    for adapter in run.adapters:
+        parameter, (part,) = parameters[adapter.target.weight], adapter.projections
+        number = part.slot if adapter.target.fused else 0
+        source = parameter.sources[number]
+        weight = base.read(source.full_name(base.prefix))
+        a, b = adapter.split(*(arrays[path] for path, *_ in adapter.arrays))[part.name]
+        product = part.scale * b @ a
+        frozen = weight
+        if init == "loftq":
+            u, s, v = np.linalg.svd(weight - reference_nf4(weight), full_matrices=False)
+            expected = (u[:, : part.rank] * s[: part.rank]) @ v[: part.rank]
+            assert np.abs(product - expected).max() <= 1e-5 * np.abs(expected).max()
+        else:
+            frozen = weight - product
+        stored = np.asarray(found[parameter.path].get_value())[parameter.place(number)]
+        expected = reference_nf4(frozen).reshape(source.reshape).transpose(source.transpose)
+        assert np.abs(stored - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
 def test_dequantising_is_qwixs_to_the_bit() -> None:
     import jax.numpy as jnp
     import qwix

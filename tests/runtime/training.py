@@ -70,7 +70,8 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
 
     Args:
         options: dtype, remat, rules, seed and vocab_size of the model; full for one without LoRA; the others
-            are LoraSettings'.
+            are LoraSettings'. Where adapters start from the base's weights, the folder that keeps their first
+            values, which are made where it has none.
     """
     from recipec.runtime.model.adapters import LoraSettings
     from recipec.runtime.model.loading import build as build_model
@@ -87,12 +88,15 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
         remat=options.pop("remat", "decoder"),
     )
     rules, seed = options.pop("rules", ()), options.pop("seed", 0)
+    kept = options.pop("kept", None)
     full = options.pop("full", False)
     lora = (
         None
         if full
         else LoraSettings(**{"dropout": 0.0, "rank": 4, "alpha": 8.0, "targets": TARGETS, **options})
     )
+    if kept is not None:
+        base, seed = first_values(base, settings, lora, kept, seed, axes)
     return mesh, build_model(base, settings, lora, mesh, rules, seed)
 
 
@@ -125,6 +129,24 @@ def start_from(mesh: Any, built: Any, base: Path, folder: Path, **found: Any) ->
         model=SimpleNamespace(id=str(base), revision=None),
     )
     begin(session, built, settings)
+
+
+def first_values(base: Any, settings: Any, lora: Any, kept: Path, seed: int, axes: Mapping[str, int]) -> Any:
+    """What a run's session does of runtime.training.first_values."""
+    from types import SimpleNamespace
+
+    from recipec.runtime.checkpoints.record import INITIAL
+    from recipec.runtime.hosts import SINGLE
+    from recipec.runtime.training.first_values import begin
+
+    step = 1 if (kept / INITIAL).exists() else None
+    session: Any = SimpleNamespace(
+        base=base, directory=str(kept), hosts=SINGLE, found=SimpleNamespace(step=step)
+    )
+    run: Any = SimpleNamespace(
+        model=settings, lora=lora, rules=(), mesh=SimpleNamespace(axes=axes), train=SimpleNamespace(seed=seed)
+    )
+    return begin(session, run)
 
 
 def trainer(
@@ -171,6 +193,14 @@ def adapters(built: Any) -> dict[str, np.ndarray]:
         ".".join(map(str, path)): np.asarray(variable.get_raw_value())
         for path, variable in nnx.state(built.model, nnx.LoRAParam).flat_state()
     }
+
+
+def weights(built: Any) -> dict[str, np.ndarray]:
+    """The frozen arrays of a model by path."""
+    from flax import nnx
+
+    frozen = nnx.state(built.model, lambda _, variable: type(variable) is nnx.Param)
+    return {".".join(map(str, path)): np.asarray(one.get_raw_value()) for path, one in frozen.flat_state()}
 
 
 def placed(module: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from recipec.compiler.serving import features
 from recipec.compiler.serving import flags as vllm
 from recipec.compiler.serving.weights import HUB_ID
 from recipec.compiler.wording import listing, plural
-from recipec.runtime.model.adapters import meant
+from recipec.runtime.model.adapters import meant, principal
 from recipec.runtime.serving.hosts import is_loopback
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import join
@@ -149,12 +149,15 @@ def _adapter(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     if features.max_lora_rank(recipe) is None:
         rank, largest = features.adapter_rank(recipe), features.lora_ranks()[-1]
         patterns = recipe.lora.rank_pattern
-        widest = next((pattern for pattern, its in patterns.items() if its == rank), None)
+        own = rank // 2 if principal(recipe.lora.init) else rank
+        twice = "" if own == rank else f", twice the recipe's with init: {recipe.lora.init}"
+        widest = next((pattern for pattern, its in patterns.items() if its == own), None)
         yield Diagnostic(
             "E0646",
-            f"the adapter has rank {rank}, and vLLM {vllm.version()} serves adapters up to rank {largest}",
+            f"the adapter has rank {rank}{twice}, and vLLM {vllm.version()} serves adapters up to rank "
+            f"{largest}",
             join(("lora", "rank_pattern", widest)) if widest else "lora.rank",
-            f"{widest or 'rank'}: {largest}, or serve: {{weights: merged}}",
+            f"{widest or 'rank'}: {largest * own // rank}, or serve: {{weights: merged}}",
         )
     if features.replicas_in_one_process(serve):
         yield Diagnostic(

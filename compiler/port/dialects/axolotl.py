@@ -204,17 +204,14 @@ def _adapters(keys: Keys, model: Model | None) -> None:
         keys.same(f"lora_{name}", {f"lora.{name}": dict(given)} if given else None)
     _dropout(keys, _targets(keys, model))
     start = keys.value("peft_init_lora_weights")
-    if start in (True, None):
-        keys.same("peft_init_lora_weights", {"lora.init": "peft"} if start else None)
-    elif start == "gaussian":
-        keys.same("peft_init_lora_weights", {"lora.init": "gaussian"})
-    elif start is False:
-        keys.say("peft_init_lora_weights", {"lora.init": "peft"}, "B starts from zero here")
+    if start is None:
+        keys.same("peft_init_lora_weights")
     else:
-        note = f"A and B start from PEFT's own values here, not from {start}'s"
-        keys.learnt("peft_init_lora_weights", (), note)
-    note = "LoftQ's start is not computed here: A and B start from PEFT's own values"
-    keys.learnt("peft", ({}, {"loftq_config": None}), note)
+        adapters.say_init(keys, "peft_init_lora_weights", start)
+    settings = keys.mapping("peft").get("loftq_config")
+    if settings:  # Axolotl asks PEFT for LoftQ where its bits are given
+        adapters.say_loftq(keys, "peft", settings)
+    keys.same("peft")
     _quantised(keys, adapter, model)
 
 

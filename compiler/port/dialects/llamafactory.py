@@ -167,6 +167,13 @@ def _lora(keys: Keys, model: Model | None) -> None:
         keys.default("lora_alpha", 2 * rank, {"lora.alpha": 2 * rank}, note)
     keys.same("use_rslora", {"lora.rslora": True} if keys.flag("use_rslora") else None, "alpha / sqrt(rank)")
     keys.same("use_dora", {"lora.kind": "dora"} if keys.flag("use_dora") else None)
+    if keys.flag("pissa_init"):
+        iterations = keys.integer("pissa_iter") or -1
+        keys.say("pissa_init", {"lora.init": f"pissa_niter_{iterations}" if iterations > 0 else "pissa"})
+        keys.same("pissa_iter", note="part of lora.init")
+        note = "merge.py writes the adapter that belongs to the base as it is, of twice the rank"
+        keys.same("pissa_convert", note=note)
+    keys.passive(("pissa_init", "pissa_iter", "pissa_convert"), "off")
     given = keys.texts("lora_target") or "all"
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
     spec: str | list[str] = "all-linear" if names == ["all"] else names
@@ -666,7 +673,6 @@ method kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epo
     oft_block_size oft_target
 exact eval_on_each_dataset: each source of data.eval is evaluated together with the others
 exact gradient_checkpointing: disable_gradient_checkpointing tells whether activations are kept
-learnt pissa_init: A and B start from PEFT's own values here, not from the weights' principal directions
 learnt create_new_adapter: there is one adapter here, on the base itself
 learnt use_llama_pro: no layers are added to the model here
 learnt use_galore: gradients are not projected to a low rank here: other updates, and a larger state
@@ -690,7 +696,6 @@ learnt pref_ftx: the supervised loss of the chosen answer is not added here
 learnt pref_bco_weight: the classifier's loss is not added here
 learnt ld_alpha: answers are not weighted by their length here
 learnt ref_model ref_model_adapters: the reference is the model that training starts from here
-lost pissa_convert: there is nothing to convert: A and B start from PEFT's own values
 lost use_mca: the runtime's own sharding in place of Megatron's
 lost use_hyper_parallel: the runtime's own sharding in place of HyperParallel's
 lost resize_vocab: the embedding has the rows of model.vocab_size here
@@ -699,7 +704,6 @@ lost upcast_lmhead_output: logits are computed in model.dtype here, and their lo
 lost use_kt: the runtime's own experts in place of KTransformers'
 lost ref_model_quantization_bit: the reference is the model that training starts from here
 lost tool_format: tools are written by the template alone here
-setting pissa_iter -> pissa_init
 setting init_special_tokens -> add_special_tokens
 setting galore_target galore_rank galore_update_interval galore_scale galore_proj_type galore_layerwise ->
     use_galore

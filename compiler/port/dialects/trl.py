@@ -153,6 +153,8 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> Chosen | None:
         return None
     keys.same("use_peft", note="the lora section")
     keys.follow(OF_LORA)
+    if keys.value("init_lora_weights") not in (None, True, "default"):  # of a script
+        adapters.say_init(keys, "init_lora_weights", keys.value("init_lora_weights"))
     spec = keys.texts("lora_target_modules")
     model = named.model if named else None
     if isinstance(spec, list) and len(spec) == 1:

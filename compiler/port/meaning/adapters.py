@@ -9,7 +9,7 @@ said in the recipe's own terms.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,6 +153,28 @@ INITS = {
 """Starts of A that leave the base as it is, and how they differ."""
 
 
+PRINCIPAL = re.compile(r"olora|pissa(_niter_[1-9]\d{0,2})?")
+"""Starts that take a part of the base's weights, by PEFT's names and ours."""
+
+
+def say_loftq(keys: Keys, key: str, config: Any) -> None:
+    """Says what becomes of LoftQ, which leaves weights that nf4's codes stand for.
+
+    Args:
+        key: that asks for it.
+        config: PEFT's LoftQConfig.
+    """
+    config = config if isinstance(config, Mapping) else {}
+    bits, iterations = config.get("loftq_bits", 4), config.get("loftq_iter", 1)
+    if bits != 4:
+        keys.learnt(key, (), f"LoftQ of {bits} bits is not computed here, only that of nf4")
+        return
+    notes = [] if iterations == 1 else [f"one iteration, not {iterations}"]
+    if keys.ledger.value("lora.alpha") != keys.ledger.value("lora.rank"):
+        notes.append("here B A times alpha / rank makes good what nf4 loses; there B A alone")
+    keys.say(key, {"lora.init": "loftq", "lora.quantize": "nf4"}, "; ".join(notes))
+
+
 def say_init(keys: Keys, key: str, found: Any) -> None:
     """Says what becomes of PEFT's `init_lora_weights`.
 
@@ -167,6 +189,11 @@ def say_init(keys: Keys, key: str, found: Any) -> None:
         keys.say(key, {"lora.init": "gaussian"})
     elif name in INITS:
         keys.say(key, {"lora.init": "peft"}, INITS[name])
+    elif PRINCIPAL.fullmatch(name):
+        keys.say(key, {"lora.init": name})
+    elif name == "loftq":
+        say_loftq(keys, key, keys.value("loftq_config"))
+        keys.same("loftq_config", note="its settings")
     elif found is False or name == "false":
         keys.say(key, {"lora.init": "peft"}, "B starts at zero here, not at random")
     else:

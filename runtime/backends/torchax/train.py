@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import optax
 
     from ...hosts.group import ProcessGroup
+    from ...model.principal import Start
     from ...weights.checkpoint import HFCheckpoint
     from .model import Arrays
 
@@ -109,6 +110,11 @@ def _run(
     done = session.found.step or 0
     if settings.model.family == ANY:
         recorded_lora(read_record(session.artifact), base)  # refuses another model than was compiled
+    frozen, initial = base, None
+    if lora is not None and lora.principal:
+        from ...training.first_values import begin as first_values
+
+        frozen, initial = first_values(session, settings)
     with mesh:
         model = abstract_model(base.config, settings.model, lora, mesh, settings.rules, base.architecture)
         step = Step(model, optimizer(schedule), train, prepared.accumulation, mesh)
@@ -121,14 +127,14 @@ def _run(
             live = step.start(
                 load_trained(model, base)
                 if lora is None
-                else place_trained(model, start(base, lora, train.seed, adapter))
+                else place_trained(model, initial or start(base, lora, train.seed, adapter))
             )
         session.enter(done)
         trace = None if to is None else new_trace(session.artifact.name, settings.model)
         if trace is not None and lora is not None:
             # Copies: the first step donates these arrays.
             trace.initial = {name: np.array(array, np.float32) for name, array in live[0].items()}
-        rest = load_base(model, base)
+        rest = load_base(model, frozen)
         if keeps_copy(train.objective, lora):
             rest = with_reference(model, rest, load_trained(model, base))
         trainer = Trainer(
@@ -150,7 +156,7 @@ def _run(
                 eval_parts=prepared.eval_parts,
             )
             trainer.fit(feed, session.until, schedule, metrics, session.interrupts)
-    trained = _saved(session.arguments.output, base, settings.model, lora, trainer.live[0])
+    trained = _saved(session.arguments.output, base, settings, initial, trainer.live[0])
     if trace is not None and to is not None:
         trace.trained = trained
         trace.gradients = _named(trace.gradients, base, lora)
@@ -163,20 +169,25 @@ def _run(
 def _saved(
     output: Path,
     base: HFCheckpoint,
-    settings: ModelSettings,
-    lora: LoraSettings | None,
+    settings: RunSettings,
+    initial: Start | None,
     trained: Arrays,
 ) -> dict[str, Any]:
-    """Writes what was trained for other tools, and returns it by a trace's names."""
+    """Writes what was trained for other tools, and returns it by a trace's names.
+
+    Args:
+        initial: what the adapters began with, where it is a part of the base's weights.
+    """
     import numpy as np
 
     from ..saving import ADAPTER, MODEL, pairs, save_adapter, save_model
 
+    lora = settings.lora
     values = _named({name: np.asarray(array) for name, array in trained.items()}, base, lora)
     if lora is None:
         save_model(output / MODEL, base, values)
     else:
-        save_adapter(output / ADAPTER, base, settings, lora, pairs(values))
+        save_adapter(output / ADAPTER, base, settings.model, lora, pairs(values), initial)
     return values
 
 

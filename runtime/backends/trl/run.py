@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from accelerate import PartialState
 
     from ...data.prepare import PreparedData
+    from ...model.principal import Start
     from ...weights.checkpoint import HFCheckpoint
     from ..report import BackendReport
 
@@ -189,11 +190,12 @@ def _run(job: _Job) -> int:
         if report is not None:
             report.evaluation(step, losses)
 
+    initial = None if lora is None or not lora.principal else _initial(job, base, place, folder is None)
     optimizer, schedule = job.makers
     adapter = arguments.start_from(lora) if folder is None and lora is not None else None
     pieces = Pieces(prepared, train, place.process_index, place.num_processes)
     trainer = RecipeTrainer(
-        trainable_model(base, job.settings, adapter),
+        trainable_model(base, job.settings, adapter, initial),
         settings_of(job.settings, job.directory, pieces.per_step, until, cpu),
         tokenizer,
         pieces,
@@ -237,7 +239,7 @@ def _run(job: _Job) -> int:
         trace.gradients, trace.trained = trainer.first_gradients or {}, trained
         if lora is not None:
             trace.initial = trainer.first_values or {}
-        _write(job, base, trace, step == total or early is not None)
+        _write(job, base, trace, initial, step == total or early is not None)
         if early is not None:
             print(early, file=sys.stderr)
         elif step < total:
@@ -291,16 +293,35 @@ def _data(job: _Job, base: HFCheckpoint, processes: int) -> tuple[Any, PreparedD
     )
 
 
-def _write(job: _Job, base: HFCheckpoint, trace: Trace, ended: bool) -> None:
+def _initial(job: _Job, base: HFCheckpoint, place: PartialState, fresh: bool) -> Start:
+    """The first values of adapters that start from the base's weights, which the main process computes when
+    the run begins."""
+    from ...model.principal import read_initial, write_initial
+    from ...training.first_values import computed
+    from ..model import start
+
+    lora = job.settings.lora
+    assert lora is not None
+    if job.arguments.adapter is not None:
+        start(base, lora, job.settings.train.seed, job.arguments.adapter)  # refuses it
+    with place.main_process_first():
+        if fresh and place.is_main_process:
+            write_initial(job.directory, computed(base, lora, job.settings.train.seed))
+    return read_initial(job.directory)
+
+
+def _write(job: _Job, base: HFCheckpoint, trace: Trace, initial: Start | None, ended: bool) -> None:
     """Writes what was trained, as the adapter or the model, and the trace.
 
     Args:
+        initial: what the adapters began with, where it is a part of the base's weights.
         ended: whether the run is at its last step: a whole model is written then alone.
     """
     model, lora = job.settings.model, job.settings.lora
     output = job.arguments.output.expanduser().resolve()
     if lora is not None:
-        saving.save_adapter(output / saving.ADAPTER, base, model, lora, saving.pairs(trace.trained))
+        values = saving.pairs(trace.trained)
+        saving.save_adapter(output / saving.ADAPTER, base, model, lora, values, initial)
     elif ended:
         saving.save_model(output / saving.MODEL, base, trace.trained)
     if job.arguments.trace is not None:

@@ -14,7 +14,7 @@ from ...peft.exporting import module_prefix
 from ...settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
 from ...training.objectives import keeps_copy
 from ...weights.checkpoint import HFCheckpoint
-from ..model import attach, full_parameters, load_model, set_adapters, start
+from ..model import Pairs, attach, full_parameters, load_model, set_adapters, set_base, start
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,15 @@ def settings_of(settings: TrlSettings, directory: Path, accumulation: int, until
     )
 
 
-def trainable_model(base: HFCheckpoint, settings: TrlSettings, adapter: Path | str | None) -> Any:
+def trainable_model(
+    base: HFCheckpoint, settings: TrlSettings, adapter: Path | str | None, initial: Pairs | None = None
+) -> Any:
     """transformers' model with the recipe's adapters and their first values, or all of its text trainable, in
     float32 with master weights.
 
     Args:
         adapter: folder or address of the PEFT adapter to start from, None for the recipe's initial values.
+        initial: those values, where they are a part of the base's weights.
 
     Raises:
         UserError: when the model cannot be loaded, or the adapter is not the recipe's.
@@ -92,7 +95,7 @@ def trainable_model(base: HFCheckpoint, settings: TrlSettings, adapter: Path | s
         whole = load_model(base, model, dtype="float32" if settings.master_weights else None)
         full_parameters(whole, base)
         return whole
-    values = start(base, lora, settings.train.seed, adapter)
+    values = initial or start(base, lora, settings.train.seed, adapter)
     options = {} if lora.quantize is None else {"quantization_config": _nf4(base, model)}
     loaded = load_model(base, model, **options)
     for module in loaded.modules():
@@ -101,6 +104,10 @@ def trainable_model(base: HFCheckpoint, settings: TrlSettings, adapter: Path | s
             module.support_avx512bf16_for_cpu = False
     made = attach(loaded, base, model, lora)
     set_adapters(made, base, values)
+    if initial is not None:
+        from ...training.first_values import residual
+
+        set_base(made, base, initial, residual(base, lora, initial))
     return made
 
 

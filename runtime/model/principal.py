@@ -1,0 +1,180 @@
+"""Adapters that start from the base's weights: PiSSA, OLoRA and LoftQ, as PEFT computes them.
+
+With PiSSA (Meng et al. 2024) B A is the principal part of a weight W, with OLoRA (Büyükakyüz 2024) the first
+columns and rows of its QR decomposition; what is frozen is the rest, W - scale * B A. With LoftQ (Li et al.
+2023, one iteration) W is frozen as it is stored quantised, and B A is the principal part of what that lost.
+
+Whatever is trained, W + scale * (B A - B0 A0) is what it makes of the base, where A0 and B0 are the first
+values: a plain adapter of twice the rank. So they are kept beside a run's checkpoints. Numpy alone, float32.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ..addresses import path_of, reached, write_whole
+from ..checkpoints.record import INITIAL
+from ..errors import UserError
+from ..training.trace import PARTS
+from .adapters import LoraSettings, Matrices
+from .initial import random_for
+
+Start = dict[str, Matrices]
+"""A [rank, in], B [out, rank] and with DoRA the magnitudes [out] of each projection, by its name
+("layers.0.self_attn.q_proj")."""
+
+
+def first_values(settings: LoraSettings, name: str, weight: np.ndarray, seed: int) -> Matrices:
+    """A projection's first A, B and with DoRA magnitudes, in float32: of A and B, numbers of settings.dtype.
+
+    Args:
+        name: of the projection.
+        weight: [out, in] that scale * B A is a part of: the base's, or with LoftQ what quantising it loses.
+        seed: of the run, for `pissa_niter_N`.
+    """
+    import ml_dtypes
+
+    weight, rank, scale = weight.astype(np.float32), settings.rank_of(name), settings.scale_of(name)
+    if settings.init == "olora":
+        # The first columns of Q are of the first columns of W alone. PEFT divides by no scale here.
+        high = np.linalg.qr(weight[:, :rank])[0]
+        low = high.T @ weight
+    else:
+        _, _, iterations = settings.init.partition("_niter_")
+        if iterations:
+            u, s, v = svd_lowrank(weight, rank, int(iterations), random_for(seed, f"{name}.svd"))
+        else:
+            u, s, v = largest(weight, rank)
+        root = np.sqrt(s / np.float32(scale))
+        low, high = root[:, None] * v, u * root
+    dtype = ml_dtypes.bfloat16 if settings.dtype == "bfloat16" else np.float32
+    pair = (np.ascontiguousarray(part).astype(dtype).astype(np.float32) for part in (low, high))
+    # W's own lengths: those of what is frozen with scale * B A, as PEFT has them.
+    return *pair, *([np.linalg.norm(weight, axis=1)] if settings.kind == "dora" else [])
+
+
+def largest(weight: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """U [out, rank], S [rank] and V^T [rank, in] of the largest singular values.
+
+    By the eigenvectors of W W^T or W^T W in float64, which take 16 bytes for each number of that: an eighth
+    of the time of LAPACK's SVD, and no less exact than that is in float32.
+    """
+    if len(weight) > weight.shape[1]:
+        v, s, u = largest(weight.T, rank)
+        return u.T, s, v.T
+    gram = np.zeros((len(weight), len(weight)))
+    for first in range(0, weight.shape[1], 4096):
+        part = weight[:, first : first + 4096].astype(np.float64)
+        gram += part @ part.T
+    values, vectors = np.linalg.eigh(gram)
+    u = vectors[:, : -rank - 1 : -1].astype(np.float32)
+    s = np.sqrt(np.maximum(values[: -rank - 1 : -1], 0)).astype(np.float32)
+    return u, s, (u.T @ weight) / np.maximum(s, np.finfo(np.float32).tiny)[:, None]
+
+
+def svd_lowrank(
+    weight: np.ndarray, rank: int, iterations: int, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """U [out, rank], S [rank] and V^T [rank, in] by subspace iteration, as torch.svd_lowrank (Halko et al.
+    2009, algorithms 4.4 and 5.1), without oversampling."""
+    if len(weight) < weight.shape[1]:
+        v, s, u = svd_lowrank(weight.T, rank, iterations, random)
+        return u.T, s, v.T
+    basis = np.linalg.qr(weight @ random.standard_normal((weight.shape[1], rank), dtype=np.float32))[0]
+    for _ in range(iterations):
+        basis = np.linalg.qr(weight @ np.linalg.qr(weight.T @ basis)[0])[0]
+    u, s, v = np.linalg.svd(basis.T @ weight, full_matrices=False)
+    return basis @ u, s, v
+
+
+def plain(settings: LoraSettings) -> LoraSettings:
+    """The settings of adapters of twice the rank whose products are scaled as these are."""
+    factor = math.sqrt(2) if settings.rslora else 2
+    return replace(
+        settings,
+        init="peft",
+        rank=2 * settings.rank,
+        alpha=factor * settings.alpha,
+        rank_pattern={key: 2 * value for key, value in settings.rank_pattern.items()},
+        alpha_pattern={key: factor * value for key, value in settings.alpha_pattern.items()},
+    )
+
+
+def joined(values: Mapping[str, Matrices], initial: Mapping[str, Matrices]) -> Start:
+    """What was trained, as `plain` adapters of the base itself: [A; A0] and [B, -B0].
+
+    As PEFT's `subtract_mutated_init`; by module, so that ranks and alphas may differ with rsLoRA too.
+
+    Args:
+        values: A, B and with DoRA the magnitudes, by projection.
+        initial: the first ones.
+    """
+    out: Start = {}
+    for name, (a, b, *magnitude) in values.items():
+        a0, b0 = (part.astype(a.dtype) for part in initial[name][:2])
+        out[name] = np.concatenate((a, a0)), np.concatenate((b, -b0), axis=1), *magnitude
+    return out
+
+
+def halved(values: Mapping[str, Matrices]) -> tuple[Start, Start]:
+    """The inverse of `joined`: what was trained, and what it began with."""
+    trained: Start = {}
+    initial: Start = {}
+    for name, (a, b, *magnitude) in values.items():
+        rank = len(a) // 2
+        trained[name] = a[:rank], b[:, :rank], *magnitude
+        initial[name] = a[rank:], -b[:, rank:]
+    return trained, initial
+
+
+def write_initial(directory: str | Path, values: Mapping[str, Matrices]) -> None:
+    """Keeps a run's first values beside its checkpoints, in float32.
+
+    Raises:
+        UserError: when they cannot be written.
+    """
+    arrays = {
+        f"{name}.lora_{which}": part.astype(np.float32)
+        for name, parts in values.items()
+        for which, part in zip(PARTS, parts, strict=False)
+    }
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]
+    try:
+        write_whole(directory, INITIAL, content.getvalue())
+    except OSError as error:
+        raise UserError(
+            f"{directory}: cannot be written: {error.strerror or error}",
+            "choose another checkpoint.directory, or --output",
+        ) from error
+
+
+def read_initial(directory: str | Path) -> Start:
+    """The A and B that a run began with.
+
+    Raises:
+        UserError: when they are not beside its checkpoints, or damaged.
+    """
+    path = path_of(directory) / INITIAL
+    try:
+        with reached(directory):
+            arrays = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
+        out: Start = {}
+        for name in arrays.files:  # A, B and the magnitudes of a projection follow each other
+            module = name.rpartition(".")[0]
+            out[module] = (*out.get(module, ()), arrays[name])
+        return out
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        missing = isinstance(error, FileNotFoundError)
+        raise UserError(
+            f"{path}: {'no such file' if missing else f'cannot be read ({error})'}; it holds the adapters' "
+            "first values, without which what was trained cannot be told from the base",
+            f"copy {INITIAL} from where the run wrote it; training from the beginning makes it again",
+        ) from None

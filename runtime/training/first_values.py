@@ -1,0 +1,87 @@
+"""The start of a run whose adapters are a part of the base's weights (runtime.model.principal)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..checkpoints.adapter_reader import Delta
+from ..merging.in_memory import in_memory
+from ..model.adapters import LoraSettings, Matrices, build_adapters
+from ..model.families.base import Source
+from ..model.principal import Start, first_values, read_initial, write_initial
+from ..progress import Progress
+from ..weights.checkpoint import HFCheckpoint
+
+if TYPE_CHECKING:
+    from ..settings import RunSettings
+    from .session import Session
+
+
+def begin(session: Session, settings: RunSettings) -> tuple[HFCheckpoint, Start]:
+    """The checkpoint whose weights a run freezes, and the values that its adapters begin with.
+
+    Process 0 computes these at the run's beginning, on its host, and keeps them beside the checkpoints, where
+    every process reads them: on whatever mesh a run goes on, it goes on from the same numbers.
+
+    Raises:
+        UserError: when they cannot be written or read.
+    """
+    base, lora = session.base, settings.lora
+    assert lora is not None
+
+    def make() -> Start:
+        if lora.init != "loftq":
+            return computed(base, lora, settings.train.seed)
+        from .loftq import lost
+
+        return _each(lora, lost(base, settings), settings.train.seed)
+
+    if session.found.step is None:
+        session.hosts.agree("initial", lambda: write_initial(session.directory, make()))
+    start = read_initial(session.directory)
+    return residual(base, lora, start), start
+
+
+def computed(base: HFCheckpoint, lora: LoraSettings, seed: int) -> Start:
+    """The first values of PiSSA's or OLoRA's adapters, one projection after the other."""
+
+    def weights() -> Iterator[tuple[str, np.ndarray]]:
+        for name, source in sources(base, lora).items():
+            yield name, base.read(source.full_name(base.prefix))
+            base.release(source.full_name(base.prefix))
+
+    return _each(lora, weights(), seed)
+
+
+def _each(lora: LoraSettings, weights: Iterator[tuple[str, np.ndarray]], seed: int) -> Start:
+    out: Start = {}
+    with Progress("computing the adapters' first values", None) as progress:
+        for name, weight in weights:
+            out[name] = first_values(lora, name, weight, seed)
+            progress.advance(1)
+    return out
+
+
+def residual(base: HFCheckpoint, lora: LoraSettings, start: Mapping[str, Matrices]) -> HFCheckpoint:
+    """The base without what its adapters start with: W - scale * B A, in float32 as it is read. With LoftQ
+    the base itself, which is quantised as in any other run."""
+    if lora.init == "loftq":
+        return base
+    changes = {
+        source.full_name(base.prefix): Delta(start[name][0], -start[name][1], lora.scale_of(name))
+        for name, source in sources(base, lora).items()
+    }
+    return in_memory(base, changes, "float32")
+
+
+def sources(base: HFCheckpoint, lora: LoraSettings) -> dict[str, Source]:
+    """The tensor [out, in] of each projection that carries an adapter, by the projection's name."""
+    parameters = {p.path: p for p in base.family.parameters(base.architecture)}
+    return {
+        part.name: parameters[adapter.target.weight].sources[part.slot if adapter.target.fused else 0]
+        for adapter in build_adapters(base.family, base.architecture, lora)
+        for part in adapter.projections
+    }

@@ -1,0 +1,47 @@
+"""LoftQ: what storing weights quantised loses of them, as the run itself will store them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from ..checkpoints.full import hugging_face
+from ..merging.arithmetic import host
+from ..model.adapters import build_adapters
+from ..model.loading import placed_parameters, read_shards
+from ..model.quantize import Layout, dequantize, layouts, quantize
+from ..settings import RunSettings
+from ..weights.checkpoint import HFCheckpoint
+
+
+def lost(base: HFCheckpoint, settings: RunSettings) -> Iterator[tuple[str, np.ndarray]]:
+    """What each projection's weight [out, in] is more than its codes stand for, float32.
+
+    Computed on the host, a weight at a time, in the blocks of the run's own mesh.
+    """
+    lora, axes, dtype = settings.lora, settings.mesh.axes, np.dtype(jnp.dtype(settings.model.dtype))
+    assert lora is not None and lora.quantize is not None
+    parameters = placed_parameters(base.family, base.architecture, settings.rules, axes)
+    by_path = {parameter.path: parameter for parameter in parameters}
+    how = layouts(base.family, base.architecture, parameters, lora.quantize, axes)
+    for adapter in build_adapters(base.family, base.architecture, lora):
+        parameter = by_path[adapter.target.weight]
+        whole = tuple((0, size) for size in parameter.shape)
+        ((_, weight),) = read_shards(base, parameter, [whole], dtype)
+        rest = weight.astype(np.float32) - stored(weight, how[parameter.path])
+        for part in adapter.projections:
+            number = part.slot if adapter.target.fused else 0
+            yield part.name, hugging_face(rest[parameter.place(number)], parameter.sources[number])
+
+
+def stored(weight: np.ndarray, how: Layout) -> np.ndarray:
+    """The float32 numbers that a weight's codes and scales stand for."""
+    whole = (None,) * weight.ndim
+    mesh = Mesh(np.array([host()]), ("host",))
+    codes = quantize(jax.device_put(weight, host()), replace(how, spec=whole, scale_spec=whole), mesh)
+    return np.asarray(dequantize(codes, jnp.float32))
