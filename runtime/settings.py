@@ -121,6 +121,7 @@ class DataSettings:
         temperature: T, by which an epoch draws of each source in proportion to its size ** (1 / T); None
             draws by the sources' weights.
         curriculum: "length" for the shortest rows first in each epoch; None for the seed's order.
+        stream_window: rows of `train` that are read, and put into order, at once; None reads all first.
     """
 
     train: tuple[str | Source, ...]
@@ -140,6 +141,7 @@ class DataSettings:
     shuffle_seed: int | None = 0
     temperature: float | None = None
     curriculum: str | None = None
+    stream_window: int | None = None
 
     def of(self, source: str | Source) -> DataSettings:
         """The section as it holds for one of its sources."""

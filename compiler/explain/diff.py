@@ -189,6 +189,10 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         yield f"sources drawn by temperature: {_or_none(old.temperature)} -> {_or_none(new.temperature)}"
     if old.curriculum != new.curriculum:
         yield f"curriculum: {old.curriculum or 'none'} -> {new.curriculum or 'none'}"
+    if old.stream_window != new.stream_window:
+        windows = (old.stream_window, new.stream_window)
+        before, after = (f"in windows of {one:,}" if one else "read whole" for one in windows)
+        yield f"training data {before} -> {after}: another order of samples"
     if old.shuffle_seed != new.shuffle_seed:
         yield "another order of samples"
 

@@ -99,6 +99,7 @@ def data_settings(recipe: Recipe, folder: Path) -> DataSettings:
         shuffle_seed=data.shuffle_seed,
         temperature=data.temperature,
         curriculum=data.curriculum,
+        stream_window=data.stream_window,
     )
 
 

@@ -133,6 +133,8 @@ def look(program: Subject, model: Path | None, data_dir: Path | None) -> AtHand 
     """
     if model is not None and not model.is_dir():
         raise ArtifactError(f"{model}: no such folder", "--model DIR says where the tokenizer lies")
+    if program.recipe.data.stream_window is not None:
+        return Unavailable("data.stream_window streams it: it is not read to be counted")
     folder = data_dir or program.source.parent
     data = replace(data_settings(program.recipe, program.source.parent), eval=())
     absent = _absent(data, folder, data_dir is not None)

@@ -37,6 +37,7 @@ lora.plus_ratio                -                     loraplus_lr_ratio    =
 train.neftune_noise_alpha      neftune_noise_alpha   =                    =
 data.max_length                max_length            cutoff_len           sequence_len
 data.eval_fraction             test_split_size       val_size             val_set_size
+data.stream_window             -                     buffer_size          streaming_multipack_buffer_size
 train.steps                    max_steps             =                    =
 train.epochs                   num_train_epochs      =                    num_epochs
 train.optimizer.learning_rate  learning_rate         =                    =
@@ -156,9 +157,20 @@ def written(program: Program, tool: str, devices: int, folder: Path) -> Config:
     config.direct("model")
     config.direct("lora") if program.recipe.lora else None
     WRITERS[tool](config)
+    if program.recipe.data.stream_window is not None:
+        _stream(config)
     if devices > 1:
         config.beside[ACCELERATE] = _accelerate(config)
     return config
+
+
+def _stream(config: Config) -> None:
+    """The switch of streaming; transformers' Trainer shuffles a stream where TRL's SFT is told to alone."""
+    train, data = config.recipe.train, config.recipe.data
+    single = config.tool == "trl" and "datasets" not in config.keys
+    config.keys["dataset_streaming" if single else "streaming"] = True
+    if config.tool == "trl" and train.objective == "sft" and data.shuffle_seed is not None:
+        config.keys["shuffle_dataset"] = True
 
 
 def moved(recipe: Recipe, before: Path, after: Path) -> Recipe:

@@ -295,7 +295,7 @@ def begin(
         tokenizer,
         arguments.data_dir,
         base.architecture.vocab_size,
-        Tokenising(None if caches is None or "://" in caches else Path(caches)),
+        Tokenising(None if caches is None or "://" in caches else Path(caches), after=found.data),
     )
     print(prepared.report.text(), file=sys.stderr)
     if found.imported is not None:

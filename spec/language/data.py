@@ -278,6 +278,15 @@ class Data(Section):
         example="length",
         choices={"length": "The shortest first; equally long ones in shuffle_seed's order."},
     )
+    stream_window: int | None = field(
+        "Streams train: so many samples at a time are read, tokenised, shuffled and packed while the run "
+        "goes on, drawn of the sources by their weights; for data larger than the memory or the disk. It "
+        "takes train.steps. null reads all samples first, and shuffles and packs them together.",
+        None,
+        unit="samples",
+        ge=1,
+        example=10000,
+    )
 
     def of(self, source: DataSource) -> Data:
         """The section as it holds for one of its sources."""

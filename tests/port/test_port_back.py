@@ -54,6 +54,7 @@ VARIANTS = {
     "int8": {"lora.quantize": "int8", "train.optimizer": {"name": "lion", "learning_rate": 1e-5, "b2": 0.98}},
     "all-tokens": {"lora.rank": 8, "data.loss_on": "all", "data.shuffle_seed": None, "remat.policy": "none"},
     "text": {"lora.rank": 8, "data.format": "text", "data.fields": {"text": "body"}},
+    "stream": {"lora.rank": 8, "data.stream_window": 1000, "data.train": ["hf://some/rows"]},
     "dropout": {"lora.dropout": 0.1, "train.micro_batch_size": 2, "data.eval_fraction": 0.1},
     "sgd": {"lora.rank": 8, "train.optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
 }

@@ -25,6 +25,8 @@ MARKS = "the marks between the messages are learnt too"
 TOOL_ENDS = "of a tool's result what it says is learnt; there the end of its turn too, where it is near"
 MARKED = "a message that it marks is learnt there whatever its role is, and here where roles_to_train has it"
 STRIPPED = "a line break that the template ends with is learnt here; there it is taken off both answers"
+PRETRAINING = "pretraining_dataset"
+JOINED = "texts share rows; there one sees those before it in the row, unless sample_packing is on"
 OF_SOURCES = table("""
 exact ds_type: the file's name tells what it is
 exact trust_remote_code: no code of a data set's runs here
@@ -52,7 +54,7 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> None:
     Args:
         objective: "sft", "dpo" or "orpo".
     """
-    train = _sources(keys, "datasets", objective)
+    train = _sources(keys, PRETRAINING if keys.value(PRETRAINING) else "datasets", objective)
     held = _sources(keys, "test_datasets", objective)
     kinds = [each.kind for each in train if each.kind is not None]
     _forms(keys, train, held)
@@ -100,16 +102,17 @@ def _sources(keys: Keys, key: str, objective: str) -> list[Entry]:
     """The data sets of one list."""
     given = keys.value(key)
     if not isinstance(given, list) or not given or not all(isinstance(entry, dict) for entry in given):
-        if key == "datasets" and not keys.given("pretraining_dataset"):
-            message = "`datasets` is no list of data sets with a path and a type each"
+        if key in ("datasets", PRETRAINING):
+            message = f"`{key}` is no list of data sets with a path and a type each"
             keys.refuse(key, "E1143", message, "datasets: [{path: OWNER/NAME, type: chat_template}]")
         keys.unless(key, ([],), "it is no list of data sets")
         return []
-    path = "data.train" if key == "datasets" else "data.eval"
+    path = "data.eval" if key == "test_datasets" else "data.train"
     found = []
     for index in range(len(given)):
         below = keys.below(f"{key}[{index}]")
-        found.append(Entry(below, path, _place(below), _kind(below, objective)))
+        kind = _texts(below) if key == PRETRAINING else _kind(below, objective)
+        found.append(Entry(below, path, _place(below), kind))
     return found
 
 
@@ -176,9 +179,12 @@ def _lengths(keys: Keys) -> None:
 
 
 def _packing(keys: Keys, objective: str) -> None:
-    packs = keys.flag("sample_packing") and objective == "sft"
+    joined = bool(keys.value(PRETRAINING))
+    packs = (keys.flag("sample_packing") or joined) and objective == "sft"
     note = PACKED if packs else ""
-    if keys.given("sample_packing"):
+    if joined and not keys.flag("sample_packing"):
+        keys.default("sample_packing", False, {"data.packing": True}, JOINED)
+    elif keys.given("sample_packing"):
         keys.say("sample_packing", {"data.packing": packs}, note)
     else:
         keys.default("sample_packing", False, {"data.packing": False})
@@ -334,6 +340,14 @@ def _kind(keys: Keys, objective: str) -> Kind | None:
     if found is None:
         _unknown(keys, name)
     return found
+
+
+def _texts(keys: Keys) -> Kind:
+    """What `pretraining_dataset` has: texts of one column."""
+    column = keys.text("text_column")
+    keys.same("text_column")
+    keys.unless("skip", (0,), "all rows are taken")
+    return Kind("text", {"text": column} if column not in (None, "text") else {}, note=PIECES)
 
 
 def _unknown(keys: Keys, name: str) -> None:

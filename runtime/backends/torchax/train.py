@@ -4,6 +4,7 @@ trained adapter."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +77,8 @@ def run(
             raise UserError("train_torchax.py trains on one host", "run train.py on several")
         with watching(interrupts, mesh.platform):
             session = begin(artifact, arguments, directory, settings, cache, interrupts)
-            return _run(session, settings, arguments.adapter, learning_rate, optimizer)
+            with closing(session.prepared):
+                return _run(session, settings, arguments.adapter, learning_rate, optimizer)
 
     return attended(directory, mesh.hosts, work)
 
