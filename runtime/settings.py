@@ -81,7 +81,8 @@ class Source:
         split: of a Hugging Face data set, such as "train[:10%]"; None takes "train".
         config: configuration (subset) of a Hugging Face data set, None for its default.
         limit: only its first so many rows are taken, None for all.
-        format, fields, transform, loss_on: as of `DataSettings`, whose own hold where these are None.
+        format, fields, transform, chat_template, loss_on: as of `DataSettings`, whose own hold where they are
+            None.
     """
 
     path: str
@@ -92,10 +93,11 @@ class Source:
     format: str | None = None
     fields: Mapping[str, str] | None = None
     transform: str | None = None
+    chat_template: str | None = None
     loss_on: str | Sequence[str] | None = None
 
 
-OF_A_SOURCE = ("format", "fields", "transform", "loss_on")
+OF_A_SOURCE = ("format", "fields", "transform", "chat_template", "loss_on")
 """What a source may have of its own, in place of the section's."""
 
 

@@ -154,7 +154,7 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         first, second = ([s.path for s in getattr(data, part)] for data in (old, new))
         if first != second:
             yield f"{'trained' if part == 'train' else 'evaluated'} on {flow(first)} -> {flow(second)}"
-        for name in ("format", "fields", "transform", "loss_on"):
+        for name in ("format", "fields", "transform", "chat_template", "loss_on"):
             own = [[getattr(data.of(s), name) for s in getattr(data, part)] for data in (old, new)]
             if first == second and own[0] != own[1] and getattr(old, name) == getattr(new, name):
                 yield f"{name} of {flow(second)}: {flow(own[0])} -> {flow(own[1])}"

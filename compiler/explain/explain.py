@@ -468,12 +468,15 @@ def _sources(data: Data) -> list[str]:
         if source.limit is not None:
             out.append(f"of {source.path} only the first {plural(source.limit, 'row')}")
     for source in (*data.train, *data.eval):
-        own = (source.format, source.loss_on, source.fields)
+        own = (source.format, source.loss_on, source.fields, source.chat_template)
         if any(value is not None for value in own):
             held = data.of(source)
             renamed = f", renamed by {flow(held.fields)}" if held.fields else ""
+            written = held.chat_template if source.chat_template is not None else None
+            whose = "a template of its own" if "{" in (written or "") else written
+            by = "" if written is None else f", written by {whose}"
             out.append(
-                f"{source.path} holds {held.format} samples{renamed}, with loss on {flow(held.loss_on)}"
+                f"{source.path} holds {held.format} samples{renamed}{by}, with loss on {flow(held.loss_on)}"
             )
     for place, transform in data.transforms.items():
         whose = "each row" if place == "data.transform" else f"each row of {place.removesuffix('.transform')}"

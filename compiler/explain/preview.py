@@ -121,7 +121,7 @@ def preview(
     from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.tokenising import tokenise
-    from recipec.runtime.data.tokenizer import chat_template, load_tokenizer
+    from recipec.runtime.data.tokenizer import chat_templates, load_tokenizer
     from recipec.runtime.data.usable import check_split, count_rows
     from recipec.runtime.errors import UserError
 
@@ -136,8 +136,8 @@ def preview(
     window = data.stream_window if split == "train" else None
     check_loss_on(data)
     tokenizer = load_tokenizer(_tokenizer_folder(program, settings, model), settings, data, folder)
-    template, vocabulary = chat_template(tokenizer, data, folder), program.architecture.vocab_size
-    how = coding(tokenizer, template, data, vocabulary, part.sources)
+    templates = chat_templates(tokenizer, data, folder, part.sources)
+    how = coding(tokenizer, templates, data, program.architecture.vocab_size, part.sources)
 
     encoder = Encoder(how)
     readers = _readers(part, data, folder)

@@ -183,12 +183,16 @@ def moved(recipe: Recipe, before: Path, after: Path) -> Recipe:
         return text if far else PurePosixPath(os.path.relpath(before / text, after)).as_posix()
 
     data, model = recipe.data, recipe.model
-    sets: dict[str, Any] = {
-        name: [one.model_copy(update={"path": path(one.path)}) for one in getattr(data, name)]
-        for name in ("train", "eval")
-    }
-    if data.chat_template and "{" not in data.chat_template:
-        sets["chat_template"] = path(data.chat_template)
+
+    def template(text: str | None) -> str | None:
+        return path(text) if text and "{" not in text else text
+
+    def source(one: DataSource) -> DataSource:
+        update = {"path": path(one.path), "chat_template": template(one.chat_template)}
+        return one.model_copy(update=update)
+
+    sets: dict[str, Any] = {name: [*map(source, getattr(data, name))] for name in ("train", "eval")}
+    sets["chat_template"] = template(data.chat_template)
     own = {"id": path(model.id)} if model.id.startswith(".") else {}
     update = {"data": data.model_copy(update=sets), "model": model.model_copy(update=own)}
     return recipe.model_copy(update=update)
@@ -451,7 +455,9 @@ def _rows(config: Config, source: DataSource) -> dict[str, Any]:
     learnt = data.loss_on if isinstance(data.loss_on, list) else ["assistant"]
     roles = {} if data.format == "preference" else {"roles_to_train": learnt}
     marked = {"message_field_training": named["weight"]} if "weight" in named else {}
-    return {**_given(made), "type": kind, **mapped, **roles, **marked}
+    template = source.chat_template
+    written = {"chat_template": "jinja", "chat_template_jinja": template} if template else {}
+    return {**_given(made), "type": kind, **mapped, **roles, **marked, **written}
 
 
 WRITERS: Mapping[str, Callable[[Config], None]] = {

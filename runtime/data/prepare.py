@@ -23,7 +23,7 @@ from .report import DataReport, SplitReport
 from .samples import Samples
 from .sources import Split, open_split, source_names, splits
 from .tokenising import tokenise
-from .tokenizer import chat_template
+from .tokenizer import chat_templates
 from .usable import check_split, count_rows
 
 
@@ -151,12 +151,12 @@ def prepare(
         )
     accumulation = train.global_batch_size // rows
     check_loss_on(data)
-    template = chat_template(tokenizer, data, data_dir)
     pad = tokenizer.pad_token_id
     shape = BatchShape(rows, data.max_length, 0 if pad is None else int(pad))
 
     trained_on, evaluated_on = splits(data, data_dir)
-    how = coding(tokenizer, template, data, vocabulary, trained_on.sources)
+    written = chat_templates(tokenizer, data, data_dir, trained_on.sources)
+    how = coding(tokenizer, written, data, vocabulary, trained_on.sources)
     by_tokens = train.loss_normalization == "tokens"
     schedule: Schedule
     if data.stream_window is not None:
@@ -191,7 +191,8 @@ def prepare(
     eval_parts: list[EvalPart] = []
     eval_report = None
     if evaluated_on is not None:
-        how = coding(tokenizer, template, data, vocabulary, evaluated_on.sources)
+        written = chat_templates(tokenizer, data, data_dir, evaluated_on.sources)
+        how = coding(tokenizer, written, data, vocabulary, evaluated_on.sources)
         held_out, eval_report = read_split(evaluated_on, data, how, data_dir, tokenising)
         check_split(evaluated_on.name, eval_report, data)
         rows_of = rows_by_source(held_out, evaluated_on, data)

@@ -41,6 +41,9 @@ from .usable import check_split, count_rows
 HELD = 2
 """Windows that are in memory, beside the one that is being read."""
 
+PATIENCE = 30.0
+"""Seconds in which a reading that is to end does."""
+
 REMEMBERED = 1024
 """Windows whose beginnings are known, so that they can be read once more."""
 
@@ -101,7 +104,7 @@ class Windows:
         sources = [Source(source) if isinstance(source, str) else source for source in data.train]
         self.weights = [source.weight for source in sources]
         shards = [shards_of(source, data_dir) for source in sources]
-        about = [self._size, how.loss_on, how.tokenizer, how.template]
+        about = [self._size, how.loss_on, how.tokenizer, how.templates]
         about += [[shard.about for shard in one] for one in shards]
         self.made_of = hashlib.sha256(json.dumps(about).encode()).hexdigest()
         self._readers = open_split(Split("data.train", data.train), data, data_dir)
@@ -222,6 +225,7 @@ class StreamSchedule(Schedule):
         self._begins = deque([begin, following], REMEMBERED)
         self._held = deque([self.window], HELD)
         self._ahead: Future[tuple[Window, Begin]] | None = None
+        self._thread: threading.Thread | None = None
         super().__init__(shape, accumulation, by_tokens, self.window.samples.group)
 
     def state(self, step: int) -> dict[str, Any]:
@@ -233,8 +237,11 @@ class StreamSchedule(Schedule):
         return {WINDOW: begin, DIGEST: window.samples.digest}
 
     def close(self) -> None:
-        """Ends what reads ahead."""
+        """Ends what reads ahead, and waits for it: a thread that ends with the process within the tokenizer's
+        code would abort it. One that waits for a bucket is left alone."""
         self._windows.close()
+        if self._thread is not None:
+            self._thread.join(PATIENCE)
 
     def _step_of(self, step: int) -> Step:
         row, end = step * self.rows_per_step, (step + 1) * self.rows_per_step
@@ -283,7 +290,8 @@ class StreamSchedule(Schedule):
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(target=read, name="stream", daemon=True).start()
+        self._thread = threading.Thread(target=read, name="stream", daemon=True)
+        self._thread.start()
         return future
 
 

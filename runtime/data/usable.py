@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import UserError
 from ..settings import DataSettings
-from .advice import LEFTOVER, WRITTEN, folding
+from .advice import LEFTOVER, WRITTEN, folding, numbering
 from .epochs import PackedRows
 from .masking import NO_SYSTEM
 from .report import SplitReport
@@ -58,6 +58,8 @@ def _remedy(report: SplitReport, data: DataSettings) -> str:
         return "raise data.max_length, or set data.overlong to truncate"
     if NO_SYSTEM in commonest.first[0].reason:
         return folding(data.format, data.fields)
+    if "length 9" in commonest.first[0].reason or "length >= 9" in commonest.first[0].reason:
+        return numbering(data.fields)  # as Mistral's templates say it
     if commonest is report.masked and report.masked.first[0].reason.startswith("the chat template"):
         return WRITTEN
     if commonest is report.inconsistent:

@@ -128,6 +128,12 @@ class DataSource(Section):
         form="file.py:function",
         example="prepare.py:clean",
     )
+    chat_template: str | None = field(
+        f"A chat template of its own, as data.chat_template; {OWN} The server renders with data's.",
+        None,
+        min_length=1,
+        example="other.jinja",
+    )
     loss_on: LossOn | None = field(
         "Tokens of this source that carry loss; null takes data's own where it is given, and the format's "
         "default where it is not.",
@@ -290,7 +296,7 @@ class Data(Section):
 
     def of(self, source: DataSource) -> Data:
         """The section as it holds for one of its sources."""
-        names = ("format", "fields", "transform", "loss_on")
+        names = ("format", "fields", "transform", "chat_template", "loss_on")
         own = {name: value for name in names if (value := getattr(source, name)) is not None}
         if "loss_on" not in own and "loss_on" not in self.model_fields_set:
             own["loss_on"] = _loss_of_format({"format": own.get("format", self.format)})
@@ -304,14 +310,22 @@ class Data(Section):
     @property
     def transforms(self) -> dict[str, str]:
         """The functions that rows go through, by the place that first names each."""
-        named = {"data.transform": self.transform}
+        return self._named("transform")
+
+    def _named(self, key: str) -> dict[str, str]:
+        named = {f"data.{key}": getattr(self, key)}
         for part, sources in (("train", self.train), ("eval", self.eval)):
-            named |= {f"data.{part}[{i}].transform": one.transform for i, one in enumerate(sources)}
+            named |= {f"data.{part}[{i}].{key}": getattr(one, key) for i, one in enumerate(sources)}
         first: dict[str, str] = {}
-        for place, transform in named.items():
-            if transform is not None and transform not in first.values():
-                first[place] = transform
+        for place, value in named.items():
+            if value is not None and value not in first.values():
+                first[place] = value
         return first
+
+    @property
+    def templates(self) -> dict[str, str]:
+        """The chat templates, by the place that first names each."""
+        return self._named("chat_template")
 
     @property
     def evaluates(self) -> bool:

@@ -451,3 +451,20 @@ def test_a_template_that_llama_factory_has_is_named_there() -> None:
     ported("recipe.yaml", "llama-factory")
     again = returned({"beside": ["dataset_info.json"]}, "llama-factory", "sft")
     assert at(again, "data.chat_template") == at(yaml.safe_load(example.read_text()), "data.chat_template")
+
+
+def test_axolotl_takes_templates_of_sources_back() -> None:
+    recipe = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    written = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    recipe["data"] = {
+        "train": ["hf://our/a", {"path": "hf://our/b", "chat_template": written}],
+        "max_length": 512,
+        "overlong": "truncate",
+    }
+    Path("recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    told = ported("recipe.yaml", "axolotl")
+    again = returned(told, "axolotl", "sft")
+    assert again["data"]["train"][1]["chat_template"] == written
+    assert "chat_template" not in again["data"]
+    status, printed, _ = run("recipe.yaml", "--to", "trl", "-o", "config.yaml", "--format", "json", "--force")
+    assert status == 1 and "`data.train` cannot be said in TRL's config" in printed

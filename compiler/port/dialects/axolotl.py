@@ -71,9 +71,9 @@ def port(ledger: Ledger) -> None:
     _adapters(keys, model)
     say_data(keys, model, objective)
     _training(keys, model)
-    on = bool(keys.value(PRETRAINING)) or None
+    pretrains = bool(keys.value(PRETRAINING)) or None
     buffers = ("streaming_multipack_buffer_size", "pretrain_multipack_buffer_size")
-    streaming.say_stream(keys, "streaming", buffers, 10000, on)
+    streaming.say_stream(keys, "streaming", buffers, 10000, pretrains)
     for name in ("overrides_of_model_config", "model_config"):
         experts.say_overrides(keys, name, model)
     _plugins(keys)

@@ -62,7 +62,7 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> None:
     _packing(keys, objective)
     if kinds:
         _loss(keys, train, kinds)
-        _template(keys, kinds, model)
+        _template(keys, train, model)
     _evaluation(keys)
     _order(keys)
     for each in (*train, *held):
@@ -245,30 +245,71 @@ def _turns(keys: Keys, loss: Any, sets: Mapping[str, Any]) -> None:
         keys.same(name)
 
 
-def _template(keys: Keys, kinds: Sequence[Kind], model: Model | None) -> None:
-    first = keys.below("datasets[0]")
-    formats = {kind.format for kind in kinds}
-    at = first if first.given("chat_template") else keys
-    name, jinja = at.text("chat_template"), at.text("chat_template_jinja")
+def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> None:
+    """The section's template is that of the file, or of the first data set; others are their sources' own."""
+    formats = {each.kind.format for each in train if each.kind is not None}
+    names = ("chat_template", "chat_template_jinja")
     if formats <= {"prompt_completion", "text"}:
-        for below in (keys, first):
-            names = ("chat_template", "chat_template_jinja")
+        for below in (keys, *(each.keys for each in train)):
             below.passive(names, "plain text has no template; it is for chatting")
         keys.passive(("eot_tokens",), "plain text has no turns")
         return
-    found = templates.axolotl(name or ("jinja" if jinja else "tokenizer_default"), model, jinja)
+    chats = [each for each in train if each.kind is not None and each.kind.format in ("chat", "preference")]
+    told = [each for each in chats if each.keys.given("chat_template")]
+    own = {id(each): _named_template(each.keys, model) for each in told}
+    alike = len(told) == len(chats) and len({str(found.sets) for found in own.values()}) == 1
+    at = told[0].keys if alike and told else keys
+    found = own[id(told[0])] if alike and told else _named_template(keys, model)
+    jinja = at.text("chat_template_jinja")
     if not found.known:
-        message = templates.unknown("the chat template", name, found)
-        help = "chat_template: tokenizer_default, or chat_template_jinja"
-        at.refuse("chat_template", "E1147", message, help)
+        _refused_template(at, found)
     elif at.given("chat_template"):
         at.say("chat_template", found.sets, found.note)
     elif not jinja:
         keys.default("chat_template", "tokenizer_default", {}, "Axolotl's default: the tokenizer's own")
     at.same("chat_template_jinja", found.sets if at.given("chat_template_jinja") else None)
+    if alike:
+        for below in (keys, *(each.keys for each in told)):
+            below.passive(names, "as the other data sets")
+    else:
+        others = {key: each for key, each in own.items() if not each.known or each.sets != found.sets}
+        _own_templates(keys, train, others)
     if model is not None and not jinja and "chat" in formats:
         _ends(keys, model, found.ends)
     keys.same("eot_tokens", note="the end of a turn, which is learnt")
+
+
+def _named_template(keys: Keys, model: Model | None) -> templates.Template:
+    name, jinja = keys.text("chat_template"), keys.text("chat_template_jinja")
+    return templates.axolotl(name or ("jinja" if jinja else "tokenizer_default"), model, jinja)
+
+
+def _refused_template(keys: Keys, found: templates.Template) -> None:
+    message = templates.unknown("the chat template", keys.text("chat_template"), found)
+    help = "chat_template: tokenizer_default, or chat_template_jinja"
+    keys.refuse("chat_template", "E1147", message, help)
+
+
+def _own_templates(keys: Keys, train: Sequence[Entry], own: Mapping[int, templates.Template]) -> None:
+    """Templates of data sets whose turns are written otherwise than the others'."""
+    placed = [each for each in train if each.source is not None]
+    sources = zip(placed, keys.ledger.value("data.train", []), strict=True)
+    made = []
+    for each, source in sources:
+        found = own.get(id(each))
+        text = found.sets.get("data.chat_template") if found is not None else None
+        made.append(rows.with_own(source, {"chat_template": text} if text else {}))
+        if found is None:
+            continue
+        if not found.known:
+            _refused_template(each.keys, found)
+        elif text is None:
+            note = "the tokenizer's template cannot be a source's own beside data.chat_template"
+            each.keys.refuse("chat_template", "E1147", note, "chat_template_jinja with the template's text")
+    for each in train:
+        if (found := own.get(id(each))) is not None:
+            each.keys.say("chat_template", {"data.train": made}, found.note)
+        each.keys.passive(("chat_template", "chat_template_jinja"), "part of its template")
 
 
 def _ends(keys: Keys, model: Model, written: str) -> None:
