@@ -314,7 +314,7 @@ def begin(
     )
     hosts.same(
         "data",
-        prepared.fingerprint,
+        f"{prepared.fingerprint} {prepared.samples.digest}",  # of a stream, what was read of it until now
         "reads other data than process 0",
         "put the same files on every host, or at an address that all of them read",
     )

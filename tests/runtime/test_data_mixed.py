@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -139,7 +140,7 @@ def test_processes_know_which_source_a_row_is_from(folder: Path, monkeypatch: py
 
 
 def test_templates_of_sources_are_enough_where_the_tokenizer_has_none(folder: Path) -> None:
-    bare = tokenizer()
+    bare = copy.deepcopy(tokenizer())  # which all tests share
     bare.chat_template = None
     train = TrainSettings(epochs=1, global_batch_size=4, micro_batch_size=1)
     own = tuple(Source("more.jsonl", chat_template=OTHER) if one == "chats.jsonl" else one for one in SOURCES)
