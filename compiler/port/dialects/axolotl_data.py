@@ -54,7 +54,11 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> None:
     Args:
         objective: "sft", "dpo" or "orpo".
     """
-    train = _sources(keys, PRETRAINING if keys.value(PRETRAINING) else "datasets", objective)
+    pretrains = bool(keys.value(PRETRAINING))
+    train = _sources(keys, PRETRAINING if pretrains else "datasets", objective)
+    keys.same(PRETRAINING, note="" if pretrains else "off")
+    if pretrains:
+        keys.unused(("datasets",), f"{PRETRAINING} is what is read")
     held = _sources(keys, "test_datasets", objective)
     kinds = [each.kind for each in train if each.kind is not None]
     _forms(keys, train, held)
