@@ -83,7 +83,8 @@ class Source:
         split: of a Hugging Face data set, such as "train[:10%]"; None takes "train".
         config: configuration (subset) of a Hugging Face data set, None for its default.
         limit: only its first so many rows are taken, None for all.
-        format, fields, transform, loss_on: as of `DataSettings`, whose own hold where these are None.
+        format, fields, transform, chat_template, loss_on: as of `DataSettings`, whose own hold where they are
+            None.
     """
 
     path: str
@@ -94,10 +95,11 @@ class Source:
     format: str | None = None
     fields: Mapping[str, str] | None = None
     transform: str | None = None
+    chat_template: str | None = None
     loss_on: str | Sequence[str] | None = None
 
 
-OF_A_SOURCE = ("format", "fields", "transform", "loss_on")
+OF_A_SOURCE = ("format", "fields", "transform", "chat_template", "loss_on")
 """What a source may have of its own, in place of the section's."""
 
 
@@ -123,6 +125,7 @@ class DataSettings:
         temperature: T, by which an epoch draws of each source in proportion to its size ** (1 / T); None
             draws by the sources' weights.
         curriculum: "length" for the shortest rows first in each epoch; None for the seed's order.
+        stream_window: rows of `train` that are read, and put into order, at once; None reads all first.
     """
 
     train: tuple[str | Source, ...]
@@ -142,6 +145,7 @@ class DataSettings:
     shuffle_seed: int | None = 0
     temperature: float | None = None
     curriculum: str | None = None
+    stream_window: int | None = None
 
     def of(self, source: str | Source) -> DataSettings:
         """The section as it holds for one of its sources."""

@@ -572,10 +572,10 @@ LORA: dict[str, Code] = {
     ),
     "E0330": Code(
         "init cannot be combined with this",
-        "pissa, olora and loftq give each linear layer its own A and B, whose product is a part of its weight. "
-        "Experts are not linear layers in transformers. k_proj and v_proj share one A with kv: shared. No part "
-        "of a weight has a higher rank than the weight. The reference model of an objective would lack that "
-        "part. loftq makes up for what nf4 loses, and start_from brings other values.",
+        "pissa, olora and loftq give each linear layer its own A and B, whose product is a part of its "
+        "weight. Experts are not linear layers in transformers. k_proj and v_proj share one A with kv: "
+        "shared. No part of a weight has a higher rank than the weight. The reference model of an objective "
+        "would lack that part. loftq makes up for what nf4 loses, and start_from brings other values.",
         "Change what the message names, or write `init: peft`.",
     ),
     "W0331": Code(
@@ -765,6 +765,30 @@ DATA: dict[str, Code] = {
         "temperature without effect",
         "There is only one source, so all its samples are used at any temperature.",
         "Remove `data.temperature`.",
+    ),
+    "E0460": Code(
+        "epochs of a stream",
+        "`data.stream_window` reads the training data while the run goes on. How many steps an epoch of it "
+        "has is known at its end alone, and the learning rate's schedule needs it at the beginning.",
+        "`train.steps` in place of `train.epochs`; the data is gone through as often as that takes.",
+    ),
+    "E0461": Code(
+        "a stream that would have to be counted",
+        "`data.eval_fraction`, `data.temperature` and `data.curriculum` take the number or the lengths of "
+        "all samples, and a stream is never read whole before the run.",
+        "`data.eval` with a file of its own; a `weight` at each source; or no `data.stream_window`.",
+    ),
+    "E0462": Code(
+        "a part of a split in a stream",
+        "A split such as train[:10%] takes counting the split's samples, and a stream is not counted.",
+        "The split's name, with `limit` for the first so many samples of it.",
+    ),
+    "N0463": Code(
+        "a stream of several sources without weights",
+        "Without a stream every sample of every source is drawn once an epoch. A stream knows no source's "
+        "size: it draws by the weights alone, which are 1 where none is given, and begins a source again "
+        "that ends.",
+        "A `weight` at each source, in proportion to what is to be drawn of it.",
     ),
     "W0430": Code(
         "some samples contain unused content",

@@ -45,6 +45,10 @@ def _other_files(program: Program) -> bool:
     return not all(source.path.lower().endswith(texts) for source in (*data.train, *data.eval))
 
 
+def _streams(program: Program) -> bool:
+    return program.recipe.data.stream_window is not None
+
+
 def _has_pairs(program: Program) -> bool:
     return OBJECTIVES[program.recipe.train.objective].pairs
 
@@ -81,6 +85,8 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.data.column_files": _other_files,
     "runtime.data.huggingface": _other_files,
     "runtime.data.reasoning": lambda program: program.recipe.data.reasoning,
+    "runtime.data.stream": _streams,
+    "runtime.data.shards": _streams,
     "runtime.data.transform": lambda program: program.recipe.data.transforms,
     "runtime.model.delta": lambda program: getattr(program.architecture, "delta", None),
     "runtime.metrics.expert_shares": _has_experts,

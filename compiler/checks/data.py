@@ -32,6 +32,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _files(facts)
     yield from _held_out(facts)
     yield from _order(facts)
+    yield from _stream(facts)
     yield from _tokenizer(facts)
     yield from _length(facts)
     yield from dict.fromkeys(found for rows in rows_of(facts) for found in _everything(rows))
@@ -144,6 +145,49 @@ def _order(facts: Facts) -> Iterator[Diagnostic]:
             "data.temperature",
             "remove the line",
             at_key=True,
+        )
+
+
+def _stream(facts: Facts) -> Iterator[Diagnostic]:
+    data, train = facts.recipe.data, facts.recipe.train
+    if data.stream_window is None:
+        return
+    if train.steps is None:
+        yield Diagnostic(
+            "E0460",
+            "a stream's end is not known, so that its epochs cannot be counted",
+            "train.epochs",
+            "steps: 1000 in place of epochs, or remove data.stream_window",
+            at_key=True,
+        )
+    whole = {
+        "eval_fraction": "holds out a share of all samples, which takes counting them",
+        "temperature": "draws by the numbers of the sources' samples, which takes counting them",
+        "curriculum": "puts all samples of an epoch into order",
+    }
+    instead = {"eval_fraction": "eval: [FILE]", "temperature": "a weight for each source"}
+    for name in (name for name in whole if getattr(data, name) is not None):
+        yield Diagnostic(
+            "E0461",
+            f"{name} {whole[name]}, and data.stream_window reads them as the run goes on",
+            f"data.{name}",
+            f"{instead[name]} in its place" if name in instead else "remove the line, or stream_window",
+            at_key=True,
+        )
+    for index, source in enumerate(data.train):
+        if source.split is not None and not source.split.replace("_", "").replace("-", "").isalnum():
+            yield Diagnostic(
+                "E0462",
+                f"`{source.split}`, a part of a split, takes counting it, and a stream is not counted",
+                f"data.train[{index}].split",
+                "the split's name; limit takes the first so many samples of it",
+            )
+    if len(data.train) > 1 and not any("weight" in source.model_fields_set for source in data.train):
+        yield Diagnostic(
+            "N0463",
+            f"the stream draws each of the {len(data.train)} sources alike, however many samples it has",
+            "data.stream_window",
+            "weight: 2.0 at a source draws twice as many of it",
         )
 
 

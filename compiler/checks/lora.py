@@ -459,7 +459,7 @@ def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             section.start_from,
             "start_from, whose adapter has its own values",
             "lora.start_from",
-            "no start_from",
+            "remove start_from",
         ),
         (
             narrow,

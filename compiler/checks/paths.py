@@ -34,13 +34,12 @@ ARTIFACT_FILES = (
 """What an artifact's folder holds already."""
 
 TEXTS = (
-    ("data", "chat_template"),
     ("data", "fields"),  # columns of a file's own, whatever they are called
     ("serve", "smoke_prompts"),
     ("serve", "extra_args"),
     ("serve", "env"),  # has a code of its own
 )
-"""Keys whose values may hold anything: each of their emitters quotes them."""
+"""Keys whose values may hold anything, beside chat templates: each of their emitters quotes them."""
 
 RUN_BY_SHELLS = re.compile(r"\$\(|[`<>|&;]")
 """What has a shell run something, or write it elsewhere."""
@@ -105,8 +104,7 @@ def _copied(facts: Facts) -> list[tuple[str, str]]:
     """The files beside the recipe that its artifact takes along, with the places of their names."""
     data, prompts = facts.recipe.data, facts.recipe.evaluate.prompts
     files = []
-    if data.chat_template is not None and not is_inline(data.chat_template):
-        files.append(("data.chat_template", data.chat_template))
+    files += [(place, text) for place, text in data.templates.items() if not is_inline(text)]
     files += [(place, transform.partition(":")[0]) for place, transform in data.transforms.items()]
     if prompts is not None:
         files.append(("evaluate.prompts", prompts))
@@ -118,14 +116,15 @@ def _characters(facts: Facts) -> Iterator[Diagnostic]:
     given = facts.recipe.model_dump(exclude_unset=True)
     for where, text in _strings(given, ()):
         bad = next((c for c in text if unicodedata.category(c) in UNSHOWN), None)
-        if bad is not None and where[:2] not in TEXTS:
+        free = where[:2] in TEXTS or where[-1] == "chat_template"
+        if bad is not None and not free:
             yield Diagnostic(
                 "E0707",
                 f"`{join(where)}` contains the character U+{ord(bad):04X}, which ends a line or is invisible",
                 join(where),
                 "remove it",
             )
-        exempt = where[:2] in TEXTS or where[0] in NO_ARGUMENTS
+        exempt = free or where[0] in NO_ARGUMENTS
         if text.startswith("-") and not exempt and not text.startswith("-----"):  # a key, which is a secret
             yield Diagnostic(
                 "E0711",

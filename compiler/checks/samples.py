@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +34,29 @@ TITLES = {**{name: facts.title for name, facts in FAMILIES.items()}, "mistral": 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     data, model = facts.recipe.data, facts.model
-    chats = not data.formats.isdisjoint(("chat", "instruction"))
-    template: str | None = None
-    place = "data.chat_template"
-    if data.chat_template is not None:
+    kinds = [data.of(source) for source in (*data.train, *data.eval)]
+    chats = any(one.format in ("chat", "instruction") and one.chat_template is None for one in kinds)
+    given: dict[str, str | None] = {}
+    for place, named in data.templates.items():
         try:
-            template = _given(facts.folder, data.chat_template)
+            given[named] = _given(facts.folder, named)
         except (OSError, ValueError) as error:
             reason = "the file does not exist" if isinstance(error, FileNotFoundError) else str(error)
             yield Diagnostic(
                 "E0402",
-                f"the chat template `{data.chat_template}` cannot be read: {reason}",
+                f"the chat template `{named}` cannot be read: {reason}",
                 place,
                 "the path is relative to the recipe's folder; a template can also be written inline",
             )
             return
-    elif (folder := _checkpoint(facts)) is not None:
-        template = _shipped(folder)
-        place = "model.id" if facts.recipe.model.tokenizer is None else "model.tokenizer"
+        if (text := given[named]) is not None:
+            yield from _markup(facts, text, place)
+    shipped: str | None = None
+    place = "model.id" if facts.recipe.model.tokenizer is None else "model.tokenizer"
+    if data.chat_template is None and (folder := _checkpoint(facts)) is not None:
+        shipped = _shipped(folder)
     if (
-        template is None
+        shipped is None
         and data.chat_template is None
         and model is not None
         and model.chat is False
@@ -68,14 +71,15 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         )
     # The template that a model was published with is what it was trained with.
     own = place == "model.id" and model is not None and model.added is not None
-    if template is not None and (place == "data.chat_template" or chats):
-        yield from () if own else _markup(facts, template, place)
-    yield from _reasoning(facts, template)
-    yield from _rows(facts, template)
+    if shipped is not None and chats and not own:
+        yield from _markup(facts, shipped, place)
+    held = [shipped if one.chat_template is None else given[one.chat_template] for one in kinds]
+    yield from _reasoning(facts, held)
+    yield from _rows(facts, held)
     yield from _labels(facts)
 
 
-def _reasoning(facts: Facts, template: str | None) -> Iterator[Diagnostic]:
+def _reasoning(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]:
     data = facts.recipe.data
     if data.reasoning is not None and data.formats == {"text"}:
         yield Diagnostic(
@@ -85,7 +89,7 @@ def _reasoning(facts: Facts, template: str | None) -> Iterator[Diagnostic]:
             "remove the line",
             at_key=True,
         )
-    elif data.reasoning == "empty" and template is not None and "enable_thinking" not in template:
+    elif data.reasoning == "empty" and any(text and "enable_thinking" not in text for text in templates):
         yield Diagnostic(
             "E0452",
             "reasoning is empty, but the chat template does not read enable_thinking, the variable that "
@@ -142,7 +146,7 @@ def _markup(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
         return
     foreign = foreign_markers(own, template)
     found = [marker for marker in foreign if not _is_token(_checkpoint(facts), marker)]
-    given = place == "data.chat_template"
+    given = place.endswith("chat_template")
     trained = f"{model.title} was trained with {model.family.title}'s `{own[0]}` ... `{own[1]}`"
     if found:
         whose = "the chat template" if given else "the checkpoint's chat template"
@@ -233,14 +237,14 @@ def _label(row: dict[str, Any], fields: dict[str, str]) -> bool | str:
         return str(error)
 
 
-def _rows(facts: Facts, template: str | None) -> Iterator[Diagnostic]:
+def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]:
     """What the first rows of local files hold and nothing writes."""
-    data = facts.recipe.data
+    data, held_by = facts.recipe.data, iter(templates)
     for part, sources in (("train", data.train), ("eval", data.eval)):
         seen, whole, count = 0, True, 0
         unused: Counter[str] = Counter()
         for index, source in enumerate(sources):
-            own = data.of(source)
+            own, template = data.of(source), next(held_by)
             rows = _first(facts, source.path)[: source.limit] if own.transform is None else []
             whole = whole and 0 < len(rows) < LOOKED_AT
             seen += len(rows)

@@ -14,20 +14,28 @@ INLINE_FILE = "chat_template.jinja"
 
 
 def template_file(program: Program) -> str | None:
-    """The template's path in the artifact, None when the tokenizer's own is used."""
+    """The path in the artifact of the section's template, None when the tokenizer's own is used."""
     template = program.recipe.data.chat_template
-    if template is None:
-        return None
-    return INLINE_FILE if is_inline(template) else template
+    return None if template is None else template_files(program)[template]
+
+
+def template_files(program: Program) -> dict[str, str]:
+    """The paths in the artifact of all chat templates, by how the recipe names them or by their text."""
+    made: dict[str, str] = {}
+    inline = 0
+    for template in program.recipe.data.templates.values():
+        made[template] = template
+        if is_inline(template):
+            inline += 1
+            made[template] = INLINE_FILE if inline == 1 else f"chat_template_{inline}.jinja"
+    return made
 
 
 def data_files(program: Program) -> dict[str, bytes]:
     """Contents of those files by their path in the artifact."""
     data, files = program.recipe.data, {}
-    path = template_file(program)
-    if data.chat_template is not None and path is not None:
-        inline = is_inline(data.chat_template)
-        files[path] = data.chat_template.encode() if inline else _read(program, data.chat_template)
+    for template, path in template_files(program).items():
+        files[path] = template.encode() if is_inline(template) else _read(program, template)
     for transform in data.transforms.values():
         path = transform.partition(":")[0]
         files[path] = _read(program, path)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.emitters.data_files import template_file
+from recipec.compiler.emitters.data_files import template_file, template_files
 from recipec.compiler.emitters.python_text import WIDTH, Call, Name, Value, assignment, string
 from recipec.runtime.settings import ModelSettings, RunSettings, Source
 from recipec.runtime.training.objectives import OBJECTIVES, SETTINGS
@@ -15,6 +16,7 @@ from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
+    from recipec.spec.language import DataSource
 
 LONG_RANGE = 8
 """Consecutive layers from which on they are written as a range."""
@@ -90,10 +92,10 @@ def _data(settings: RunSettings, program: Program) -> Call:
     if program.recipe.data.transform is not None:
         written["transform"] = _transform(program.recipe.data.transform)
     for part in ("train", "eval"):
-        named = [source.transform for source in getattr(program.recipe.data, part)]
-        if any(named):
-            sources = zip(getattr(settings.data, part), named, strict=True)
-            written[part] = tuple(_source(source, transform) for source, transform in sources)
+        own = [_own_files(program, source) for source in getattr(program.recipe.data, part)]
+        if any(own):
+            sources = zip(getattr(settings.data, part), own, strict=True)
+            written[part] = tuple(_source(source, names) for source, names in sources)
     if settings.data.chat_template is not None:
         written["chat_template"] = Name('CHAT_TEMPLATE.read_text(encoding="utf-8")')
     quiet = ("eval_seed",) if settings.data.eval_fraction is None else ()
@@ -105,6 +107,17 @@ def _transform(transform: str) -> Name:
     path, _, function = transform.partition(":")
     file = string(path, quote="'")
     return Name(f'f"{{ARTIFACT / {file}}}:{function}"')
+
+
+def _own_files(program: Program, source: DataSource) -> dict[str, Value]:
+    """What stands for a source's own files, in the artifact."""
+    names: dict[str, Value] = {}
+    if source.transform is not None:
+        names["transform"] = _transform(source.transform)
+    if source.chat_template is not None:
+        file = string(template_files(program)[source.chat_template])
+        names["chat_template"] = Name(f'(ARTIFACT / {file}).read_text(encoding="utf-8")')
+    return names
 
 
 def _train(settings: RunSettings) -> Call:
@@ -157,13 +170,13 @@ def _printed(value: Any) -> Value:
     return tuple(_printed(item) for item in value) if isinstance(value, tuple) else value
 
 
-def _source(source: Source, transform: str | None = None) -> Value:
+def _source(source: Source, own: Mapping[str, Value] = MappingProxyType({})) -> Value:
     """A source of samples; its path alone where it has no more.
 
     Args:
-        transform: as the recipe names it.
+        own: what stands for its own files.
     """
-    written = {"transform": _transform(transform)} if source.transform and transform else {}
+    written = {name: value for name, value in own.items() if getattr(source, name) is not None}
     rest = {**constructor(source, quiet=("weight",), written=written).arguments}
     path = rest.pop("path")
     return Call("Source", {"*0": path, **rest}) if rest else path

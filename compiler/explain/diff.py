@@ -155,7 +155,7 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         first, second = ([s.path for s in getattr(data, part)] for data in (old, new))
         if first != second:
             yield f"{'trained' if part == 'train' else 'evaluated'} on {flow(first)} -> {flow(second)}"
-        for name in ("format", "fields", "transform", "loss_on"):
+        for name in ("format", "fields", "transform", "chat_template", "loss_on"):
             own = [[getattr(data.of(s), name) for s in getattr(data, part)] for data in (old, new)]
             if first == second and own[0] != own[1] and getattr(old, name) == getattr(new, name):
                 yield f"{name} of {flow(second)}: {flow(own[0])} -> {flow(own[1])}"
@@ -190,6 +190,10 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         yield f"sources drawn by temperature: {_or_none(old.temperature)} -> {_or_none(new.temperature)}"
     if old.curriculum != new.curriculum:
         yield f"curriculum: {old.curriculum or 'none'} -> {new.curriculum or 'none'}"
+    if old.stream_window != new.stream_window:
+        windows = (old.stream_window, new.stream_window)
+        before, after = (f"in windows of {one:,}" if one else "read whole" for one in windows)
+        yield f"training data {before} -> {after}: another order of samples"
     if old.shuffle_seed != new.shuffle_seed:
         yield "another order of samples"
 

@@ -452,12 +452,25 @@ REASONING = {
 }
 
 
+def _stream(data: Data, window: int) -> str:
+    total = sum(source.weight for source in data.train)
+    shares = listing(f"{source.weight / total:.0%} of {source.path}" for source in data.train)
+    drawn = f", drawn {shares}" if len(data.train) > 1 else ""
+    return (
+        f"streamed: {plural(window, 'sample')} at a time are read{drawn}, shuffled and packed; a source that "
+        "ends begins again; a run that goes on reads one such window once more"
+    )
+
+
 def _sources(data: Data) -> list[str]:
     """How sources of other weights than 1 are mixed, and what becomes of their rows."""
     out = []
     if any(source.weight != 1.0 for source in data.train):
         shares = listing(f"{source.weight:g} x the rows of {source.path}" for source in data.train)
-        out.append(f"an epoch has {shares}")
+        if data.stream_window is None:
+            out.append(f"an epoch has {shares}")
+    if data.stream_window is not None:
+        out.append(_stream(data, data.stream_window))
     if data.temperature is not None:
         power = f"to the power of 1 / {data.temperature:g}"
         out.append(f"an epoch draws of each source in proportion to its samples {power}")
@@ -467,12 +480,15 @@ def _sources(data: Data) -> list[str]:
         if source.limit is not None:
             out.append(f"of {source.path} only the first {plural(source.limit, 'row')}")
     for source in (*data.train, *data.eval):
-        own = (source.format, source.loss_on, source.fields)
+        own = (source.format, source.loss_on, source.fields, source.chat_template)
         if any(value is not None for value in own):
             held = data.of(source)
             renamed = f", renamed by {flow(held.fields)}" if held.fields else ""
+            written = held.chat_template if source.chat_template is not None else None
+            whose = "a template of its own" if "{" in (written or "") else written
+            by = "" if written is None else f", written by {whose}"
             out.append(
-                f"{source.path} holds {held.format} samples{renamed}, with loss on {flow(held.loss_on)}"
+                f"{source.path} holds {held.format} samples{renamed}{by}, with loss on {flow(held.loss_on)}"
             )
     for place, transform in data.transforms.items():
         whose = "each row" if place == "data.transform" else f"each row of {place.removesuffix('.transform')}"

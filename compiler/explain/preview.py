@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,7 @@ class Preview:
         draws: samples of an epoch, which are others than the kept ones where sources have weights.
         steps_per_epoch: optimizer steps of one pass; 0 for eval.
         problem: why train.py would refuse the split, and what to do; None when it would not.
+        window: of a stream, the samples of each source that were read: the first; None when all were.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Preview:
     draws: int
     steps_per_epoch: int
     problem: tuple[str, str | None] | None
+    window: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -114,11 +117,12 @@ def preview(
     from recipec.runtime.data.encoding import Encoder, coding
     from recipec.runtime.data.epochs import Epochs
     from recipec.runtime.data.masking import check_loss_on
-    from recipec.runtime.data.prepare import check_split, count_rows, rows_by_source, source_weights
+    from recipec.runtime.data.prepare import rows_by_source, source_weights
     from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.tokenising import tokenise
-    from recipec.runtime.data.tokenizer import chat_template, load_tokenizer
+    from recipec.runtime.data.tokenizer import chat_templates, load_tokenizer
+    from recipec.runtime.data.usable import check_split, count_rows
     from recipec.runtime.errors import UserError
 
     folder = data_dir or program.source.parent
@@ -129,10 +133,11 @@ def preview(
         raise UserError(
             f"{program.name} has no data.eval", "name its sources in the recipe, or give data.eval_fraction"
         )
+    window = data.stream_window if split == "train" else None
     check_loss_on(data)
     tokenizer = load_tokenizer(_tokenizer_folder(program, settings, model), settings, data, folder)
-    template, vocabulary = chat_template(tokenizer, data, folder), program.architecture.vocab_size
-    how = coding(tokenizer, template, data, vocabulary, part.sources)
+    templates = chat_templates(tokenizer, data, folder, part.sources)
+    how = coding(tokenizer, templates, data, program.architecture.vocab_size, part.sources)
 
     encoder = Encoder(how)
     readers = _readers(part, data, folder)
@@ -156,9 +161,10 @@ def preview(
         rows_of = {"": epochs.of(0)} if split == "train" else rows_by_source(samples, part, data)
         count_rows(report, list(rows_of.values()), samples)
         draws = epochs.draws
-        steps = math.ceil(report.rows / program.recipe.train.global_batch_size) if split == "train" else 0
+        if split == "train" and window is None:
+            steps = math.ceil(report.rows / program.recipe.train.global_batch_size)
     lengths = histogram(samples.lengths.tolist())
-    return Preview(program.name, split, shown, report, lengths, data.packing, draws, steps, problem)
+    return Preview(program.name, split, shown, report, lengths, data.packing, draws, steps, problem, window)
 
 
 def _shown(encoder: Encoder, source: int, rows: _Rows) -> Iterator[Shown]:
@@ -220,6 +226,8 @@ def text(preview: Preview, color: bool) -> str:
     lines += [f"  {_visible(note)}" for note in report.notes()]
     if report.rows:
         lines.append(_fullness(preview))
+    if preview.window is not None:
+        lines.append(f"of a stream: the first {preview.window:,} samples of each source were read")
     if preview.steps_per_epoch:
         lines.append(f"steps: {preview.steps_per_epoch:,} an epoch")
     return "\n".join(lines) + "\n"
@@ -270,15 +278,19 @@ class _Rows:
 
     def count(self, report: SplitReport) -> None:
         """Adds what was read, once it was."""
-        report.read += self._reader.read
-        report.removed += self._reader.removed
-        report.malformed.merge(self._reader.malformed)
+        self._reader.count(report)
 
 
 def _readers(split: Split, data: DataSettings, folder: Path) -> list[_Rows]:
     from recipec.runtime.data.sources import open_split
 
-    return [_Rows(reader) for reader in open_split(split, data, folder)]
+    readers = open_split(split, data, folder)
+    if data.stream_window is not None and split.sources == data.train:
+        from recipec.runtime.data.shards import beginning
+
+        for reader in readers:
+            reader.records = partial(beginning, reader.source, folder, data.stream_window)
+    return [_Rows(reader) for reader in readers]
 
 
 def _tokenizer_folder(program: Program, settings: ModelSettings, given: Path | None) -> Path:

@@ -390,7 +390,7 @@ def _count(found: AtHand, load: Callable[[], Any]) -> Statistics:
     return Statistics(
         samples=samples,
         dropped=report.read - samples,
-        rows=prepared.steps_per_epoch,
+        rows=prepared.steps_per_epoch or 0,
         answers=answers,
         tokens=report.row_tokens,
     )

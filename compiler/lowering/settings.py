@@ -78,9 +78,6 @@ def data_settings(recipe: Recipe, folder: Path) -> DataSettings:
         folder: of the recipe: its template and its transform are found from anywhere.
     """
     data = recipe.data
-    template = data.chat_template
-    if template is not None and not is_inline(template):
-        template = str((folder / template).resolve())
     seed: Mapping[str, int] = {} if data.eval_fraction is None else {"eval_seed": data.eval_seed}
     return DataSettings(
         train=tuple(_source(source, data, folder) for source in data.train),
@@ -90,7 +87,7 @@ def data_settings(recipe: Recipe, folder: Path) -> DataSettings:
         format=data.format,
         fields=dict(data.fields),
         transform=_found(data.transform, folder),
-        chat_template=template,
+        chat_template=_template(data.chat_template, folder),
         loss_on=_plain(data.loss_on),
         reasoning=data.reasoning,
         max_length=data.max_length,
@@ -100,6 +97,7 @@ def data_settings(recipe: Recipe, folder: Path) -> DataSettings:
         shuffle_seed=data.shuffle_seed,
         temperature=data.temperature,
         curriculum=data.curriculum,
+        stream_window=data.stream_window,
     )
 
 
@@ -109,11 +107,18 @@ def _source(source: DataSource, data: Data, folder: Path) -> Source:
     own = {name: value for name, value in own.items() if value != _plain(getattr(data, name))}
     if "transform" in own:
         own["transform"] = _found(own["transform"], folder)
+    if "chat_template" in own:
+        own["chat_template"] = _template(own["chat_template"], folder)
     return Source(source.path, source.weight, source.split, source.config, source.limit, **own)
 
 
 def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def _template(template: str | None, folder: Path) -> str | None:
+    """A template, whose file is found from anywhere."""
+    return template if template is None or is_inline(template) else str((folder / template).resolve())
 
 
 def _found(transform: str | None, folder: Path) -> str | None:

@@ -133,6 +133,8 @@ def look(program: Subject, model: Path | None, data_dir: Path | None) -> AtHand 
     """
     if model is not None and not model.is_dir():
         raise ArtifactError(f"{model}: no such folder", "--model DIR says where the tokenizer lies")
+    if program.recipe.data.stream_window is not None:
+        return Unavailable("data.stream_window streams it: it is not read to be counted")
     folder = data_dir or program.source.parent
     data = replace(data_settings(program.recipe, program.source.parent), eval=())
     absent = _absent(data, folder, data_dir is not None)
@@ -150,15 +152,14 @@ def contents(found: AtHand) -> str:
 
     data = found.data
     folders = [found.model_dir] + ([Path(found.model.tokenizer)] if found.model.tokenizer else [])
-    template = data.chat_template
+    templates = sorted({own.chat_template for own in data.kinds if own.chat_template})
     transforms = sorted({own.transform.rpartition(":")[0] for own in data.kinds if own.transform})
-    a_file = template is not None and not is_inline(template)
     made_of: dict[str, Any] = {
         "settings": asdict(data),
         "vocabulary": found.vocabulary,
         "tokenizer": [_digests(folder, TOKENIZER_FILES) for folder in folders],
         "sources": [_digests(found.data_dir / path) for path in _paths(data)],
-        "template": _digests(found.data_dir / str(template)) if a_file else None,
+        "templates": [_digests(found.data_dir / text) for text in templates if not is_inline(text)],
         "transforms": [_digests(Path(transform)) for transform in transforms],
         "code": _digests(Path(code.__file__).parent, ["*.py"]),
         "packages": [_version(name) for name in DECISIVE],

@@ -298,11 +298,11 @@ def _alike(path: str, here: Any, there: Any, config: Config) -> bool:
 
 def _own(data: Data, sources: Sequence[DataSource]) -> list[Any]:
     """What rows are, of each source; nothing where none has any of its own."""
-    names = ("format", "fields", "transform", "loss_on")
+    names = ("format", "fields", "transform", "chat_template", "loss_on")
     if all(getattr(one, name) is None for one in (*data.train, *data.eval) for name in names):
         return []
     held = [data.of(one) for one in sources]
-    return [(one.format, _renamed(one.fields), one.transform, one.loss_on) for one in held]
+    return [(one.format, _renamed(one.fields), one.transform, one.chat_template, one.loss_on) for one in held]
 
 
 def _place(one: Any) -> tuple[Any, ...]:

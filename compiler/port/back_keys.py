@@ -38,6 +38,7 @@ lora.plus_ratio                -                     loraplus_lr_ratio    =
 train.neftune_noise_alpha      neftune_noise_alpha   =                    =
 data.max_length                max_length            cutoff_len           sequence_len
 data.eval_fraction             test_split_size       val_size             val_set_size
+data.stream_window             -                     buffer_size          streaming_multipack_buffer_size
 train.steps                    max_steps             =                    =
 train.epochs                   num_train_epochs      =                    num_epochs
 train.optimizer.learning_rate  learning_rate         =                    =
@@ -163,9 +164,20 @@ def written(program: Program, tool: str, devices: int, folder: Path) -> Config:
     config.direct("model")
     config.direct("lora") if program.recipe.lora else None
     WRITERS[tool](config)
+    if program.recipe.data.stream_window is not None:
+        _stream(config)
     if devices > 1:
         config.beside[ACCELERATE] = _accelerate(config)
     return config
+
+
+def _stream(config: Config) -> None:
+    """The switch of streaming; transformers' Trainer shuffles a stream where TRL's SFT is told to alone."""
+    train, data = config.recipe.train, config.recipe.data
+    single = config.tool == "trl" and "datasets" not in config.keys
+    config.keys["dataset_streaming" if single else "streaming"] = True
+    if config.tool == "trl" and train.objective == "sft" and data.shuffle_seed is not None:
+        config.keys["shuffle_dataset"] = True
 
 
 def moved(recipe: Recipe, before: Path, after: Path) -> Recipe:
@@ -178,12 +190,16 @@ def moved(recipe: Recipe, before: Path, after: Path) -> Recipe:
         return text if far else PurePosixPath(os.path.relpath(before / text, after)).as_posix()
 
     data, model = recipe.data, recipe.model
-    sets: dict[str, Any] = {
-        name: [one.model_copy(update={"path": path(one.path)}) for one in getattr(data, name)]
-        for name in ("train", "eval")
-    }
-    if data.chat_template and "{" not in data.chat_template:
-        sets["chat_template"] = path(data.chat_template)
+
+    def template(text: str | None) -> str | None:
+        return path(text) if text and "{" not in text else text
+
+    def source(one: DataSource) -> DataSource:
+        update = {"path": path(one.path), "chat_template": template(one.chat_template)}
+        return one.model_copy(update=update)
+
+    sets: dict[str, Any] = {name: [*map(source, getattr(data, name))] for name in ("train", "eval")}
+    sets["chat_template"] = template(data.chat_template)
     own = {"id": path(model.id)} if model.id.startswith(".") else {}
     update: dict[str, Any] = {"data": data.model_copy(update=sets), "model": model.model_copy(update=own)}
     if recipe.lora is not None and recipe.lora.start_from is not None:
@@ -465,7 +481,9 @@ def _rows(config: Config, source: DataSource) -> dict[str, Any]:
     learnt = data.loss_on if isinstance(data.loss_on, list) else ["assistant"]
     roles = {} if data.format == "preference" else {"roles_to_train": learnt}
     marked = {"message_field_training": named["weight"]} if "weight" in named else {}
-    return {**_given(made), "type": kind, **mapped, **roles, **marked}
+    template = source.chat_template
+    written = {"chat_template": "jinja", "chat_template_jinja": template} if template else {}
+    return {**_given(made), "type": kind, **mapped, **roles, **marked, **written}
 
 
 WRITERS: Mapping[str, Callable[[Config], None]] = {

@@ -555,20 +555,15 @@ class Follower:
 
     def data(self, node: ast.Call, at: list[Arg], named: dict[str, Arg]) -> Any:
         """A data set, or several by their splits where none is named."""
-        keys = {
-            "path": "path",
-            "name": "name",
-            "split": "split",
-            "data_files": "data_files",
-            "data_dir": "data_dir",
-        }
+        keys = ("path", "name", "split", "data_files", "data_dir")
         made = {key: each for key, each in zip(("path", "name", "data_dir", "data_files"), at, strict=False)}
         made |= {key: each for key, each in named.items() if key in keys}
         files = made.get("data_files")
         if files and isinstance(files.value, dict):
             split = made["split"].value if "split" in made else "train"
             made["data_files"] = replace(files, value=files.value.get(split, self.unknown(files.node)))
-        return Made("data" if "split" in made else "all", made, node)
+        told = {"dataset_streaming": named["streaming"]} if "streaming" in named else {}
+        return Made("data" if "split" in made else "all", made, node, told=told)
 
     def tokens(self, node: ast.Call, env: ChainMap[str, Any]) -> Any:
         """Text through the tokenizer: the text, with the length at which it is cut off."""
@@ -676,7 +671,9 @@ class Follower:
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "range" and len(call.args) == 1:
                 count = self.value(call.args[0], ChainMap({}))
             if name == "shuffle":
-                return owner.but(told={**owner.told, "dataset_shuffle": Arg(True, node, node.func)})
+                here, size = Arg(True, node, node.func), named.get("buffer_size")  # of a stream
+                more = {"shuffle_dataset": here, "buffer_size": size} if size else {"dataset_shuffle": here}
+                return owner.but(told={**owner.told, **more})
             split = owner.args.get("split")
             if not isinstance(count, int) or split is None or "[" in str(split.value):
                 return self.unknown(node)

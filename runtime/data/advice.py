@@ -68,12 +68,36 @@ def fold(row):
 """Functions for data.transform that make a system message the beginning of the user's."""
 
 
+NINE = """\
+def nine(row):
+    new, waiting = {}, []
+    for turn in row["messages"]:
+        for call in turn.get("tool_calls") or ():
+            waiting.append(f"call{len(new):05}")
+            new[call.get("id") or waiting[-1]] = waiting[-1]
+            call["id"] = waiting[-1]
+        if turn.get("role") == "tool" and waiting:
+            turn["tool_call_id"] = new.get(turn.get("tool_call_id"), waiting[0])
+            waiting.remove(turn["tool_call_id"])
+    return row"""
+"""A function for data.transform that gives calls of tools, and their results, ids of nine characters."""
+
+
 def folding(format: str, fields: Mapping[str, str]) -> str:
     """What to do where a chat template takes no system message."""
-    code = FOLDED.get(format, FOLDED["chat"])
+    code = _renamed(FOLDED.get(format, FOLDED["chat"]), fields)
+    return f'fold it into the user\'s turn with data.transform: "fold.py:fold", where fold.py is\n{code}'
+
+
+def numbering(fields: Mapping[str, str]) -> str:
+    """What to do where a chat template takes ids of calls of one length alone."""
+    return f'number them with data.transform: "nine.py:nine", where nine.py is\n{_renamed(NINE, fields)}'
+
+
+def _renamed(code: str, fields: Mapping[str, str]) -> str:
     for name, column in fields.items():
         code = code.replace(f'"{name}"', f'"{column}"')
-    return f'fold it into the user\'s turn with data.transform: "fold.py:fold", where fold.py is\n{code}'
+    return code
 
 
 def advice(format: str, fields: Mapping[str, str], columns: Sequence[str]) -> str:

@@ -125,18 +125,124 @@ def fill(samples: Samples, rows: Sequence[Row], shape: BatchShape, norm: float, 
     }
 
 
-class BatchSchedule:
-    """Which rows are in which micro-batch of a run, by number, without building those before it.
+@dataclass(frozen=True)
+class Step:
+    """The rows of an optimizer step.
+
+    Attributes:
+        samples: in which its rows are numbered, with their `weights`.
+        rows: of all its micro-batches, one after the other.
+    """
+
+    samples: Samples
+    weights: np.ndarray
+    rows: Sequence[Row]
+
+
+class Schedule:
+    """Which rows are in which micro-batch of a run, by number.
+
+    Args:
+        shape: of a micro-batch.
+        accumulation: micro-batches of an optimizer step.
+        by_tokens: the mean is over the targets of the step (or its groups, where they are compared whole);
+            otherwise over the means of its micro-batches.
+        group: samples that are compared, 1 where none are.
+    """
+
+    def __init__(self, shape: BatchShape, accumulation: int, by_tokens: bool, group: int) -> None:
+        self._shape = shape
+        self._accumulation = accumulation
+        self._by_tokens = by_tokens
+        self._group = group
+        self._window = shape.rows * accumulation
+        self._step = lru_cache(maxsize=2)(self._step_of)
+
+    def _step_of(self, step: int) -> Step:
+        raise NotImplementedError
+
+    @property
+    def rows(self) -> int:
+        """Of a micro-batch; samples that are compared have one each."""
+        return self._shape.rows * self._group
+
+    @property
+    def rows_per_step(self) -> int:
+        """Of an optimizer step, over all its micro-batches."""
+        return self._window
+
+    def state(self, step: int) -> dict[str, Any]:
+        """What else than the number of rows says where the data is after a step."""
+        return {}
+
+    def close(self) -> None:
+        """Ends what reads ahead."""
+
+    def micro_batch(self, index: int, rows: Sequence[int] | None = None) -> Batch:
+        """Micro-batch number `index` of the run, from 0.
+
+        Args:
+            rows: which of its rows, ascending, where samples that are compared lie together; all when None.
+        """
+        step, part = self._part(index)
+        chosen: Sequence[Row] = part
+        shape, group = self._shape, self._group
+        if rows is not None:
+            places = [row // group for row in rows[::group]]
+            chosen = [part[place] if place < len(part) else () for place in places]
+            shape = replace(shape, rows=len(places))
+        batch = fill(step.samples, chosen, shape, self._norm(step, part), index)
+        if "desirable" in batch:
+            liked = step.samples.liked[[i for row in step.rows for i in row]]
+            disliked, desirable = np.bincount(liked, minlength=2) / self._accumulation
+            sides = batch["desirable"]
+            batch["desirable"] = sides / np.where(sides > 0, desirable, disliked or 1).astype(np.float32)
+        return batch
+
+    def tokens_of(self, index: int) -> int:
+        """Real tokens of a micro-batch, all its rows together."""
+        samples, members = self._samples_of(index)
+        lengths = samples.lengths
+        return sum(int(lengths[sample]) for sample in members)
+
+    def origins(self, index: int) -> list[str]:
+        """Where the samples of a micro-batch stand, row after row."""
+        samples, members = self._samples_of(index)
+        return [samples.origin(sample) for sample in members]
+
+    def _samples_of(self, index: int) -> tuple[Samples, list[int]]:
+        step, part = self._part(index)
+        return step.samples, [
+            sample for row in part for group in row for sample in step.samples.members(group)
+        ]
+
+    def _part(self, index: int) -> tuple[Step, Sequence[Row]]:
+        """The optimizer step of a micro-batch, and the micro-batch's rows."""
+        number, part = divmod(index, self._accumulation)
+        step, size = self._step(number), self._shape.rows
+        return step, step.rows[part * size : (part + 1) * size]
+
+    def _norm(self, step: Step, part: Sequence[Row]) -> float:
+        def count(rows: Sequence[Row]) -> int:
+            return sum(int(step.weights[i]) for row in rows for i in row)
+
+        if self._by_tokens:
+            return count(step.rows) / self._accumulation
+        if not count(part):
+            return 1.0  # an empty micro-batch: its summed loss is 0
+        parts = _chunked(step.rows, self._shape.rows)
+        return count(part) * sum(count(rows) > 0 for rows in parts) / self._accumulation
+
+
+class BatchSchedule(Schedule):
+    """Micro-batches of epochs, without building those before one.
 
     An epoch visits each row once, in its own order, in windows of `accumulation` micro-batches; the last
     window of an epoch holds what is left, and is filled up with empty rows.
 
     Args:
         samples, epochs: of the run.
-        shape: of a micro-batch.
-        accumulation: micro-batches of an optimizer step.
-        by_tokens: the mean is over the targets of the window (or its groups, where they are compared whole);
-            otherwise over the means of its micro-batches.
+        shape, accumulation, by_tokens: as of `Schedule`.
         seed: of the order; epoch e is shuffled with seed + e; None keeps the order.
         by_length: whether an epoch goes from its shortest rows to its longest; equally long ones keep that
             order.
@@ -152,68 +258,19 @@ class BatchSchedule:
         seed: int | None,
         by_length: bool = False,
     ) -> None:
+        super().__init__(shape, accumulation, by_tokens, samples.group)
         self._by_length = by_length
         self._samples = samples
         self._weights = samples.weights
         self._epochs = epochs
-        self._shape = shape
-        self._accumulation = accumulation
-        self._by_tokens = by_tokens
         self._seed = seed
-        self._window = shape.rows * accumulation
         self.steps_per_epoch = math.ceil(len(epochs.of(0)) / self._window)
         self._order = lru_cache(maxsize=2)(self._windows)
-        self._parts = lru_cache(maxsize=2)(self._micro_batches)
 
-    @property
-    def rows(self) -> int:
-        """Of a micro-batch; samples that are compared have one each."""
-        return self._shape.rows * self._samples.group
-
-    @property
-    def rows_per_step(self) -> int:
-        """Of an optimizer step, over all its micro-batches."""
-        return self._window
-
-    def micro_batch(self, index: int, rows: Sequence[int] | None = None) -> Batch:
-        """Micro-batch number `index` of the run, from 0.
-
-        Args:
-            rows: which of its rows, ascending, where samples that are compared lie together; all when None.
-        """
-        step, part = divmod(index, self._accumulation)
-        parts = self._parts(step)
-        chosen: Sequence[Row] = parts[part]
-        shape, group = self._shape, self._samples.group
-        if rows is not None:
-            places = [row // group for row in rows[::group]]
-            chosen = [parts[part][place] if place < len(parts[part]) else () for place in places]
-            shape = replace(shape, rows=len(places))
-        batch = fill(self._samples, chosen, shape, self._norm(parts, part), index)
-        if "desirable" in batch:
-            liked = self._samples.liked[[i for rows in parts for row in rows for i in row]]
-            disliked, desirable = np.bincount(liked, minlength=2) / self._accumulation
-            sides = batch["desirable"]
-            batch["desirable"] = sides / np.where(sides > 0, desirable, disliked or 1).astype(np.float32)
-        return batch
-
-    def tokens_of(self, index: int) -> int:
-        """Real tokens of a micro-batch, all its rows together."""
-        lengths = self._samples.lengths
-        return sum(int(lengths[sample]) for sample in self.samples_of(index))
-
-    def samples_of(self, index: int) -> list[int]:
-        """The samples of a micro-batch, row after row."""
-        step, part = divmod(index, self._accumulation)
-        groups = [group for row in self._parts(step)[part] for group in row]
-        return [sample for group in groups for sample in self._samples.members(group)]
-
-    def _micro_batches(self, step: int) -> list[list[Row]]:
-        """The rows of each micro-batch of an optimizer step."""
+    def _step_of(self, step: int) -> Step:
         epoch, window = divmod(step, self.steps_per_epoch)
         rows = self._epochs.of(epoch)
-        chosen = [rows[i] for i in self._order(epoch)[window]]
-        return [chosen[i : i + self._shape.rows] for i in range(0, self._window, self._shape.rows)]
+        return Step(self._samples, self._weights, [rows[i] for i in self._order(epoch)[window]])
 
     def _windows(self, epoch: int) -> Any:
         """The row numbers of each step of an epoch."""
@@ -228,14 +285,6 @@ class BatchSchedule:
             rows = sorted(rows, key=lambda row: int(lengths[list(held[row])].sum()))
             return [rows[i : i + self._window] for i in range(0, len(rows), self._window)]
         return rows.batch(self._window, batch_fn=list)
-
-    def _norm(self, parts: Sequence[Sequence[Row]], part: int) -> float:
-        counts = [sum(int(self._weights[i]) for row in rows for i in row) for rows in parts]
-        if self._by_tokens:
-            return sum(counts) / self._accumulation
-        if not counts[part]:
-            return 1.0  # an empty micro-batch: its summed loss is 0
-        return counts[part] * sum(count > 0 for count in counts) / self._accumulation
 
 
 def only(batch: Batch, rows: Sequence[int]) -> Batch:

@@ -16,12 +16,19 @@ BATCH = 1000
 """Rows that are turned into Python objects at once."""
 
 
-def read_parquet(place: DataPath) -> Iterator[Record]:
-    """The rows of a Parquet file, a batch at a time."""
+def read_parquet(place: DataPath, first: int = 0) -> Iterator[Record]:
+    """The rows of a Parquet file from row `first` on, a batch at a time, without the row groups before it."""
     import pyarrow.parquet as pq
 
     with _opened(place) as source, pq.ParquetFile(source) as file:
-        yield from _numbered(place.name, file.iter_batches(batch_size=BATCH))
+        group = before = 0
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            if before + rows > first:
+                break
+            before += rows
+        groups = range(group, file.num_row_groups)
+        yield from _numbered(place.name, file.iter_batches(BATCH, groups), first, before)
 
 
 def parquet_rows(place: DataPath) -> int:
@@ -32,7 +39,7 @@ def parquet_rows(place: DataPath) -> int:
         return int(file.metadata.num_rows)
 
 
-def read_arrow(place: DataPath) -> Iterator[Record]:
+def read_arrow(place: DataPath, first: int = 0) -> Iterator[Record]:
     """The rows of either form of Arrow's IPC: the file, or the stream, which `datasets` writes."""
     import pyarrow as pa
 
@@ -41,9 +48,10 @@ def read_arrow(place: DataPath) -> Iterator[Record]:
         source.seek(0)
         if magic == b"ARROW1":
             file = pa.ipc.open_file(source)
-            yield from _numbered(place.name, (file.get_batch(i) for i in range(file.num_record_batches)))
+            batches = (file.get_batch(i) for i in range(file.num_record_batches))
+            yield from _numbered(place.name, batches, first)
         else:
-            yield from _numbered(place.name, pa.ipc.open_stream(source))
+            yield from _numbered(place.name, pa.ipc.open_stream(source), first)
 
 
 def rows_of(table: Any) -> Iterator[dict[str, Any]]:
@@ -54,15 +62,15 @@ def rows_of(table: Any) -> Iterator[dict[str, Any]]:
             yield decode(row) if decode else row
 
 
-def read_array_record(place: DataPath) -> Iterator[Record]:
+def read_array_record(place: DataPath, first: int = 0) -> Iterator[Record]:
     """Records that are JSON, or tf.train.Example messages, which TensorFlow Datasets writes."""
     if place.local:
-        yield from _array_record(place.name, place.path)
+        yield from _array_record(place.name, place.path, first)
         return
     with tempfile.TemporaryDirectory() as folder:  # the library opens local files alone
         copy = str(Path(folder) / "records")
         place.system.get_file(place.path, copy)
-        yield from _array_record(place.name, copy)
+        yield from _array_record(place.name, copy, first)
 
 
 def _opened(place: DataPath) -> Any:
@@ -72,10 +80,12 @@ def _opened(place: DataPath) -> Any:
     return pa.memory_map(place.path) if place.local else pa.PythonFile(place.open(), "r")
 
 
-def _numbered(name: str, batches: Iterable[Any]) -> Iterator[Record]:
-    number = 0
+def _numbered(name: str, batches: Iterable[Any], first: int = 0, number: int = 0) -> Iterator[Record]:
+    """The rows from row `first` on, of batches of which the first begins with row `number`."""
     for batch in batches:
-        for row in rows_of(batch):
+        skipped = min(max(first - number, 0), batch.num_rows)
+        number += skipped
+        for row in rows_of(batch.slice(skipped) if skipped else batch):
             yield f"{name}#{number}", row
             number += 1
 
@@ -91,7 +101,7 @@ def _decoder(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
     return decode
 
 
-def _array_record(name: str, path: str) -> Iterator[Record]:
+def _array_record(name: str, path: str, first: int) -> Iterator[Record]:
     from array_record.python.array_record_module import ArrayRecordReader
 
     reader = ArrayRecordReader(path)
@@ -99,7 +109,7 @@ def _array_record(name: str, path: str) -> Iterator[Record]:
         if not reader.ok():
             raise UserError(f"{name} is not an ArrayRecord file, or a broken one", "write it again")
         total = reader.num_records()
-        for start in range(0, total, BATCH):
+        for start in range(first, total, BATCH):
             for number, content in enumerate(reader.read(start, min(start + BATCH, total)), start):
                 origin, row = record(f"{name}#{number}", content)
                 if isinstance(row, Malformed) and content[:1] == b"\n":  # how an Example begins

@@ -28,7 +28,7 @@ class Coding:
 
     Attributes:
         tokenizer: tokenizer.json's text, as the tokenizers library reads it.
-        template: the chat template, None where there is none.
+        templates: the chat template of each source, None where there is none.
         variables: what the template is given beside the messages: bos_token and so on.
         special: of `masking.special_tokens`.
         eos: the token that ends plain text, None where the tokenizer has none.
@@ -39,7 +39,7 @@ class Coding:
     """
 
     tokenizer: str
-    template: str | None
+    templates: tuple[str | None, ...]
     variables: dict[str, str]
     special: tuple[str, ...]
     eos: str | None
@@ -52,7 +52,7 @@ class Coding:
 
 def coding(
     tokenizer: Any,
-    template: str | None,
+    templates: str | Sequence[str | None] | None,
     data: DataSettings,
     vocabulary: int | None,
     sources: Sequence[str | Source] = (),
@@ -60,15 +60,17 @@ def coding(
     """Of transformers' fast tokenizer, and of the settings.
 
     Args:
+        templates: the chat template of each source, or of all.
         sources: whose rows are encoded; without any they are of one that has nothing of its own.
     """
+    losses = tuple(data.of(source).loss_on for source in sources) or (data.loss_on,)
     return Coding(
         _with_exact_offsets(tokenizer.backend_tokenizer.to_str()),
-        template,
+        (templates,) * len(losses) if isinstance(templates, str | None) else tuple(templates),
         dict(tokenizer.special_tokens_map),
         special_tokens(tokenizer),
         tokenizer.eos_token,
-        tuple(data.of(source).loss_on for source in sources) or (data.loss_on,),
+        losses,
         data.max_length,
         data.overlong,
         vocabulary,
@@ -90,17 +92,21 @@ class Encoder:
         self._tokenizer = Tokenizer.from_str(coding.tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._renderers: list[Renderer] = []
-        self._reasoning: Reasoning | None = None
-        if coding.template is not None:
-            if coding.reasoning is not None:
-                from .reasoning import Reasoning
+        made = {text: self._compiled(text) for text in coding.templates if text is not None}
+        self._reasonings = [None if text is None else made[text][1] for text in coding.templates]
+        self._renderers = [
+            None if text is None else Renderer(made[text][0], coding.special, loss_on)
+            for text, loss_on in zip(coding.templates, coding.loss_on, strict=True)
+        ]
 
-                self._reasoning = Reasoning(coding.reasoning, coding.template, coding.variables)
-                compiled = self._reasoning.template
-            else:
-                compiled = ChatTemplate(coding.template, coding.variables)
-            self._renderers = [Renderer(compiled, coding.special, loss_on) for loss_on in coding.loss_on]
+    def _compiled(self, text: str) -> tuple[ChatTemplate, Reasoning | None]:
+        coding = self._coding
+        if coding.reasoning is None:
+            return ChatTemplate(text, coding.variables), None
+        from .reasoning import Reasoning
+
+        reasoning = Reasoning(coding.reasoning, text, coding.variables)
+        return reasoning.template, reasoning
 
     def encode(self, rows: Sequence[AnyRow], source: int) -> tuple[Samples, SplitReport]:
         """The samples of rows of one source, in order, and what was left out.
@@ -160,13 +166,14 @@ class Encoder:
     ) -> None:
         rendered: list[tuple[int, Rendered]] = []
         for i, row in rows:
-            if not self._renderers:
+            renderer = self._renderers[source]
+            if renderer is None:
                 raise UserError(
                     f"{row.origin} is a conversation, and the tokenizer has no chat template",
                     "set data.chat_template to a template's path or text",
                 )
             try:
-                rendered.append((i, self._render(row, self._renderers[source])))
+                rendered.append((i, self._render(row, renderer, self._reasonings[source])))
             except (TemplateRefusal, Inconsistent, Blank) as error:
                 getattr(report, error.kind).add(row.origin, str(error))
         # The template has written the special tokens.
@@ -183,9 +190,9 @@ class Encoder:
             row = origins[i]
             encoded[i] = _Encoded(item, encoding, ranges, row.unused + item.unused, row.liked)
 
-    def _render(self, row: ParsedSample, renderer: Renderer) -> Rendered:
-        if self._reasoning is not None:
-            return self._reasoning.render(renderer, row)
+    def _render(self, row: ParsedSample, renderer: Renderer, reasoning: Reasoning | None) -> Rendered:
+        if reasoning is not None:
+            return reasoning.render(renderer, row)
         assert row.messages is not None
         return renderer.render(row.messages, row.tools, row.completion_start)
 

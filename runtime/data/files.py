@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Any
 
 from ..errors import UserError
 from .places import ENDINGS, DataPath, explained, kind_of
@@ -25,8 +26,11 @@ def _reader(kind: str) -> Callable[[DataPath], Iterator[Record]]:
     return READERS[kind]
 
 
-def read_file(place: DataPath) -> Iterator[Record]:
+def read_file(place: DataPath, reader: Callable[[DataPath], Iterator[Any]] | None = None) -> Iterator[Any]:
     """The rows of a file, in order, streamed; none for a file of no bytes.
+
+    Args:
+        reader: in place of that of its kind, which gives its records.
 
     Raises:
         UserError: it is missing, cannot be read, is broken, or its ending is not known.
@@ -39,7 +43,7 @@ def read_file(place: DataPath) -> Iterator[Record]:
         if not place.system.exists(place.path):
             raise FileNotFoundError(place.path)
         if place.system.size(place.path) != 0:
-            yield from _reader(kind)(place)
+            yield from (reader or _reader(kind))(place)
     except UserError:
         raise
     except Exception as error:  # libraries of file systems and formats raise what they like

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,12 @@ def hub_rows(source: Source) -> int:
     return len(_of_hub(source))
 
 
-def _of_hub(source: Source) -> Any:
-    """The datasets.Dataset that a source names."""
+def _of_hub(source: Source, **more: Any) -> Any:
+    """The datasets.Dataset that a source names.
+
+    Args:
+        more: what else `load_dataset` is told.
+    """
     import datasets
 
     name, revision = address_of(source.path)
@@ -59,9 +64,74 @@ def _of_hub(source: Source) -> Any:
         )
     split = source.split or "train"
     try:
-        return datasets.load_dataset(name, source.config, split=split, revision=revision)
+        given = {"split": split, "revision": revision, **more}
+        return datasets.load_dataset(name, source.config, **given)
     except Exception as error:
         raise _explained_hub(source, split, error) from error
+
+
+def hub_shards(source: Source) -> tuple[str, list[Callable[[int], Iterator[Record]]]]:
+    """The parts of hf://OWNER/NAME that are read one after the other, each from a row of it on, and nothing
+    is kept on disk; and the commit that they are of.
+
+    Raises:
+        UserError: as for `read_hub`; or a part of a split is asked for, which takes counting.
+    """
+    import huggingface_hub
+
+    split = source.split or "train"
+    refuse_part(source.path, split)
+    name, revision = address_of(source.path)
+    try:
+        commit = str(huggingface_hub.HfApi().dataset_info(name, revision=revision).sha)
+    except Exception as error:
+        raise _explained_hub(source, split, error) from error
+    data = _of_hub(source, revision=commit, streaming=True)
+    shards = range(data.num_shards)
+
+    def rows(shard: int, first: int) -> Iterator[Record]:
+        origin = f"{source.path}[{split}]" + (f" shard {shard}" if len(shards) > 1 else "")
+        try:
+            yield from _numbered(origin, data.shard(len(shards), shard).skip(first), first)
+        except Exception as error:
+            raise _explained_hub(source, split, error) from error
+
+    return commit, [partial(rows, shard) for shard in shards]
+
+
+def refuse_part(path: str, split: str | None) -> None:
+    """Refuses a split expression such as train[:10%].
+
+    Raises:
+        UserError
+    """
+    if split is not None and not re.fullmatch(r"[\w.-]+", split):
+        raise UserError(
+            f"{path}, split {split!r}: a part of a split takes counting, and a stream is not counted",
+            "give a split's name; data.train[].limit takes the first so many rows of it",
+        )
+
+
+def folder_shards(
+    place: DataPath, split: str | None
+) -> tuple[list[DataPath], tuple[Callable[[int], Iterator[Record]], int] | None]:
+    """The files of a folder's split; or, of what save_to_disk wrote, its rows from one on, and how many.
+
+    Raises:
+        UserError: as for `read_folder`; or a part of a split is asked for.
+    """
+    refuse_part(place.name, split)
+    saved, files, lengths = _in_folder(place)
+    ((name, _, _),) = _parts(place, split, lengths)
+    if saved is None:
+        return files[name], None
+    data = saved[name]
+    origin = place.name if len(saved) == 1 else f"{place.name}[{name}]"
+
+    def rows(first: int) -> Iterator[Record]:
+        return _numbered(origin, data.select(range(first, len(data))), first)
+
+    return [], (rows, len(data))
 
 
 def read_folder(place: DataPath, split: str | None) -> Iterator[Record]:

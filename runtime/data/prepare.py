@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,16 @@ import numpy as np
 from ..errors import UserError
 from ..settings import DataSettings, Source, TrainSettings
 from . import cache as caching
-from .advice import LEFTOVER, WRITTEN, folding
-from .batches import Batch, BatchSchedule, BatchShape, EvalPart, evaluation_batches, iterate, only
+from .batches import Batch, BatchSchedule, BatchShape, EvalPart, Schedule, evaluation_batches, iterate, only
 from .encoding import Coding, coding
 from .epochs import Epochs, PackedRows, tempered
-from .masking import NO_SYSTEM, check_loss_on
+from .masking import check_loss_on
 from .report import DataReport, SplitReport
 from .samples import Samples
 from .sources import Split, open_split, source_names, splits
 from .tokenising import tokenise
-from .tokenizer import chat_template
+from .tokenizer import chat_templates
+from .usable import check_split, count_rows
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,26 @@ class PreparedData:
 
     Attributes:
         steps_per_epoch: optimizer steps of one pass over the training data: rows / global batch size,
-            rounded up.
+            rounded up; None of a stream, whose end is not known.
         total_steps: optimizer steps of the run.
         accumulation: micro-batches of an optimizer step.
         eval_batches: the evaluation data, whole; empty without any.
         eval_parts: which of them are each source's, where it has several.
         report: what was read, kept and left out.
-        samples: of the training data, in the order of its sources.
-        fingerprint: digest of the training samples and of what decides their order.
+        samples: of the training data, in the order of its sources; of a stream, those of the first window
+            that was read.
+        fingerprint: digest of the training samples and of what decides their order; of a stream, of its
+            files' names and sizes in place of the samples.
     """
 
-    steps_per_epoch: int
+    steps_per_epoch: int | None
     total_steps: int
     accumulation: int
     eval_batches: list[Batch]
     report: DataReport
     samples: Samples
     fingerprint: str
-    schedule: BatchSchedule
+    schedule: Schedule
     shuffle_seed: int | None
     eval_parts: Sequence[EvalPart] = ()
 
@@ -93,24 +95,32 @@ class PreparedData:
             "rows": step * self.schedule.rows_per_step,
             "shuffle_seed": self.shuffle_seed,
             "fingerprint": self.fingerprint,
+            **self.schedule.state(step),
         }
 
     def origins(self, index: int) -> list[str]:
         """Where the samples of micro-batch `index` stand, FILE:LINE and the like, row after row."""
-        return [self.samples.origin(sample) for sample in self.schedule.samples_of(index)]
+        return self.schedule.origins(index)
+
+    def close(self) -> None:
+        """Ends what reads ahead."""
+        self.schedule.close()
 
 
 @dataclass(frozen=True)
 class Tokenising:
-    """What makes tokenising quick.
+    """What makes tokenising quick, and where it begins.
 
     Attributes:
-        cache: folder in which tokenised data is kept, under data/, and looked for; None for none.
+        cache: folder in which tokenised data is kept, under data/, and looked for; None for none. A stream is
+            not kept.
         workers: processes that tokenise, None for as many as pay.
+        after: `PreparedData.state` of the step that the run goes on after; None for its beginning.
     """
 
     cache: Path | None = None
     workers: int | None = None
+    after: Mapping[str, Any] | None = None
 
 
 def prepare(
@@ -129,7 +139,7 @@ def prepare(
         tokenizer: of `load_tokenizer`.
         data_dir: what relative paths are relative to.
         vocabulary: embeddings of the model; samples with another token id are left out.
-        tokenising: what makes it quick.
+        tokenising: what makes it quick, and where it begins.
 
     Raises:
         UserError: the files or the settings give nothing to train on, or contradict one another.
@@ -141,54 +151,69 @@ def prepare(
         )
     accumulation = train.global_batch_size // rows
     check_loss_on(data)
-    template = chat_template(tokenizer, data, data_dir)
     pad = tokenizer.pad_token_id
     shape = BatchShape(rows, data.max_length, 0 if pad is None else int(pad))
 
     trained_on, evaluated_on = splits(data, data_dir)
-    how = coding(tokenizer, template, data, vocabulary, trained_on.sources)
-    samples, train_report = read_split(trained_on, data, how, data_dir, tokenising)
-    check_split("data.train", train_report, data)
-    note = ""
-    if len(samples.liked):
-        from .unpaired import balance
-
-        liked, both = int(samples.liked.sum()), (train.desirable_weight, train.undesirable_weight)
-        note = "; ".join(balance(liked, len(samples) - liked, both) or ())
-    weights = source_weights(samples, data)
-    epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
-    if not epochs.draws:
-        raise UserError(
-            f"an epoch draws none of the {len(samples)} samples of data.train",
-            "weights are shares of a source's samples: raise data.train[].weight",
-        )
-    count_rows(train_report, [epochs.of(0)], samples)
+    written = chat_templates(tokenizer, data, data_dir, trained_on.sources)
+    how = coding(tokenizer, written, data, vocabulary, trained_on.sources)
     by_tokens = train.loss_normalization == "tokens"
-    by_length = data.curriculum == "length"
-    schedule = BatchSchedule(samples, epochs, shape, accumulation, by_tokens, data.shuffle_seed, by_length)
+    note = ""
+    schedule: Schedule
+    if data.stream_window is not None:
+        from .stream import StreamSchedule, Windows
+
+        if train.steps is None:
+            raise UserError(
+                "epochs of a stream cannot be counted", "give train.steps, or no data.stream_window"
+            )
+        windows = Windows(data, how, data_dir, tokenising.workers)
+        schedule = StreamSchedule(windows, tokenising.after, shape, accumulation, by_tokens)
+        samples, train_report = schedule.window.samples, schedule.window.report
+        per_epoch, made_of, weights = None, windows.made_of, windows.weights
+    else:
+        samples, train_report = read_split(trained_on, data, how, data_dir, tokenising)
+        check_split("data.train", train_report, data)
+        if len(samples.liked):
+            from .unpaired import balance
+
+            liked, both = int(samples.liked.sum()), (train.desirable_weight, train.undesirable_weight)
+            note = "; ".join(balance(liked, len(samples) - liked, both) or ())
+        weights = source_weights(samples, data)
+        epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
+        if not epochs.draws:
+            raise UserError(
+                f"an epoch draws none of the {len(samples)} samples of data.train",
+                "weights are shares of a source's samples: raise data.train[].weight",
+            )
+        count_rows(train_report, [epochs.of(0)], samples)
+        by_length = data.curriculum == "length"
+        schedule = BatchSchedule(
+            samples, epochs, shape, accumulation, by_tokens, data.shuffle_seed, by_length
+        )
+        per_epoch, made_of = schedule.steps_per_epoch, samples.digest
 
     eval_batches: list[Batch] = []
     eval_parts: list[EvalPart] = []
     eval_report = None
     if evaluated_on is not None:
-        how = coding(tokenizer, template, data, vocabulary, evaluated_on.sources)
+        written = chat_templates(tokenizer, data, data_dir, evaluated_on.sources)
+        how = coding(tokenizer, written, data, vocabulary, evaluated_on.sources)
         held_out, eval_report = read_split(evaluated_on, data, how, data_dir, tokenising)
         check_split(evaluated_on.name, eval_report, data)
         rows_of = rows_by_source(held_out, evaluated_on, data)
         count_rows(eval_report, list(rows_of.values()), held_out)
         eval_batches, eval_parts = evaluation_batches(held_out, rows_of, shape)
 
-    total = (
-        train.steps if train.steps is not None else math.ceil((train.epochs or 1) * schedule.steps_per_epoch)
-    )
-    order = [samples.digest, data.max_length, data.packing, data.shuffle_seed, weights]
+    total = train.steps if train.steps is not None else math.ceil((train.epochs or 1) * (per_epoch or 0))
+    order = [made_of, data.max_length, data.packing, data.shuffle_seed, weights]
     order += [data.curriculum] if data.curriculum else []
     return PreparedData(
-        steps_per_epoch=schedule.steps_per_epoch,
+        steps_per_epoch=per_epoch,
         total_steps=total,
         accumulation=accumulation,
         eval_batches=eval_batches,
-        report=DataReport(train_report, eval_report, schedule.steps_per_epoch, total, data.packing, note),
+        report=DataReport(train_report, eval_report, per_epoch, total, data.packing, note),
         samples=samples,
         fingerprint=hashlib.sha256(json.dumps(order).encode()).hexdigest(),
         schedule=schedule,
@@ -256,65 +281,6 @@ def _read(
     samples, encoded = tokenise(readers, how, workers, f"tokenising {split.name}")
     report = SplitReport(row_length=data.max_length)
     for reader in readers:
-        report.read += reader.read
-        report.removed += reader.removed
-        report.malformed.merge(reader.malformed)
+        reader.count(report)
     report.merge(encoded)
     return samples, report
-
-
-def count_rows(report: SplitReport, rows: Sequence[PackedRows], samples: Samples) -> None:
-    """Notes how full the rows of an epoch are."""
-    lengths = samples.lengths.reshape(-1, samples.group).sum(1)
-    report.rows = sum(map(len, rows)) * samples.group
-    report.row_tokens = sum(int(lengths[one.samples].sum()) for one in rows)
-
-
-def check_split(name: str, report: SplitReport, data: DataSettings) -> None:
-    """Refuses a split of which nothing, or too little, can be used, or of which too much stays unused.
-
-    Args:
-        name: of the split.
-
-    Raises:
-        UserError
-    """
-    ratio = data.max_invalid_ratio
-    if not report.kept:
-        raise UserError(
-            f"none of the {report.read} rows of {name} can be used: " + "; ".join(report.notes()[:3]),
-            _remedy(report, data),
-        )
-    if report.invalid > ratio * report.read:
-        first = [note for note in report.notes() if ": too long: " not in note][:3]
-        raise UserError(
-            f"{report.invalid} of {report.read} rows of {name} cannot be used, more than "
-            f"data.max_invalid_ratio {ratio:g} allows; the first: " + "; ".join(first),
-            _remedy(report, data),
-        )
-    if report.incomplete.count > ratio * report.read:
-        raise UserError(
-            f"{report.incomplete.count} of {report.read} rows of {name} hold what the model would not see, "
-            f"more than data.max_invalid_ratio {ratio:g} allows: {report.leftover}",
-            LEFTOVER,
-        )
-
-
-def _remedy(report: SplitReport, data: DataSettings) -> str:
-    """What helps against the commonest reason for leaving rows out."""
-    problems = (report.malformed, report.empty, report.inconsistent, report.masked, report.overlong)
-    commonest = max(problems, key=lambda p: p.count)
-    if commonest is report.overlong:
-        return "raise data.max_length, or set data.overlong to truncate"
-    if NO_SYSTEM in commonest.first[0].reason:
-        return folding(data.format, data.fields)
-    if commonest is report.masked and report.masked.first[0].reason.startswith("the chat template"):
-        return WRITTEN
-    if commonest is report.inconsistent:
-        if "token in common" in commonest.first[0].reason:
-            return "move the white space at the prompts' ends to the completions' beginnings"
-        return (
-            "use a chat template with {% generation %} markers around what the assistant writes "
-            "(data.chat_template), or data.loss_on: last_assistant"
-        )
-    return "see the first reasons: repair those rows, or raise data.max_invalid_ratio to go on without them"

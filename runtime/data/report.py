@@ -202,7 +202,7 @@ class DataReport:
 
     Attributes:
         train, eval: per split; `eval` is None without evaluation data.
-        steps_per_epoch: optimizer steps of one pass.
+        steps_per_epoch: optimizer steps of one pass, None of a stream: `train` is then of one window.
         total_steps: of the run.
         packing: whether samples share rows.
         note: on the training data as a whole, "" for none.
@@ -210,7 +210,7 @@ class DataReport:
 
     train: SplitReport
     eval: SplitReport | None
-    steps_per_epoch: int
+    steps_per_epoch: int | None
     total_steps: int
     packing: bool
     note: str = ""
@@ -228,11 +228,13 @@ class DataReport:
     def text(self) -> str:
         """For the terminal: a sentence a split, then what was left out, a line each."""
         lines = []
-        for name, split in (("train", self.train), ("eval", self.eval)):
+        train = "train" if self.steps_per_epoch is not None else "train, one window of the stream"
+        for name, split in ((train, self.train), ("eval", self.eval)):
             if split is not None:
                 lines += [split.sentence(name), *(f"  {note}" for note in split.notes())]
         lines += [f"note: {self.note}"] if self.note else []
-        lines.append(f"steps: {self.steps_per_epoch:,} an epoch, {self.total_steps:,} in all")
+        an_epoch = "" if self.steps_per_epoch is None else f"{self.steps_per_epoch:,} an epoch, "
+        lines.append(f"steps: {an_epoch}{self.total_steps:,} in all")
         return "\n".join(lines)
 
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ The two are sources of their own, or two parts of the same rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -21,7 +21,7 @@ from .advice import SHAPES, advice
 from .files import count_rows, read_file
 from .formats import ALONE, ParsedSample, check_fields, parse_row
 from .places import ENDINGS, HUB, DataPath, explained, kind_of, place_of
-from .report import Problems
+from .report import Problems, SplitReport
 from .text_files import Record
 from .values import Malformed
 
@@ -163,6 +163,8 @@ class Reader(Generic[R]):
             has ended.
         malformed: rows that were left out because they are not of the format.
         removed: rows for which the transform returned None.
+        records: gives the source's rows as they stand there.
+        whole: whether they say something about the source: of few of its rows all may be unusable by chance.
     """
 
     def __init__(
@@ -178,8 +180,9 @@ class Reader(Generic[R]):
         self.read = 0
         self.malformed = Problems()
         self.removed = 0
+        self.records: Callable[[], Iterable[Record]] = partial(records, source, data_dir)
+        self.whole = True
         self._data = data
-        self._data_dir = data_dir
         self._parse: Parse[R] = parse
         self._transform = transform
         self._chosen = chosen
@@ -195,7 +198,7 @@ class Reader(Generic[R]):
         self.malformed = Problems()
         columns: list[str] | None = None
         kept = False
-        for number, (origin, row) in enumerate(records(self.source, self._data_dir)):
+        for number, (origin, row) in enumerate(self.records()):
             if not self._takes(number):
                 continue
             self.read += 1
@@ -216,8 +219,14 @@ class Reader(Generic[R]):
                 continue
             kept = True
             yield parsed
-        if not kept and self._is_most_of_it():
+        if not kept and self.whole and self._is_most_of_it():
             raise self._nothing(columns or [])
+
+    def count(self, report: SplitReport) -> None:
+        """Adds what was read, once it was."""
+        report.read += self.read
+        report.removed += self.removed
+        report.malformed.merge(self.malformed)
 
     def _takes(self, number: int) -> bool:
         """Whether a row, by its number from 0, is one of the chosen ones."""
@@ -231,8 +240,7 @@ class Reader(Generic[R]):
         return bool(self._chosen[number])
 
     def _is_most_of_it(self) -> bool:
-        """Whether the rows that were read say something about the source: of few chosen ones, or none, all
-        may be unusable by chance."""
+        """Whether the rows that were read are most of the chosen ones."""
         return self._chosen is None or not len(self._chosen) or 2 * self.read > len(self._chosen)
 
     def _nothing(self, columns: list[str]) -> UserError:
@@ -316,7 +324,7 @@ def records(source: Source, data_dir: Path) -> Iterator[Record]:
     Raises:
         UserError: it is missing, unreadable, or not of a kind that is known.
     """
-    place, is_folder = (None, False) if _is_on_the_hub(source) else _located(source, data_dir)
+    place, is_folder = located(source, data_dir)
     if place is not None and not is_folder:
         return islice(read_file(place), source.limit)
     from . import huggingface
@@ -332,7 +340,7 @@ def count(source: Source, data_dir: Path) -> int:
     Raises:
         UserError: as for `records`.
     """
-    place, is_folder = (None, False) if _is_on_the_hub(source) else _located(source, data_dir)
+    place, is_folder = located(source, data_dir)
     if place is not None and not is_folder:
         rows = count_rows(place, source.limit)
     else:
@@ -342,13 +350,15 @@ def count(source: Source, data_dir: Path) -> int:
     return rows if source.limit is None else min(rows, source.limit)
 
 
-def _is_on_the_hub(source: Source) -> bool:
-    return source.path.startswith(HUB) and kind_of(source.path) is None
+def located(source: Source, data_dir: Path) -> tuple[DataPath | None, bool]:
+    """Where a source lies, and whether it is a folder; None for a data set of the hub.
 
-
-def _located(source: Source, data_dir: Path) -> tuple[DataPath, bool]:
-    """Where a source that is not of the hub lies, and whether it is a folder."""
+    Raises:
+        UserError: it is missing, or not of a kind that is known.
+    """
     path = source.path
+    if path.startswith(HUB) and kind_of(path) is None:
+        return None, False
     place = place_of(path, data_dir)
     try:
         # To look whether an address of the web is a folder would download it.

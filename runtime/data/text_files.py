@@ -7,10 +7,11 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from ..errors import UserError
-from .places import BLOCK, DataPath, decompressed
+from .places import BLOCK, DataPath, decompressed, kind_of
 from .values import Malformed, json_object, kind
 
 Record = tuple[str, dict[str, Any] | Malformed]
@@ -23,12 +24,26 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 def read_json_lines(place: DataPath) -> Iterator[Record]:
     """An object a line; blank lines are no rows."""
+    return (found for found, _ in marked_lines(place))
+
+
+def marked_lines(place: DataPath, lines: int = 0, offset: int = 0) -> Iterator[tuple[Record, list[int]]]:
+    """`read_json_lines` behind so many lines and bytes, and with each row how many are behind it.
+
+    What is compressed is read from its beginning, and its lines are passed over.
+    """
     with decompressed(place) as stream:
-        for number, line in enumerate(stream, 1):
+        if kind_of(place.name) != place.name.lower().rpartition(".")[2]:
+            for _ in islice(stream, lines):
+                pass
+        elif offset:
+            stream.seek(offset)
+        for number, line in enumerate(stream, lines + 1):
+            offset += len(line)
             if number == 1:
                 line = line.removeprefix(BYTE_ORDER_MARK)
             if line.strip():
-                yield record(f"{place.name}:{number}", line)
+                yield record(f"{place.name}:{number}", line), [number, offset]
 
 
 def read_json(place: DataPath) -> Iterator[Record]:

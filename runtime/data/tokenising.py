@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -53,20 +54,58 @@ def tokenise(
         UserError: the first row in order that may not be as it is (data.overlong: error), or a fault of the
             template or the tokenizer.
     """
-    chunks = _chunks(sources)
-    first = list(islice(chunks, ALONE // CHUNK + 1))
-    few = len(first) <= ALONE // CHUNK
-    count = workers if workers is not None else (0 if few else min(_cores(), MOST_WORKERS))
-    report = SplitReport()
-    parts: list[Samples] = []
-    everything = _chain(first, chunks)
-    encoded = _in_processes(everything, coding, count) if count > 1 else _here(everything, coding)
-    with Progress(label, None, unit="rows") as progress:
-        for rows, (samples, counts) in encoded:
-            report.merge(counts)
-            parts.append(samples)
-            progress.advance(rows)
-    return join(parts), report
+    with closing(Tokeniser(coding, workers)) as tokeniser:
+        return tokeniser(sources, label)
+
+
+class Tokeniser:
+    """`tokenise`, as often as one likes with the same processes."""
+
+    def __init__(self, coding: Coding, workers: int | None = None) -> None:
+        self._coding, self._workers = coding, workers
+        self._encoder: Encoder | None = None
+        self._pool: _Pool | None = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    def __call__(self, sources: Sequence[Iterable[AnyRow]], label: str | None) -> Encoded:
+        """The samples of some sources, with a line that says how far it is where there is a label for it."""
+        chunks = _chunks(sources)
+        first = list(islice(chunks, ALONE // CHUNK + 1))
+        few = self._pool is None and len(first) <= ALONE // CHUNK
+        count = self._workers if self._workers is not None else (0 if few else min(_cores(), MOST_WORKERS))
+        report = SplitReport()
+        parts: list[Samples] = []
+        everything = _chain(first, chunks)
+        encoded = self._in_processes(everything, count) if count > 1 else self._here(everything)
+        with Progress(label or "", None if label else 0, unit="rows") as progress:
+            for rows, (samples, counts) in encoded:
+                report.merge(counts)
+                parts.append(samples)
+                progress.advance(rows)
+        return join(parts), report
+
+    def close(self) -> None:
+        """Ends the processes, whatever they are at."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._pool is not None:
+            self._pool.close()
+
+    def _here(self, chunks: Iterable[tuple[int, list[AnyRow]]]) -> Iterator[tuple[int, Encoded]]:
+        for source, rows in chunks:
+            if self._encoder is None:
+                self._encoder = Encoder(self._coding)
+            yield len(rows), self._encoder.encode(rows, source)
+
+    def _in_processes(
+        self, chunks: Iterable[tuple[int, list[AnyRow]]], count: int
+    ) -> Iterator[tuple[int, Encoded]]:
+        if self._threads is None:
+            self._pool, self._threads = _Pool(self._coding), ThreadPoolExecutor(count, "tokenising")
+        assert self._pool is not None
+        encode = self._pool.encode
+        jobs = ((len(rows), partial(encode, rows, source)) for source, rows in chunks)
+        yield from in_order(self._threads, jobs, 3 * count)
 
 
 def _chunks(sources: Sequence[Iterable[AnyRow]]) -> Iterator[tuple[int, list[AnyRow]]]:
@@ -96,25 +135,6 @@ def _chain(first: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
     while first:
         yield first.pop(0)
     yield from rest
-
-
-def _here(chunks: Iterable[tuple[int, list[AnyRow]]], coding: Coding) -> Iterator[tuple[int, Encoded]]:
-    encoder = Encoder(coding)
-    for source, rows in chunks:
-        yield len(rows), encoder.encode(rows, source)
-
-
-def _in_processes(
-    chunks: Iterable[tuple[int, list[AnyRow]]], coding: Coding, count: int
-) -> Iterator[tuple[int, Encoded]]:
-    pool = _Pool(coding)
-    jobs = ((len(rows), partial(pool.encode, rows, source)) for source, rows in chunks)
-    with ThreadPoolExecutor(count, "tokenising") as threads:
-        try:
-            yield from in_order(threads, jobs, 3 * count)
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
-            pool.close()
 
 
 class _Pool:

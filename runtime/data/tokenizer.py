@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..endless import check_ends
 from ..errors import UserError
 from ..model.families import FAMILIES, foreign_markers
-from ..settings import DataSettings, ModelSettings
+from ..settings import DataSettings, ModelSettings, Source
 
 CONVERSATIONS = ("chat", "instruction")
 """Formats all of whose rows need a chat template."""
@@ -61,7 +62,7 @@ def load_tokenizer(
             f"the tokenizer of {source} has no fast version, whose character offsets the loss mask needs",
             "convert it (transformers writes tokenizer.json with save_pretrained), or set model.tokenizer",
         )
-    chats = not data.formats.isdisjoint(CONVERSATIONS) and data.chat_template is None
+    chats = any(own.format in CONVERSATIONS and own.chat_template is None for own in data.kinds)
     if chats and not tokenizer.chat_template:
         raise UserError(
             f"the tokenizer of {source} has no chat template",
@@ -112,6 +113,23 @@ def chat_template(tokenizer: Any, data: DataSettings, data_dir: Path) -> str | N
             "data.chat_template is a path relative to the artifact's folder or --data-dir, or the template "
             "itself",
         ) from error
+
+
+def chat_templates(
+    tokenizer: Any, data: DataSettings, data_dir: Path, sources: Sequence[str | Source]
+) -> tuple[str | None, ...]:
+    """`chat_template` of each source; None where there is none and its rows need not have one.
+
+    Raises:
+        UserError: as `chat_template`.
+    """
+    kinds = [data.of(source) for source in sources]
+    return tuple(
+        chat_template(tokenizer, own, data_dir)
+        if own.chat_template or tokenizer.chat_template or own.format in CONVERSATIONS
+        else None
+        for own in kinds
+    )
 
 
 def _source(model_dir: Path, model: ModelSettings, data_dir: Path) -> tuple[Path | str, str | None]:

@@ -295,7 +295,7 @@ def begin(
         tokenizer,
         arguments.data_dir,
         base.architecture.vocab_size,
-        Tokenising(None if caches is None or "://" in caches else Path(caches)),
+        Tokenising(None if caches is None or "://" in caches else Path(caches), after=found.data),
     )
     print(prepared.report.text(), file=sys.stderr)
     if found.imported is not None:
@@ -314,7 +314,7 @@ def begin(
     )
     hosts.same(
         "data",
-        prepared.fingerprint,
+        f"{prepared.fingerprint} {prepared.samples.digest}",  # of a stream, what was read of it until now
         "reads other data than process 0",
         "put the same files on every host, or at an address that all of them read",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,7 +122,8 @@ def run(
     def work(interrupts: Interrupts, hosts: SingleProcess | ProcessGroup) -> int:
         with watching(interrupts, mesh.platform):
             session = begin(artifact, arguments, directory, settings, cache, interrupts, hosts)
-            return _run(session, settings, learning_rate, optimizer)
+            with closing(session.prepared):
+                return _run(session, settings, learning_rate, optimizer)
 
     return attended(functools.partial(farewell, directory=directory), mesh.hosts, work)
 

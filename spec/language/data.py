@@ -133,6 +133,12 @@ class DataSource(Section):
         form="file.py:function",
         example="prepare.py:clean",
     )
+    chat_template: str | None = field(
+        f"A chat template of its own, as data.chat_template; {OWN} The server renders with data's.",
+        None,
+        min_length=1,
+        example="other.jinja",
+    )
     loss_on: LossOn | None = field(
         "Tokens of this source that carry loss; null uses the value of data, or the format's default if data "
         "gives none.",
@@ -284,10 +290,19 @@ class Data(Section):
         example="length",
         choices={"length": "The shortest rows first; shuffle_seed orders rows of equal length."},
     )
+    stream_window: int | None = field(
+        "Streams train: so many samples at a time are read, tokenised, shuffled and packed while the run "
+        "goes on, drawn of the sources by their weights; for data larger than the memory or the disk. It "
+        "takes train.steps. null reads all samples first, and shuffles and packs them together.",
+        None,
+        unit="samples",
+        ge=1,
+        example=10000,
+    )
 
     def of(self, source: DataSource) -> Data:
         """The section as it holds for one of its sources."""
-        names = ("format", "fields", "transform", "loss_on")
+        names = ("format", "fields", "transform", "chat_template", "loss_on")
         own = {name: value for name in names if (value := getattr(source, name)) is not None}
         if "loss_on" not in own and "loss_on" not in self.model_fields_set:
             own["loss_on"] = _loss_of_format({"format": own.get("format", self.format)})
@@ -301,14 +316,22 @@ class Data(Section):
     @property
     def transforms(self) -> dict[str, str]:
         """The functions that rows go through, by the place that first names each."""
-        named = {"data.transform": self.transform}
+        return self._named("transform")
+
+    def _named(self, key: str) -> dict[str, str]:
+        named = {f"data.{key}": getattr(self, key)}
         for part, sources in (("train", self.train), ("eval", self.eval)):
-            named |= {f"data.{part}[{i}].transform": one.transform for i, one in enumerate(sources)}
+            named |= {f"data.{part}[{i}].{key}": getattr(one, key) for i, one in enumerate(sources)}
         first: dict[str, str] = {}
-        for place, transform in named.items():
-            if transform is not None and transform not in first.values():
-                first[place] = transform
+        for place, value in named.items():
+            if value is not None and value not in first.values():
+                first[place] = value
         return first
+
+    @property
+    def templates(self) -> dict[str, str]:
+        """The chat templates, by the place that first names each."""
+        return self._named("chat_template")
 
     @property
     def evaluates(self) -> bool:

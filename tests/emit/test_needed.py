@@ -71,6 +71,7 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
         (["data.train=[a.parquet]"], "data.column_files"),
         (["data.train=[a.jsonl, hf://somebody/set]"], "data.huggingface"),
         (["data.eval=[folder]"], "data.huggingface"),
+        (["data.stream_window=1000", "train.steps=9"], "data.stream"),
         (["merge.quantization=fp8"], "merging.quantized"),
         (["train.objective=dpo", "data.format=preference", "data.packing=false"], "training.preference"),
         (["lora.quantize=nf4"], "model.quantize"),

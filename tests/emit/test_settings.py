@@ -71,18 +71,28 @@ def test_scripts_state_the_settings_that_plans_take(
             assert found.get("SHARDING_RULES", ()) == settings.rules
 
 
-def test_a_source_s_function_is_the_artifact_s_copy(root: Path, tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
+def test_a_source_s_files_are_the_artifact_s_copies(root: Path, tmp_path: Path) -> None:
+    recipe, artifact = tmp_path / "recipe.yaml", tmp_path / "artifact"
+    artifact.mkdir()
     recipe.write_text((root / "recipes" / "llama31-8b-v6e8.yaml").read_text())
     (tmp_path / "own.py").write_text("def one(row):\n    return row\n")
-    sets = ("data.train=[a.jsonl, {path: b.jsonl, transform: 'own.py:one'}]", "data.eval=[]")
+    (tmp_path / "own.jinja").write_text("{{ 1 }}")
+    inline = "{path: c.jsonl, chat_template: '{{ 2 }}'}"
+    own = f"{{path: b.jsonl, transform: 'own.py:one', chat_template: own.jinja}}, {inline}"
+    sets = (f"data.train=[a.jsonl, {own}]", "data.eval=[]")
     program = lower(load(recipe, sets), planning=True).program
     assert program is not None
     files = emit(program, (Backend.TORCHAX, Backend.TRL))
     assert files["own.py"] == (tmp_path / "own.py").read_bytes()
+    for name in ("own.jinja", "chat_template.jinja"):
+        (artifact / name).write_bytes(files[name])
     for script in ("train.py", "train_torchax.py", "baseline/train_trl.py"):
-        data = stated(files[script].decode(), Path("/artifact"))["DATA"]
-        assert data.train == ("a.jsonl", runtime.Source("b.jsonl", transform="/artifact/own.py:one"))
+        data = stated(files[script].decode(), artifact)["DATA"]
+        assert data.train == (
+            "a.jsonl",
+            runtime.Source("b.jsonl", transform=f"{artifact}/own.py:one", chat_template="{{ 1 }}"),
+            runtime.Source("c.jsonl", chat_template="{{ 2 }}"),
+        )
 
 
 @pytest.mark.parametrize(

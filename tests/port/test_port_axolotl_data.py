@@ -222,3 +222,29 @@ def test_places_of_data_are_taken_over_or_told_with_a_note(given: str, files: An
 def test_a_share_for_evaluation_is_held_out_and_a_count_of_rows_is_not() -> None:
     assert datasets.evaluation(0.2) == {"data.eval_fraction": 0.2}
     assert datasets.evaluation(0) == datasets.evaluation(200) == {}
+
+
+def test_templates_of_several_data_sets_are_their_sources_own(tmp_path: Path) -> None:
+    def sets(*names: str | None) -> list[dict[str, Any]]:
+        made = [{"path": f"our/{n}", "type": "chat_template"} for n in range(len(names))]
+        return [
+            one if name is None else {**one, "chat_template": name}
+            for one, name in zip(made, names, strict=True)
+        ]
+
+    mixed = port(tmp_path, chat_template="chatml", datasets=sets(None, "llama3", "chatml"))
+    assert codes(mixed) == []
+    spoken(mixed)
+    first, second, third = mixed.value("data.train")
+    assert first == "hf://our/0" and third == "hf://our/2"
+    assert "<|im_start|>" in str(mixed.value("data.chat_template"))
+    assert second["path"] == "hf://our/1" and "<|start_header_id|>" in second["chat_template"]
+    plain = port(tmp_path, datasets=sets(None, "llama3"))
+    assert plain.value("data.chat_template") is None and "chat_template" in plain.value("data.train")[1]
+    alike = port(tmp_path, datasets=sets("llama3", "llama3"))
+    assert alike.value("data.train") == ["hf://our/0", "hf://our/1"]
+    assert "<|start_header_id|>" in str(alike.value("data.chat_template"))
+    unknown = port(tmp_path, datasets=sets(None, "nothing"))
+    assert codes(unknown) == [("E1147", "datasets[1].chat_template")]
+    odd = port(tmp_path, chat_template="chatml", datasets=sets(None, "tokenizer_default"))
+    assert codes(odd) == [("E1147", "datasets[1].chat_template")]

@@ -55,6 +55,7 @@ VARIANTS = {
     "int8": {"lora.quantize": "int8", "train.optimizer": {"name": "lion", "learning_rate": 1e-5, "b2": 0.98}},
     "all-tokens": {"lora.rank": 8, "data.loss_on": "all", "data.shuffle_seed": None, "remat.policy": "none"},
     "text": {"lora.rank": 8, "data.format": "text", "data.fields": {"text": "body"}},
+    "stream": {"lora.rank": 8, "data.stream_window": 1000, "data.train": ["hf://some/rows"]},
     "dropout": {"lora.dropout": 0.1, "train.micro_batch_size": 2, "data.eval_fraction": 0.1},
     "sgd": {"lora.rank": 8, "train.optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
 }
@@ -466,3 +467,20 @@ def test_an_adapter_to_start_from_comes_back(tool: str) -> None:
         return
     held("recipe.yaml", tool)
     assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["start_from"] == "adapters/first"
+
+
+def test_axolotl_takes_templates_of_sources_back() -> None:
+    recipe = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    written = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    recipe["data"] = {
+        "train": ["hf://our/a", {"path": "hf://our/b", "chat_template": written}],
+        "max_length": 512,
+        "overlong": "truncate",
+    }
+    Path("recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    told = ported("recipe.yaml", "axolotl")
+    again = returned(told, "axolotl", "sft")
+    assert again["data"]["train"][1]["chat_template"] == written
+    assert "chat_template" not in again["data"]
+    status, printed, _ = run("recipe.yaml", "--to", "trl", "-o", "config.yaml", "--format", "json", "--force")
+    assert status == 1 and "`data.train` cannot be said in TRL's config" in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 from recipec.runtime.data.prepare import PreparedData, Tokenising, prepare
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source, TrainSettings
-from tests.runtime.chats import tokenizer, write
+from tests.runtime.chats import MARKED, tokenizer, write
 from tests.runtime.preparing import conversations
 
 SHOUT = "def loud(row):\n    return None if row['a'] == 'skip' else {'q': row['q'], 'a': row['a'].upper()}\n"
+OTHER = MARKED.replace("<|turn>model", "<|turn>fox")
 SOURCES = (
     "chats.jsonl",
     Source("prose.jsonl", format="text", fields={"text": "body"}, loss_on="all"),
@@ -27,7 +29,7 @@ SOURCES = (
         transform="shout.py:loud",
         loss_on="completion",
     ),
-    Source("more.jsonl", loss_on="last_assistant"),
+    Source("more.jsonl", loss_on="last_assistant", chat_template=OTHER),
 )
 
 
@@ -71,6 +73,7 @@ def test_each_source_is_read_as_if_it_stood_alone(folder: Path) -> None:
     assert at == len(whole.samples) == 9 + 8 + 5 + 7
     texts = [tokenizer().decode(sample.tokens) for sample in whole.samples]
     assert "BROWN 3" in texts[9 + 8 + 2] and "<|turn>" not in texts[9 + 8 + 2]
+    assert ["<|turn>fox\n" in text for text in texts] == [False] * (9 + 8 + 5) + [True] * 7
     # A conversation of two answers: both carry loss in the first source, one in the last.
     first, last = whole.samples[0].targets, whole.samples[9 + 8 + 5].targets
     assert [np.count_nonzero(np.diff(each.astype(int)) == 1) for each in (first, last)] == [2, 1]
@@ -113,7 +116,12 @@ def test_preferences_are_mixed_with_nothing_else(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"loss_on": "last_assistant"}, {"fields": {"messages": "messages"}}, {"transform": "id.py:same"}],
+    [
+        {"loss_on": "last_assistant"},
+        {"chat_template": OTHER},
+        {"fields": {"messages": "messages"}},
+        {"transform": "id.py:same"},
+    ],
 )
 def test_what_a_source_has_of_its_own_names_what_is_kept(folder: Path, change: dict[str, Any]) -> None:
     (folder / "id.py").write_text("def same(row):\n    return row\n")
@@ -122,10 +130,20 @@ def test_what_a_source_has_of_its_own_names_what_is_kept(folder: Path, change: d
     changed = replace(MIXED, train=(Source("chats.jsonl", **change), *SOURCES[1:]))
     again = run(folder, changed, cache)
     assert len(list((cache / "data").iterdir())) == 2
-    assert (first.fingerprint == again.fingerprint) == ("loss_on" not in change)
+    assert (first.fingerprint == again.fingerprint) == change.keys().isdisjoint(("loss_on", "chat_template"))
 
 
 def test_processes_know_which_source_a_row_is_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recipec.runtime.data.tokenising.CHUNK", 1200)
     monkeypatch.setattr("recipec.runtime.data.tokenising.ALONE", 0)
     assert run(folder, MIXED, workers=2).fingerprint == run(folder, MIXED, workers=0).fingerprint
+
+
+def test_templates_of_sources_are_enough_where_the_tokenizer_has_none(folder: Path) -> None:
+    bare = copy.deepcopy(tokenizer())  # which all tests share
+    bare.chat_template = None
+    train = TrainSettings(epochs=1, global_batch_size=4, micro_batch_size=1)
+    own = tuple(Source("more.jsonl", chat_template=OTHER) if one == "chats.jsonl" else one for one in SOURCES)
+    assert len(prepare(replace(MIXED, train=own), train, 4, bare, folder).samples) == 7 + 8 + 5 + 7
+    with pytest.raises(UserError, match="the tokenizer has no chat template"):
+        prepare(MIXED, train, 4, bare, folder)

@@ -8,10 +8,19 @@ from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.common import say_common, say_start, say_tokens
-from recipec.compiler.port.dialects.axolotl_data import say_data
+from recipec.compiler.port.dialects.axolotl_data import PRETRAINING, say_data
 from recipec.compiler.port.keys import OFF, Keys, defaults_of, table, words
 from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.meaning import adapters, experts, losses, models, sharding, trainer, training
+from recipec.compiler.port.meaning import (
+    adapters,
+    experts,
+    losses,
+    models,
+    sharding,
+    streaming,
+    trainer,
+    training,
+)
 from recipec.compiler.port.meaning.adapters import Chosen
 from recipec.compiler.port.meaning.sharding import Launch
 from recipec.compiler.wording import listing
@@ -63,6 +72,9 @@ def port(ledger: Ledger) -> None:
     _adapters(keys, model)
     say_data(keys, model, objective)
     _training(keys, model)
+    pretrains = bool(keys.value(PRETRAINING)) or None
+    buffers = ("streaming_multipack_buffer_size", "pretrain_multipack_buffer_size")
+    streaming.say_stream(keys, "streaming", buffers, 10000, pretrains)
     for name in ("overrides_of_model_config", "model_config"):
         experts.say_overrides(keys, name, model)
     _plugins(keys)
@@ -683,8 +695,7 @@ setting jagged_restart_warmup_steps jagged_restart_anneal_steps -> jagged_restar
 setting eaft_alpha eaft_k -> use_eaft
 setting pose_split_on_token_ids pose_max_context_len pose_num_chunks -> use_pose
 setting scaling_softmax_factor scaling_softmax_bias -> scaling_softmax
-setting streaming_multipack_buffer_size -> streaming
-setting pretrain_multipack_buffer_size pretraining_sample_concatenation -> pretraining_dataset
+exact pretraining_sample_concatenation: texts share rows, each by itself
 setting dataset_shard_idx -> dataset_shard_num
 setting model_quantization_config_kwargs -> model_quantization_config
 setting fp32_norm_classes -> fp32_norms
@@ -719,7 +730,6 @@ REFUSED = {
     "distillation needs a teacher's logits": "kd_trainer",
     "reinforcement learning with environments needs answers while training": "nemo_gym_enabled",
     "the training runs on another service": "hatchery",
-    "pre-training streams its texts": "pretraining_dataset",
 }
 """Keys that make another kind of run of it, by why."""
 

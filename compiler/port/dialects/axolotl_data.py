@@ -26,6 +26,8 @@ MARKS = "the marks between the messages are learnt too"
 TOOL_ENDS = "of a tool's result what it says is learnt; there the end of its turn too, where it is near"
 MARKED = "a message that it marks is learnt there whatever its role is, and here where roles_to_train has it"
 STRIPPED = "a line break that the template ends with is learnt here; there it is taken off both answers"
+PRETRAINING = "pretraining_dataset"
+JOINED = "texts share rows; there one sees those before it in the row, unless sample_packing is on"
 OF_SOURCES = table("""
 exact ds_type: the file's name tells what it is
 exact trust_remote_code: no code of a data set's runs here
@@ -53,7 +55,11 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> None:
     Args:
         objective: what is learnt, a kind of `rl` or "sft".
     """
-    train = _sources(keys, "datasets", objective)
+    pretrains = bool(keys.value(PRETRAINING))
+    train = _sources(keys, PRETRAINING if pretrains else "datasets", objective)
+    keys.same(PRETRAINING, note="" if pretrains else "off")
+    if pretrains:
+        keys.unused(("datasets",), f"{PRETRAINING} is what is read")
     held = _sources(keys, "test_datasets", objective)
     kinds = [each.kind for each in train if each.kind is not None]
     _forms(keys, train, held)
@@ -61,7 +67,7 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> None:
     _packing(keys, objective)
     if kinds:
         _loss(keys, train, kinds)
-        _template(keys, kinds, model)
+        _template(keys, train, model)
     _evaluation(keys)
     _order(keys, objective)
     for each in (*train, *held):
@@ -103,16 +109,17 @@ def _sources(keys: Keys, key: str, objective: str) -> list[Entry]:
     """The data sets of one list."""
     given = keys.value(key)
     if not isinstance(given, list) or not given or not all(isinstance(entry, dict) for entry in given):
-        if key == "datasets" and not keys.given("pretraining_dataset"):
-            message = "`datasets` is no list of data sets with a path and a type each"
+        if key in ("datasets", PRETRAINING):
+            message = f"`{key}` is no list of data sets with a path and a type each"
             keys.refuse(key, "E1143", message, "datasets: [{path: OWNER/NAME, type: chat_template}]")
         keys.unless(key, ([],), "it is no list of data sets")
         return []
-    path = "data.train" if key == "datasets" else "data.eval"
+    path = "data.eval" if key == "test_datasets" else "data.train"
     found = []
     for index in range(len(given)):
         below = keys.below(f"{key}[{index}]")
-        found.append(Entry(below, path, _place(below), _kind(below, objective)))
+        kind = _texts(below) if key == PRETRAINING else _kind(below, objective)
+        found.append(Entry(below, path, _place(below), kind))
     return found
 
 
@@ -179,9 +186,12 @@ def _lengths(keys: Keys) -> None:
 
 
 def _packing(keys: Keys, objective: str) -> None:
-    packs = keys.flag("sample_packing") and objective == "sft"
+    joined = bool(keys.value(PRETRAINING))
+    packs = (keys.flag("sample_packing") or joined) and objective == "sft"
     note = PACKED if packs else ""
-    if keys.given("sample_packing"):
+    if joined and not keys.flag("sample_packing"):
+        keys.default("sample_packing", False, {"data.packing": True}, JOINED)
+    elif keys.given("sample_packing"):
         keys.say("sample_packing", {"data.packing": packs}, note)
     else:
         keys.default("sample_packing", False, {"data.packing": False})
@@ -242,30 +252,71 @@ def _turns(keys: Keys, loss: Any, sets: Mapping[str, Any]) -> None:
         keys.same(name)
 
 
-def _template(keys: Keys, kinds: Sequence[Kind], model: Model | None) -> None:
-    first = keys.below("datasets[0]")
-    formats = {kind.format for kind in kinds}
-    at = first if first.given("chat_template") else keys
-    name, jinja = at.text("chat_template"), at.text("chat_template_jinja")
+def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> None:
+    """The section's template is that of the file, or of the first data set; others are their sources' own."""
+    formats = {each.kind.format for each in train if each.kind is not None}
+    names = ("chat_template", "chat_template_jinja")
     if formats <= {"prompt_completion", "text"}:
-        for below in (keys, first):
-            names = ("chat_template", "chat_template_jinja")
+        for below in (keys, *(each.keys for each in train)):
             below.passive(names, "plain text has no template; it is for chatting")
         keys.passive(("eot_tokens",), "plain text has no turns")
         return
-    found = templates.axolotl(name or ("jinja" if jinja else "tokenizer_default"), model, jinja)
+    chats = [each for each in train if each.kind is not None and each.kind.format in ("chat", "preference")]
+    told = [each for each in chats if each.keys.given("chat_template")]
+    own = {id(each): _named_template(each.keys, model) for each in told}
+    alike = len(told) == len(chats) and len({str(found.sets) for found in own.values()}) == 1
+    at = told[0].keys if alike and told else keys
+    found = own[id(told[0])] if alike and told else _named_template(keys, model)
+    jinja = at.text("chat_template_jinja")
     if not found.known:
-        message = templates.unknown("the chat template", name, found)
-        help = "chat_template: tokenizer_default, or chat_template_jinja"
-        at.refuse("chat_template", "E1147", message, help)
+        _refused_template(at, found)
     elif at.given("chat_template"):
         at.say("chat_template", found.sets, found.note)
     elif not jinja:
         keys.default("chat_template", "tokenizer_default", {}, "Axolotl's default: the tokenizer's own")
     at.same("chat_template_jinja", found.sets if at.given("chat_template_jinja") else None)
+    if alike:
+        for below in (keys, *(each.keys for each in told)):
+            below.passive(names, "as the other data sets")
+    else:
+        others = {key: each for key, each in own.items() if not each.known or each.sets != found.sets}
+        _own_templates(keys, train, others)
     if model is not None and not jinja and "chat" in formats:
         _ends(keys, model, found.ends)
     keys.same("eot_tokens", note="the end of a turn, which is learnt")
+
+
+def _named_template(keys: Keys, model: Model | None) -> templates.Template:
+    name, jinja = keys.text("chat_template"), keys.text("chat_template_jinja")
+    return templates.axolotl(name or ("jinja" if jinja else "tokenizer_default"), model, jinja)
+
+
+def _refused_template(keys: Keys, found: templates.Template) -> None:
+    message = templates.unknown("the chat template", keys.text("chat_template"), found)
+    help = "chat_template: tokenizer_default, or chat_template_jinja"
+    keys.refuse("chat_template", "E1147", message, help)
+
+
+def _own_templates(keys: Keys, train: Sequence[Entry], own: Mapping[int, templates.Template]) -> None:
+    """Templates of data sets whose turns are written otherwise than the others'."""
+    placed = [each for each in train if each.source is not None]
+    sources = zip(placed, keys.ledger.value("data.train", []), strict=True)
+    made = []
+    for each, source in sources:
+        found = own.get(id(each))
+        text = found.sets.get("data.chat_template") if found is not None else None
+        made.append(rows.with_own(source, {"chat_template": text} if text else {}))
+        if found is None:
+            continue
+        if not found.known:
+            _refused_template(each.keys, found)
+        elif text is None:
+            note = "the tokenizer's template cannot be a source's own beside data.chat_template"
+            each.keys.refuse("chat_template", "E1147", note, "chat_template_jinja with the template's text")
+    for each in train:
+        if (found := own.get(id(each))) is not None:
+            each.keys.say("chat_template", {"data.train": made}, found.note)
+        each.keys.passive(("chat_template", "chat_template_jinja"), "part of its template")
 
 
 def _ends(keys: Keys, model: Model, written: str) -> None:
@@ -339,6 +390,14 @@ def _kind(keys: Keys, objective: str) -> Kind | None:
     if found is None:
         _unknown(keys, name)
     return found
+
+
+def _texts(keys: Keys) -> Kind:
+    """What `pretraining_dataset` has: texts of one column."""
+    column = keys.text("text_column")
+    keys.same("text_column")
+    keys.unless("skip", (0,), "all rows are taken")
+    return Kind("text", {"text": column} if column not in (None, "text") else {}, note=PIECES)
 
 
 def _unknown(keys: Keys, name: str) -> None:

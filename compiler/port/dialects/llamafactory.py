@@ -20,6 +20,7 @@ from recipec.compiler.port.meaning import (
     models,
     rows,
     sharding,
+    streaming,
     templates,
     trainer,
 )
@@ -76,6 +77,7 @@ def port(ledger: Ledger) -> None:
     if keys.flag("disable_shuffling"):
         keys.say("disable_shuffling", {"data.shuffle_seed": None})
     keys.same("disable_shuffling", note="off")
+    streaming.say_stream(keys, "streaming", ("buffer_size",), 16384)
     off = keys.flag("disable_gradient_checkpointing") and not launch.remat
     keys.say("disable_gradient_checkpointing", {"remat.policy": "none" if off else "decoder"})
     held = ledger.value("data.eval_fraction") or ledger.value("data.eval")
@@ -717,6 +719,5 @@ setting eaft_alpha -> use_eaft_loss
 setting kt_weight_path kt_expert_checkpoint_path kt_use_lora_experts kt_lora_expert_num
     kt_lora_expert_intermediate_size -> use_kt
 setting fp8_backend fp8_enable_fsdp_float8_all_gather -> fp8
-setting buffer_size -> streaming
 """)
 """What becomes of the keys that a table says enough of, beside those of transformers' TrainingArguments."""

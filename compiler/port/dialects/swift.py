@@ -21,6 +21,7 @@ from recipec.compiler.port.meaning import (
     models,
     rows,
     sharding,
+    streaming,
     templates,
     trainer,
     training,
@@ -49,7 +50,7 @@ derived use_swift_lora disable_auto_column_mapping model_type task_type model_su
     local_repo_path check_model num_labels problem_type
 files add_version create_checkpoint_symlink load_args load_data_args load_from_cache_file dataset_num_proc
     download_mode lazy_tokenize packing_num_proc strict hub_token safe_serialization max_shard_size
-    ignore_args_error shuffle_buffer_size
+    ignore_args_error
 speed device_groups use_ray max_memory vit_gradient_checkpointing use_logits_to_keep
     dataloader_multiprocessing_context zero_hpz_partition_size enable_npu_model_patch
 log acc_strategy eval_metric metric swanlab_token swanlab_exp_name swanlab_notification_method
@@ -63,8 +64,7 @@ generation max_new_tokens temperature top_k top_p repetition_penalty num_beams s
 media max_pixels norm_bbox freeze_vit freeze_aligner vit_lr aligner_lr
 padding padding_side padding_free packing_strategy
 exact attn_impl attn_implementation: the same attention, without a fused kernel
-exact dataset_shuffle train_dataloader_shuffle streaming stopping_strategy: rows are shuffled anew in each
-    epoch here
+exact dataset_shuffle train_dataloader_shuffle stopping_strategy: rows are shuffled anew in each epoch here
 exact agent_template enable_thinking preserve_thinking add_non_thinking_prefix disable_ignore_empty_think
     use_chat_template is_binary_loss_scale: part of the chat template
 exact use_hf max_model_len: an id is taken as one of the Hugging Face hub
@@ -512,6 +512,7 @@ def _run(keys: Keys, run: Run, launch: Launch, taken: sharding.DeepSpeed) -> Non
     if dtype in ("float16", "float32"):
         keys.defaults = {**keys.defaults, "bf16": False, "fp16": True}
     trainer.say_run(keys, run, launch, taken, dtype)
+    streaming.say_stream(keys, "streaming", ("shuffle_buffer_size",))
     made = keys.ledger.value("model.dtype")
     keys.say("torch_dtype", {"model.dtype": made}, trainer.HALF if dtype != "auto" and dtype != made else "")
     trainer.memory(keys, launch)

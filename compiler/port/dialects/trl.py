@@ -19,6 +19,7 @@ from recipec.compiler.port.meaning import (
     models,
     scripts,
     sharding,
+    streaming,
     templates,
     trainer,
     training,
@@ -47,7 +48,7 @@ KEYS = table("""
 exact env: variables of the environment, which the scripts here do not read
 lost activation_offloading=false: activations stay on the devices here: more memory, the same numbers
 exact attn_implementation: the same attention, without a fused kernel
-exact shuffle_dataset dataset_streaming streaming: rows are shuffled anew in each epoch here
+exact shuffle_dataset: rows are shuffled anew in each epoch here
 exact chat_template_path: the tokenizer's own template
 exact text_column columns_to_keep: what is written of the messages
 exact dtype: with bf16 and fp16 it gives model.dtype
@@ -93,6 +94,7 @@ def port(ledger: Ledger) -> None:
     if objective in ("sft", "dpo", "kto"):
         _balance(keys, model)
     trainer.say_run(keys, run, launch, taken, trainer.dtype_of(keys, "dtype"))
+    _stream(keys)
     trainer.memory(keys, launch)
     trainer.bookkeeping(keys)
     keys.follow(KEYS)
@@ -102,6 +104,17 @@ def port(ledger: Ledger) -> None:
         keys.follow(scripts.KEYS)
         keys.follow(COMMON, training.OFF)
     say_common(keys, NAME, training.OFF)
+
+
+def _stream(keys: Keys) -> None:
+    """transformers' Trainer takes a stream in its order, which shuffle_dataset alone changes."""
+    switch, other = "dataset_streaming", "streaming"
+    if keys.flag(other):
+        switch, other = other, switch
+    if keys.flag(switch) and keys.ledger.value("train.steps") and not keys.flag("shuffle_dataset"):
+        keys.ledger.set("data.shuffle_seed", None)
+    streaming.say_stream(keys, switch, ("buffer_size",))
+    keys.same(other, note="off")
 
 
 def _defaults(objective: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,8 @@ def run(
         with watching(interrupts, mesh.platform):
             session = begin(artifact, arguments, directory, settings, cache, interrupts)
             adapter = None if lora is None else arguments.start_from(lora)
-            return _run(session, settings, adapter, learning_rate, optimizer)
+            with closing(session.prepared):
+                return _run(session, settings, adapter, learning_rate, optimizer)
 
     return attended(functools.partial(farewell, directory=directory), mesh.hosts, work)
 

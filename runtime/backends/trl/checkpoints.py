@@ -62,19 +62,29 @@ def begin_run(directory: Path, artifact: Path) -> None:
     write_record(directory, artifact)
 
 
-def check_data(folder: Path, current: Mapping[str, Any]) -> None:
+def data_state(folder: Path) -> dict[str, Any]:
+    """The state of the data that was saved with a checkpoint.
+
+    Raises:
+        UserError: when it cannot be read.
+    """
+    try:
+        saved: dict[str, Any] = json.loads((folder / DATA).read_text(encoding="utf-8"))
+        return saved
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{folder / DATA}: cannot be read ({error})", "take the checkpoint away") from None
+
+
+def check_data(folder: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Checks that the data is what a checkpoint was trained on.
 
     Args:
+        saved: `data_state` of the checkpoint.
         current: the state of the data at the same step, as it is read now.
 
     Raises:
         UserError: naming what differs.
     """
-    try:
-        saved = json.loads((folder / DATA).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{folder / DATA}: cannot be read ({error})", "take the checkpoint away") from None
     changed = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
     if changed:
         raise UserError(

@@ -26,7 +26,7 @@ from ...training.trace import Trace, check_writable
 from .. import saving
 from ..arguments import BackendArguments
 from ..arguments import parse_arguments as parse
-from .checkpoints import begin_run, check_data, evaluations, farewell, open_run
+from .checkpoints import begin_run, check_data, data_state, evaluations, farewell, open_run
 from .start import TrlSettings
 
 if TYPE_CHECKING:
@@ -150,13 +150,13 @@ def _run(job: _Job) -> int:
         base = HFCheckpoint.open(locate_model(model, arguments.model))
     base.verify()
     with place.local_main_process_first():
-        tokenizer, prepared = _data(job, base, place.num_processes)
+        tokenizer, prepared = _data(job, base, place.num_processes, folder)
     total = prepared.total_steps
     before = Evaluations() if folder is None else evaluations(folder)
     until = start if before.ends(train.early_stopping) else min(total, arguments.steps or total)
     report = None
     if folder is not None:
-        check_data(folder, prepared.state(start))
+        check_data(folder, data_state(folder), prepared.state(start))
     if place.is_main_process:
         print(prepared.report.text(), file=sys.stderr)
         if start >= until:
@@ -225,6 +225,7 @@ def _run(job: _Job) -> int:
             trainer.go(folder)
         finally:
             job.interrupts.deferred = False
+            prepared.close()
         step, early = trainer.state.global_step, None
         counted = before if start >= until else trainer.evaluations
         if step < total and counted.ends(train.early_stopping):
@@ -268,8 +269,12 @@ def _ending(job: _Job, report: BackendReport | None, total: int, until: int) -> 
             report.close()
 
 
-def _data(job: _Job, base: HFCheckpoint, processes: int) -> tuple[Any, PreparedData]:
-    """The tokenizer and the run's data."""
+def _data(job: _Job, base: HFCheckpoint, processes: int, folder: Path | None) -> tuple[Any, PreparedData]:
+    """The tokenizer and the run's data.
+
+    Args:
+        folder: of the checkpoint that the run goes on from, None at its beginning.
+    """
     from ...data.prepare import Tokenising, prepare
     from ...data.tokenizer import load_tokenizer
 
@@ -289,7 +294,10 @@ def _data(job: _Job, base: HFCheckpoint, processes: int) -> tuple[Any, PreparedD
         tokenizer,
         job.arguments.data_dir,
         base.architecture.vocab_size,
-        Tokenising(None if job.caches is None or "://" in job.caches else Path(job.caches)),
+        Tokenising(
+            None if job.caches is None or "://" in job.caches else Path(job.caches),
+            after=None if folder is None else data_state(folder),
+        ),
     )
 
 

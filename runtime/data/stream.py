@@ -1,0 +1,312 @@
+"""Training data that is read, tokenised and packed while the run goes on: more than a disk or a memory holds.
+
+The rows of all sources are cut into windows of data.stream_window rows. A seed draws how many of a window's
+rows each source gives, by the sources' weights, and puts the window's samples into order; they are packed
+within it. Which rows are in which optimizer step follows from the data, the settings and the seed alone, as
+without a stream: not from the devices, nor from where a run was interrupted.
+
+A checkpoint holds where the window of its last row begins in each source. A run that goes on reads that one
+window anew, and compares what comes of it with the digest in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..settings import DataSettings, Source
+from .batches import BatchShape, Row, Schedule, Step
+from .cache import say
+from .encoding import Coding
+from .epochs import PackedRows, pack
+from .report import SplitReport
+from .samples import Samples, join
+from .shards import Cursor, shards_of
+from .sources import Split, open_split
+from .text_files import Record
+from .tokenising import Tokeniser
+from .usable import check_split, count_rows
+
+HELD = 2
+"""Windows that are in memory, beside the one that is being read."""
+
+PATIENCE = 30.0
+"""Seconds in which a reading that is to end does."""
+
+REMEMBERED = 1024
+"""Windows whose beginnings are known, so that they can be read once more."""
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Where a window begins.
+
+    Attributes:
+        number: of the window, from 0.
+        first: the row of the run that is its first one.
+        at: in each source: `Cursor.position`; empty at the beginning of all.
+    """
+
+    number: int
+    first: int
+    at: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window that was read.
+
+    Attributes:
+        rows: of its samples' groups, in the order in which they are trained on.
+        report: what became of the rows that were read.
+    """
+
+    begin: Begin
+    samples: Samples
+    rows: PackedRows
+    report: SplitReport
+
+    @property
+    def end(self) -> int:
+        """The row of the run behind its last one."""
+        return self.begin.first + len(self.rows)
+
+
+class Windows:
+    """The windows of a recipe's training data, in order.
+
+    Args:
+        data: the settings, with a stream_window.
+        workers: processes that tokenise, None for as many as pay.
+
+    Attributes:
+        made_of: digest of what they are made of: names and sizes of files, not what is in them.
+        weights: of each source.
+
+    Raises:
+        UserError: a source cannot be read or streamed.
+    """
+
+    def __init__(self, data: DataSettings, how: Coding, data_dir: Path, workers: int | None) -> None:
+        assert data.stream_window is not None
+        self._data, self._size = data, data.stream_window
+        sources = [Source(source) if isinstance(source, str) else source for source in data.train]
+        self.weights = [source.weight for source in sources]
+        shards = [shards_of(source, data_dir) for source in sources]
+        about = [self._size, how.loss_on, how.tokenizer, how.templates]
+        about += [[shard.about for shard in one] for one in shards]
+        self.made_of = hashlib.sha256(json.dumps(about).encode()).hexdigest()
+        self._readers = open_split(Split("data.train", data.train), data, data_dir)
+        self._cursors = [
+            partial(Cursor, source, own, number, data.shuffle_seed)
+            for number, (source, own) in enumerate(zip(sources, shards, strict=True))
+        ]
+        self._live: tuple[Sequence[Mapping[str, Any]], list[Cursor]] = ([], [])
+        self._tokeniser = Tokeniser(how, workers)
+        self._reading = threading.Lock()
+        self._closed = False
+
+    def read(self, begin: Begin, label: str | None = None) -> tuple[Window, Begin]:
+        """A window, and where the next one begins. Rows that are left out are told, as notes.
+
+        Args:
+            label: of the line that says how far it is; None for none.
+
+        Raises:
+            UserError: a source cannot be read, or more of the window's rows than data.max_invalid_ratio
+                allows cannot be used.
+        """
+        with self._reading:
+            at, cursors = self._live
+            if not cursors or at != begin.at:
+                after = begin.at or [{}] * len(self._cursors)
+                cursors = [cursor(own) for cursor, own in zip(self._cursors, after, strict=True)]
+            self._live = [], []
+            counts = self._random(begin, 0).multinomial(self._size, self._shares)
+            for reader, cursor, count in zip(self._readers, cursors, counts, strict=True):
+                reader.records = partial(self._taken, cursor, int(count))
+                reader.whole = bool(count) and not begin.number
+            samples, report = self._tokenised(label)
+            where = [cursor.position for cursor in cursors]
+            self._live = where, cursors
+        check_split(f"data.train, window {begin.number + 1} of the stream", report, self._data)
+        if begin.number:
+            for note in report.notes():
+                say(note)
+        rows = self._rows(begin, samples)
+        count_rows(report, [rows], samples)
+        return Window(begin, samples, rows, report), Begin(begin.number + 1, begin.first + len(rows), where)
+
+    def close(self) -> None:
+        """Ends a reading that is under way."""
+        self._closed = True
+        self._tokeniser.close()
+
+    def _taken(self, cursor: Cursor, count: int) -> Iterator[Record]:
+        for row in cursor.take(count):
+            if self._closed:
+                return  # nobody waits for the window
+            yield row
+
+    def _tokenised(self, label: str | None) -> tuple[Samples, SplitReport]:
+        samples, encoded = self._tokeniser(self._readers, label)
+        report = SplitReport(row_length=self._data.max_length)
+        for reader in self._readers:
+            reader.count(report)
+        report.merge(encoded)
+        return (replace(samples, group=2) if self._data.format == "preference" else samples), report
+
+    def _rows(self, begin: Begin, samples: Samples) -> PackedRows:
+        """Groups by row: packed as an epoch is, in the order of the seed, or in the sources' order, whose
+        samples then come in turn."""
+        groups, sources = len(samples) // samples.group, samples.sources[:: samples.group]
+        random = self._random(begin, 1) if self._data.shuffle_seed is not None else None
+        if random is not None:
+            order = random.permutation(groups)
+        else:
+            counts = np.bincount(sources)
+            within = np.arange(groups) - np.searchsorted(sources, sources)
+            order = np.argsort((within + 0.5) / counts[sources], kind="stable")
+        if not self._data.packing:
+            return PackedRows(order, np.arange(groups + 1))
+        packed = pack(samples.lengths, self._data.max_length, order)
+        if random is None:
+            return packed
+        rows = [packed[row] for row in random.permutation(len(packed)).tolist()]
+        offsets = np.cumsum([0, *map(len, rows)])
+        return PackedRows(np.concatenate([np.asarray(row, np.int64) for row in rows]), offsets)
+
+    @property
+    def _shares(self) -> np.ndarray:
+        return np.asarray(self.weights) / sum(self.weights)
+
+    def _random(self, begin: Begin, purpose: int) -> np.random.Generator:
+        return np.random.default_rng([self._data.shuffle_seed or 0, begin.number, purpose])
+
+
+class StreamSchedule(Schedule):
+    """Micro-batches of a stream; the window behind the one that is trained on is read meanwhile.
+
+    They are asked for in order, or again: within a thousand windows, each of which is then read once more.
+
+    Args:
+        after: the data's state of the step that the run goes on after; None at its beginning.
+        shape, accumulation, by_tokens: as of `Schedule`.
+
+    Attributes:
+        window: the first that was read.
+    """
+
+    def __init__(
+        self,
+        windows: Windows,
+        after: Mapping[str, Any] | None,
+        shape: BatchShape,
+        accumulation: int,
+        by_tokens: bool,
+    ) -> None:
+        self._windows = windows
+        begin = Begin(0, 0, [])
+        if after is not None and after.get(WINDOW):
+            begin = Begin(**after[WINDOW])
+        self._lock = threading.RLock()
+        self.window, following = windows.read(begin, "tokenising the first window of data.train")
+        self._begins = deque([begin, following], REMEMBERED)
+        self._held = deque([self.window], HELD)
+        self._ahead: Future[tuple[Window, Begin]] | None = None
+        self._thread: threading.Thread | None = None
+        super().__init__(shape, accumulation, by_tokens, self.window.samples.group)
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Where the window of the last row of a step begins, and its digest; None before the first step."""
+        if not step:
+            return {WINDOW: None, DIGEST: None}
+        window = self._of(step * self.rows_per_step - 1)
+        begin = {**vars(window.begin), "at": [dict(one) for one in window.begin.at]}
+        return {WINDOW: begin, DIGEST: window.samples.digest}
+
+    def close(self) -> None:
+        """Ends what reads ahead, and waits for it: a thread that ends with the process within the tokenizer's
+        code would abort it. One that waits for a bucket is left alone."""
+        self._windows.close()
+        if self._thread is not None:
+            self._thread.join(PATIENCE)
+
+    def _step_of(self, step: int) -> Step:
+        row, end = step * self.rows_per_step, (step + 1) * self.rows_per_step
+        parts: list[Samples] = []
+        rows: list[Row] = []
+        groups = 0
+        while row < end:
+            window = self._of(row)
+            until = min(end, window.end)
+            chosen = [window.rows[i - window.begin.first] for i in range(row, until)]
+            parts.append(_only(window.samples, [group for one in chosen for group in one]))
+            for one in chosen:
+                rows.append(tuple(range(groups, groups + len(one))))
+                groups += len(one)
+            row = until
+        samples = replace(join(parts), group=self._group)
+        return Step(samples, samples.weights, rows)
+
+    def _of(self, row: int) -> Window:
+        """The window that a row of the run is in."""
+        with self._lock:
+            while True:
+                for window in self._held:
+                    if window.begin.first <= row < window.end:
+                        return window
+                place = bisect_right(self._begins, row, key=lambda begin: begin.first) - 1
+                if place < 0:
+                    raise LookupError(f"row {row} of the stream is not known any more")
+                begin = self._begins[place]
+                if begin is self._begins[-1]:
+                    ahead = self._ahead or self._start(begin)
+                    window, following = ahead.result()
+                    self._begins.append(following)
+                    self._ahead = self._start(following)
+                else:
+                    window, _ = self._windows.read(begin)
+                self._held.append(window)
+
+    def _start(self, begin: Begin) -> Future[tuple[Window, Begin]]:
+        """Reads a window in a thread that no end of the process waits for."""
+        future: Future[tuple[Window, Begin]] = Future()
+
+        def read() -> None:
+            try:
+                future.set_result(self._windows.read(begin))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._thread = threading.Thread(target=read, name="stream", daemon=True)
+        self._thread.start()
+        return future
+
+
+WINDOW, DIGEST = "window", "window_sha256"
+"""In a checkpoint's state of the data: `Begin` of a window, and the digest of its samples."""
+
+
+def _only(samples: Samples, groups: Sequence[int]) -> Samples:
+    """Some groups of samples, in this order."""
+    members = [member for group in groups for member in samples.members(group)]
+    chosen = [samples[member] for member in members]
+    return Samples(
+        np.concatenate([one.tokens for one in chosen]),
+        np.concatenate([one.targets for one in chosen]),
+        np.concatenate([[0], np.cumsum([len(one.tokens) for one in chosen], dtype=np.int64)]),
+        samples.sources[members],
+        samples.origins[members],
+    )

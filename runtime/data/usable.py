@@ -1,0 +1,72 @@
+"""Whether enough of a split's rows can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import UserError
+from ..settings import DataSettings
+from .advice import LEFTOVER, WRITTEN, folding, numbering
+from .epochs import PackedRows
+from .masking import NO_SYSTEM
+from .report import SplitReport
+from .samples import Samples
+
+
+def count_rows(report: SplitReport, rows: Sequence[PackedRows], samples: Samples) -> None:
+    """Notes how full the rows of an epoch are."""
+    lengths = samples.lengths.reshape(-1, samples.group).sum(1)
+    report.rows = sum(map(len, rows)) * samples.group
+    report.row_tokens = sum(int(lengths[one.samples].sum()) for one in rows)
+
+
+def check_split(name: str, report: SplitReport, data: DataSettings) -> None:
+    """Refuses a split of which nothing, or too little, can be used, or of which too much stays unused.
+
+    Args:
+        name: of the split.
+
+    Raises:
+        UserError
+    """
+    ratio = data.max_invalid_ratio
+    if not report.kept:
+        raise UserError(
+            f"none of the {report.read} rows of {name} can be used: " + "; ".join(report.notes()[:3]),
+            _remedy(report, data),
+        )
+    if report.invalid > ratio * report.read:
+        first = [note for note in report.notes() if ": too long: " not in note][:3]
+        raise UserError(
+            f"{report.invalid} of {report.read} rows of {name} cannot be used, more than "
+            f"data.max_invalid_ratio {ratio:g} allows; the first: " + "; ".join(first),
+            _remedy(report, data),
+        )
+    if report.incomplete.count > ratio * report.read:
+        raise UserError(
+            f"{report.incomplete.count} of {report.read} rows of {name} hold what the model would not see, "
+            f"more than data.max_invalid_ratio {ratio:g} allows: {report.leftover}",
+            LEFTOVER,
+        )
+
+
+def _remedy(report: SplitReport, data: DataSettings) -> str:
+    """What helps against the commonest reason for leaving rows out."""
+    problems = (report.malformed, report.empty, report.inconsistent, report.masked, report.overlong)
+    commonest = max(problems, key=lambda p: p.count)
+    if commonest is report.overlong:
+        return "raise data.max_length, or set data.overlong to truncate"
+    if NO_SYSTEM in commonest.first[0].reason:
+        return folding(data.format, data.fields)
+    if "length 9" in commonest.first[0].reason or "length >= 9" in commonest.first[0].reason:
+        return numbering(data.fields)  # as Mistral's templates say it
+    if commonest is report.masked and report.masked.first[0].reason.startswith("the chat template"):
+        return WRITTEN
+    if commonest is report.inconsistent:
+        if "token in common" in commonest.first[0].reason:
+            return "move the white space at the prompts' ends to the completions' beginnings"
+        return (
+            "use a chat template with {% generation %} markers around what the assistant writes "
+            "(data.chat_template), or data.loss_on: last_assistant"
+        )
+    return "see the first reasons: repair those rows, or raise data.max_invalid_ratio to go on without them"

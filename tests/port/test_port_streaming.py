@@ -1,0 +1,115 @@
+"""Data sets that other tools stream: windows here, where the run's length is told in steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipec.compiler.port.ledger import Ledger, Verdict
+from tests.port import test_port_llamafactory, test_port_scripts
+from tests.port.dialects import codes, finding, ported, verdict
+
+BASES: dict[str, dict[str, Any]] = {
+    "axolotl": {
+        "base_model": "Qwen/Qwen3-8B",
+        "datasets": [{"path": "our/chats", "type": "chat_template"}],
+        "micro_batch_size": 1,
+        "gradient_accumulation_steps": 8,
+        "learning_rate": 1e-4,
+        "adapter": "lora",
+        "lora_r": 16,
+        "lora_alpha": 32,
+        "lora_target_linear": True,
+    },
+    "llamafactory": test_port_llamafactory.BASE,
+    "swift": {"model": "Qwen/Qwen3-8B", "dataset": ["a.jsonl"], "tuner_type": "lora"},
+    "trl": {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "some/rows", "use_peft": True},
+}
+
+
+def port(tool: str, folder: Path, **changes: Any) -> Ledger:
+    others = {"dataset_info": test_port_llamafactory.INFO} if tool == "llamafactory" else {}
+    script = "sft" if tool == "trl" else None
+    return ported(tool, folder, {**BASES[tool], **changes}, script=script, **others)
+
+
+@pytest.mark.parametrize(
+    ("tool", "switch", "buffer", "size"),
+    [
+        ("axolotl", "streaming", "streaming_multipack_buffer_size", 10000),
+        ("llamafactory", "streaming", "buffer_size", 16384),
+        ("swift", "streaming", "shuffle_buffer_size", 1000),
+        ("trl", "dataset_streaming", None, 1000),
+    ],
+)
+def test_a_stream_is_taken_over(
+    tmp_path: Path, tool: str, switch: str, buffer: str | None, size: int
+) -> None:
+    made = port(tool, tmp_path, **{switch: True, "max_steps": 50})
+    said = [("W1168", "dataset_name")] if tool == "trl" else []  # the format is a guess
+    assert codes(made) == said and made.value("train.steps") == 50
+    assert made.value("data.stream_window") == size and verdict(made, switch) is Verdict.APPROXIMATED
+    if buffer is not None:
+        told = port(tool, tmp_path, **{switch: True, "max_steps": 50, buffer: 77})
+        assert told.value("data.stream_window") == 77 and finding(told, buffer).recipe == (
+            "data.stream_window",
+        )
+        idle = port(tool, tmp_path, **{buffer: 77})
+        assert idle.value("data.stream_window") is None and verdict(idle, buffer) is Verdict.UNUSED
+    endless = port(tool, tmp_path, **{switch: True})
+    assert endless.value("data.stream_window") is None and codes(endless) == said
+    assert "no number of steps is given" in finding(endless, switch).note
+    off = port(tool, tmp_path, **{switch: False})
+    assert off.value("data.stream_window") is None and verdict(off, switch) is Verdict.EXACT
+
+
+def test_a_share_that_is_held_out_takes_counting(tmp_path: Path) -> None:
+    made = port("llamafactory", tmp_path, streaming=True, max_steps=9, val_size=0.1)
+    assert made.value("data.eval_fraction") == 0.1 and made.value("data.stream_window") is None
+    assert "takes counting" in finding(made, "streaming").note
+
+
+def test_trl_streams_in_the_order_of_the_rows(tmp_path: Path) -> None:
+    plain = port("trl", tmp_path, dataset_streaming=True, max_steps=9)
+    mixed = port("trl", tmp_path, dataset_streaming=True, max_steps=9, shuffle_dataset=True, seed=4)
+    assert plain.value("data.shuffle_seed", 0) is None and mixed.value("data.shuffle_seed") == 4
+
+
+def test_texts_of_axolotls_pretraining_are_a_stream(tmp_path: Path) -> None:
+    texts = [{"path": "our/texts", "name": "en", "split": "train", "text_column": "body", "type": "pretrain"}]
+    made = port("axolotl", tmp_path, datasets=None, pretraining_dataset=texts, max_steps=9)
+    assert codes(made) == []
+    assert made.value("data.train") == [{"path": "hf://our/texts", "split": "train", "config": "en"}]
+    assert made.value("data.format") == "text" and made.value("data.fields") == {"text": "body"}
+    assert made.value("data.loss_on") == "all" and made.value("data.packing") is True
+    assert made.value("data.stream_window") == 10000
+    sized = port(
+        "axolotl",
+        tmp_path,
+        datasets=None,
+        pretraining_dataset=texts,
+        max_steps=9,
+        pretrain_multipack_buffer_size=5,
+    )
+    assert sized.value("data.stream_window") == 5
+    wrong = port("axolotl", tmp_path, datasets=None, pretraining_dataset="c4", max_steps=9)
+    assert codes(wrong) == [("E1143", "pretraining_dataset")]
+
+
+@pytest.mark.parametrize(
+    ("shuffled", "seed", "size"), [("", None, 1000), (".shuffle(seed=3, buffer_size=500)", 42, 500)]
+)
+def test_a_script_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffled: str, seed: int | None, size: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = f'load_dataset("some/rows", split="train", streaming=True){shuffled}'
+    made = test_port_scripts.ported(
+        "from datasets import load_dataset\nfrom trl import SFTConfig, SFTTrainer\n"
+        f'SFTTrainer("Qwen/Qwen3-8B", train_dataset={rows}, args=SFTConfig(max_steps=9))\n'
+    )
+    assert made.whole
+    assert test_port_scripts.value(made, "data.stream_window") == size
+    assert test_port_scripts.value(made, "data.shuffle_seed") == seed
