@@ -233,7 +233,7 @@ TOKENIZERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "tokenizer with more tokens than embeddings": (
         edit("tokenizer.json", more_tokens),
         "the tokenizer of MODEL has token ids up to 514, and the model has 512 embeddings",
-        "use the model's own tokenizer: leave model.tokenizer out",
+        "use the model's own tokenizer: leave model.tokenizer out; or model.vocab_size adds rows",
     ),
 }
 

@@ -29,8 +29,13 @@ def test_each_objective_of_the_language_has_its_losses() -> None:
         name for row in objectives.OBJECTIVES.values() if "loss_type" in row.settings for name in row.losses
     }
     assert set(get_args(Train.model_fields["loss_type"].annotation)) == chosen
-    assert {*chosen, "odds_ratio"} == set(PAIR_LOSSES)
-    keys = {key: field.default for key, field in Train.model_fields.items() if key in objectives.SETTINGS}
+    pairs = {name for row in objectives.OBJECTIVES.values() if row.pairs for name in row.losses}
+    assert pairs == set(PAIR_LOSSES)
+    keys = {
+        key: field.get_default(call_default_factory=True, validated_data={})
+        for key, field in Train.model_fields.items()
+        if key in objectives.SETTINGS
+    }
     assert keys == {key: getattr(TrainSettings, key) for key in objectives.SETTINGS}
 
 
@@ -38,7 +43,9 @@ def test_another_objective_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """What checks, plans, scripts and cards make of a recipe follows from the row: here of ORPO's."""
     orpo = program_of(tmp_path / "orpo", [*PREFERENCES, "train.objective=orpo"])
     flops = bound.model_flops(orpo, 1.0)
-    row = objectives.Objective("another", losses={"sigmoid": ("label_smoothing",)}, reference=True)
+    row = objectives.Objective(
+        "another", "preference", losses={"sigmoid": ("label_smoothing",)}, reference=True
+    )
     monkeypatch.setitem(objectives.OBJECTIVES, "orpo", row)
     program = program_of(tmp_path / "now", [*PREFERENCES, "train.objective=orpo"])
     assert bound.model_flops(program, 1.0) > flops

@@ -20,7 +20,7 @@ from recipec.compiler.rehearse.miniature import complete, write_checkpoint
 from recipec.runtime import addresses
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import ModelSettings
-from recipec.runtime.weights import safetensors_files
+from recipec.runtime.weights import headers
 from recipec.runtime.weights.checkpoint import CONFIG, INDEX, HFCheckpoint
 from recipec.runtime.weights.locate import locate_model, open_base
 from tests.conftest import ROOT
@@ -49,7 +49,7 @@ def refusal(action: Callable[[], object]) -> UserError:
     return caught.value
 
 
-@pytest.mark.parametrize("header_at_once", [safetensors_files.HEAD, 16])
+@pytest.mark.parametrize("header_at_once", [headers.HEAD, 16])
 def test_every_tensor_and_side_file_is_that_of_the_local_folder(
     folder: Path,
     uploaded: Callable[[Path], str],
@@ -60,7 +60,7 @@ def test_every_tensor_and_side_file_is_that_of_the_local_folder(
     # Small pieces, so that a tensor takes several rounds of several requests.
     monkeypatch.setattr(addresses, "PIECE", 1000)
     monkeypatch.setattr(addresses, "AT_ONCE", 3)
-    monkeypatch.setattr(safetensors_files, "HEAD", header_at_once)
+    monkeypatch.setattr(headers, "HEAD", header_at_once)
     remote = HFCheckpoint.open(uploaded(folder))
     remote.verify()
     assert remote.directory is None and local.directory == folder
