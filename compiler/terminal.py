@@ -1,4 +1,4 @@
-"""How `recipe` speaks: how much (--quiet, --verbose), in which colours, and what it says at Ctrl-C.
+"""How `recipe` speaks: how much (--quiet, --verbose), in which colors, and what it says at Ctrl-C.
 
 Errors and results that were asked for are always printed. Notes, progress and what was written are not
 with --quiet; --verbose adds what is being done.
@@ -137,7 +137,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def color(stream: Any) -> bool:
-    """Whether a stream takes colours: NO_COLOR has none (https://no-color.org), FORCE_COLOR has them in pipes
+    """Whether a stream takes colors: NO_COLOR has none (https://no-color.org), FORCE_COLOR has them in pipes
     too (https://force-color.org), and otherwise a terminal has them."""
     if os.environ.get("NO_COLOR"):
         return False
@@ -147,7 +147,7 @@ def color(stream: Any) -> bool:
 
 
 def console(stream: Any = None, width: int | None = None) -> Console:
-    """A console of rich's that takes colours where `color` says so, and escapes nothing else into pipes.
+    """A console of rich's that takes colors where `color` says so, and escapes nothing else into pipes.
 
     Args:
         stream: stdout, when it is None.

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 FOLDER = "xla"
-"""Of a cache directory; tokenised data lies beside it."""
+"""Of a cache directory; tokenized data lies beside it."""
 
 
 def cache_directory(cache: str | None, output: Path) -> str | None:

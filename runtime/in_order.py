@@ -16,7 +16,7 @@ T = TypeVar("T")
 def in_order(
     pool: ThreadPoolExecutor, jobs: Iterable[tuple[K, Callable[[], T]]], ahead: int
 ) -> Iterator[tuple[K, T]]:
-    """Runs labelled jobs, and gives each label with its job's result.
+    """Runs labeled jobs, and gives each label with its job's result.
 
     Args:
         ahead: jobs that are done, or being done, before the result of the first is taken.

@@ -215,7 +215,7 @@ class TrainSettings:
         eval_every: optimizer steps between evaluations.
         early_stopping: None runs to the last step.
         samples: prompts that are answered at each evaluation, None for none.
-        seed: of the adapters' initialisation and of dropout.
+        seed: of the adapters' initialization and of dropout.
         log_every: optimizer steps between printed lines.
         tensorboard: whether metrics go to TensorBoard files as well.
         wandb_project: of Weights & Biases, where they go as well; None for nowhere.

@@ -33,11 +33,11 @@ Talk = list[dict[str, str]]
 
 
 def main() -> int:
-    OUTPUT.write_text(text(catalogue(Path(sys.argv[1]))), encoding="utf-8")
+    OUTPUT.write_text(text(catalog(Path(sys.argv[1]))), encoding="utf-8")
     return 0
 
 
-def catalogue(wheels: Path) -> dict[str, Any]:
+def catalog(wheels: Path) -> dict[str, Any]:
     """All tools: {"swift": {"version": ..., "templates": {name: row or reason}}}."""
     made = {
         "llamafactory": (Package("llamafactory", wheels), llamafactory),
@@ -305,7 +305,7 @@ def _prompt(parts: Sequence[str | Sequence[Any]] | None) -> str:
 
 
 def axolotl(package: Package) -> dict[str, Row | str]:
-    """The end of a turn is learnt, without the blanks after it."""
+    """The end of a turn is learned, without the blanks after it."""
     return {name: turns(text, _ended) for name, text in _files(package, "axolotl/utils/chat_templates/")}
 
 
@@ -367,13 +367,13 @@ TALK: Talk = [
 TOLD = [{"role": "system", "content": "\2system0\2"}, *TALK]
 
 
-def turns(jinja: str, learnt: Callable[[Row], Row] = dict) -> Row | str:
+def turns(jinja: str, learned: Callable[[Row], Row] = dict) -> Row | str:
     """A Jinja template as turns, or why it is none."""
     if "strftime_now" in jinja:
         return "it writes the day of the run"
     try:
         template = ChatTemplate(jinja, {"bos_token": BOS, "eos_token": EOS})
-        made = learnt(row(_probed(template)))
+        made = learned(row(_probed(template)))
         _same(template, made)
     except Refused:
         return "it refuses a plain conversation"
@@ -487,7 +487,7 @@ FORMS = {
 
 
 def _ended(made: Row) -> Row:
-    """With the blanks after an answer not learnt."""
+    """With the blanks after an answer not learned."""
     answer = made["assistant"].rstrip()
     blanks = made["assistant"].removeprefix(answer)
     return made | ({"assistant": answer, "after": blanks} if blanks else {})

@@ -79,7 +79,7 @@ def tables(tool: str) -> str:
             said = f"{verdict.value}: {note}" if note else verdict.value
             rows.append(f"| {given} | {made} | {_cell(said)} |")
         else:
-            why = re.sub("^`[^`]+` changes what is learnt: ", "", note)
+            why = re.sub("^`[^`]+` changes what is learned: ", "", note)
             others.setdefault((error or verdict.value, why), []).append(given)
     ranks = [verdict.value for verdict in SEVERITY]
     order = sorted(others, key=lambda each: -ranks.index(each[0]) if each[0] in ranks else -len(ranks))

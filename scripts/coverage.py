@@ -26,7 +26,7 @@ from recipec.compiler.lowering.hardware import from_name
 from recipec.compiler.port.mesh import NONE
 from recipec.compiler.port.port import Asked, Ported, port
 from recipec.compiler.port.read import read
-from recipec.compiler.port.recognise import Recognised, recognise
+from recipec.compiler.port.recognize import Recognized, recognize
 from recipec.compiler.port.source import Source
 from recipec.spec.diagnostics import Diagnostic, has_errors
 
@@ -46,7 +46,7 @@ REASONS = {
     "images or sound": ("E1150",),
     "another kind of training": ("E1149", "E1171"),
     UNKNOWN: ("E0801", "E0802", "E0803", "E0804"),
-    "changes what is learnt": ("E1163", "E1180"),
+    "changes what is learned": ("E1163", "E1180"),
     "chat template not known": ("E1147",),
     "data set without a counterpart": ("E1142", "E1143", "E1151"),
     "something else": (),
@@ -101,8 +101,8 @@ def examined(path: Path, folder: Path, place: Path) -> Config:
     source, problems = read(path)
     if source is None or has_errors(problems):
         return Config(name, "", "cannot be read", *_of(problems))
-    known = recognise([source])
-    if not isinstance(known, Recognised):
+    known = recognize([source])
+    if not isinstance(known, Recognized):
         return Config(name, "", "no config of these tools", *_of(known))
     dialect = known.dialect
     if not trains(dialect.NAME, source):

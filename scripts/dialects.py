@@ -102,11 +102,11 @@ class Package:
 
 
 def main() -> int:
-    OUTPUT.write_text(text(catalogue(Path(sys.argv[1]))), encoding="utf-8")
+    OUTPUT.write_text(text(catalog(Path(sys.argv[1]))), encoding="utf-8")
     return 0
 
 
-def catalogue(wheels: Path) -> dict[str, Any]:
+def catalog(wheels: Path) -> dict[str, Any]:
     """All tools: {"trl": {"version": ..., "sections": {"sft": {key: entry}}}}."""
     transformers, trl, peft = Package("transformers"), Package("trl"), Package("peft")
     training = transformers.classes("transformers/training_args.py", "transformers/training_args_seq2seq.py")

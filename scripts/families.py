@@ -6,7 +6,7 @@
     python -m scripts.families write                 the table, from docs/models.json
 
 Each record is kept as soon as it is there. A family of SHIPPED is planned by scripts/recipes.py.
-tests/compiler/test_catalogue.py holds the page against the record.
+tests/compiler/test_catalog.py holds the page against the record.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def page(record: Mapping[str, Any]) -> str:
 
 def table(record: Mapping[str, Any]) -> str:
     titles = (
-        *("Family", "`model_type`", "In the catalogue", "Logits", "LoRA", "Merged"),
+        *("Family", "`model_type`", "In the catalog", "Logits", "LoRA", "Merged"),
         *("Rehearsed", "By plan", "vLLM-TPU"),
     )
     rows = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]

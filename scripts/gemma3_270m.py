@@ -206,7 +206,7 @@ def fast_tokenizer(vocabulary: list[tuple[str, float, int]]) -> Tokenizer:
     )
     tokenizer.add_tokens(
         [
-            # A run of spaces is a piece of its own, found after the normaliser has written it as "▁".
+            # A run of spaces is a piece of its own, found after the normalizer has written it as "▁".
             AddedToken(text, special=kind == CONTROL, normalized="▁" in text)
             for text, _, kind in vocabulary
             if kind in (CONTROL, USER_DEFINED)

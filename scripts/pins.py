@@ -78,7 +78,7 @@ MLFLOW = ("mlflow-skinny",)
 """What logs to a server of MLflow, beside the packages of any training script."""
 
 EVALUATE = ("lm-eval[api]", "transformers")
-"""What serve/eval.sh runs; transformers tokenises where no chat is asked."""
+"""What serve/eval.sh runs; transformers tokenizes where no chat is asked."""
 
 NOT_COMPILING = {
     *("cuda-bindings", "nvidia-cuda-nvrtc-cu12", "nvidia-cusolver-cu12", "nvidia-nvtx-cu12", "triton"),

@@ -54,15 +54,15 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sample:
-    """A sequence that attends to itself alone: its tokens, and which of them are learnt."""
+    """A sequence that attends to itself alone: its tokens, and which of them are learned."""
 
     tokens: tuple[int, ...]
-    learnt: tuple[bool, ...]
+    learned: tuple[bool, ...]
 
-    def learnt_of(self) -> Sample:
-        """Without what follows the last token that is learnt, which has no bearing on the loss."""
-        end = max((at for at, one in enumerate(self.learnt, 1) if one), default=len(self.tokens))
-        return Sample(self.tokens[:end], self.learnt[:end])
+    def learned_of(self) -> Sample:
+        """Without what follows the last token that is learned, which has no bearing on the loss."""
+        end = max((at for at, one in enumerate(self.learned, 1) if one), default=len(self.tokens))
+        return Sample(self.tokens[:end], self.learned[:end])
 
 
 @dataclass
@@ -188,7 +188,7 @@ def samples(batch: Mapping[str, Any]) -> Iterator[Sample]:
         seen = within[:, 0] == 0
         apart = ~np.diagonal(seen, -1, 1, 2)
         within = np.diagonal(seen, 0, 1, 2) * np.cumsum(np.pad(apart, ((0, 0), (1, 0)), constant_values=1), 1)
-    learnt = (
+    learned = (
         np.array(batch["labels"]) != -100 if "labels" in batch else np.array(batch["completion_mask"]) > 0
     )
     starts = np.zeros(tokens.shape, bool)
@@ -196,17 +196,17 @@ def samples(batch: Mapping[str, Any]) -> Iterator[Sample]:
     if "position_ids" in batch:
         positions = np.array(batch["position_ids"])
         starts[:, 1:] |= positions[:, 1:] != positions[:, :-1] + 1
-    yield from cut(tokens, within > 0, learnt, starts)
+    yield from cut(tokens, within > 0, learned, starts)
 
 
-def cut(tokens: np.ndarray, real: np.ndarray, learnt: np.ndarray, starts: np.ndarray) -> Iterator[Sample]:
+def cut(tokens: np.ndarray, real: np.ndarray, learned: np.ndarray, starts: np.ndarray) -> Iterator[Sample]:
     """Rows in pieces, [B, T] each; nothing predicts a piece's first token."""
     for row in range(len(tokens)):
         bounds = [0, *np.flatnonzero(starts[row]).tolist(), tokens.shape[1]]
         for begin, end in itertools.pairwise(bounds):
             kept = [at for at in range(begin, end) if real[row, at]]
             if len(set(tokens[row, kept].tolist())) > 1:  # padding may be a piece of its own
-                masks = (False, *(bool(learnt[row, at]) for at in kept[1:]))
+                masks = (False, *(bool(learned[row, at]) for at in kept[1:]))
                 yield Sample(tuple(tokens[row, kept].tolist()), masks)
 
 
@@ -269,7 +269,7 @@ def compared(tool: Run, port: Run) -> dict[str, str]:
     """What two runs differ by, by quantity, "" for nothing; and how far losses lie apart at the most."""
     found = {}
     pairs = [
-        ([one.learnt_of() for one in a], [one.learnt_of() for one in b])
+        ([one.learned_of() for one in a], [one.learned_of() for one in b])
         for a, b in zip(tool.steps, port.steps, strict=False)
     ]
     keys: Mapping[str, Callable[[Sample], Any]] = {"tokens": lambda one: one.tokens, "masks": lambda one: one}

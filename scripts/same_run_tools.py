@@ -38,7 +38,7 @@ class Tool:
         says: of features whose runs differ, what the report of the port says of it.
         files: those that are ported, the config first.
         beside: further files by path.
-        model: a catalogue's model whose miniature is trained.
+        model: a catalog's model whose miniature is trained.
         place: where the miniature lies.
         before: what is run first.
         prepare: puts more beside the miniature.

@@ -14,7 +14,7 @@ from recipec.compiler.wording import mesh_axes
 from scripts.recipe_pages import Planned, span, table, thousands
 
 DCN_BYTES = {"v5p": 6.25e9, "v6e": 12.5e9}
-"""Bytes/s of a chip over the data centre's network, each way: https://jax-ml.github.io/scaling-book/tpus/"""
+"""Bytes/s of a chip over the data 's network, each way: https://jax-ml.github.io/scaling-book/tpus/"""
 
 SAMPLES, SAMPLE_TOKENS = 1244 * 8, 922
 """Of an epoch of the published run (arXiv 2605.25645), and the mean tokens of a sample."""
@@ -94,7 +94,7 @@ def link_bytes(accelerator: str) -> float:
     """Bytes/s that a chip of a slice receives over its links from all sides.
 
     A chip has two links in each dimension, which share its bandwidth evenly. At the end of a dimension that
-    does not wrap around one of them has no neighbour, and the chips there set the pace. Slices of v5p wrap
+    does not wrap around one of them has no neighbor, and the chips there set the pace. Slices of v5p wrap
     around from 4x4x4 on, those of v6e in a dimension of 16.
     """
     found = from_name(accelerator)

@@ -1,4 +1,4 @@
-"""Writes the catalogue of vLLM-TPU's flags, compiler/data/vllm.json, from its own parsers.
+"""Writes the catalog of vLLM-TPU's flags, compiler/data/vllm.json, from its own parsers.
 
 It runs under the interpreter of the serving environment, where this project is not installed:
 
@@ -37,14 +37,14 @@ DEPTH = 3
 
 
 def main() -> int:
-    # A library may print while it is imported; the catalogue alone goes to stdout.
+    # A library may print while it is imported; the catalog alone goes to stdout.
     out, sys.stdout = sys.stdout, sys.stderr
     os.environ.update(OFFLINE)
-    out.write(text(catalogue()))
+    out.write(text(catalog()))
     return 0
 
 
-def catalogue() -> dict[str, Any]:
+def catalog() -> dict[str, Any]:
     """Everything that is written, in plain values."""
     import vllm.envs
     from tpu_inference import envs as tpu_envs

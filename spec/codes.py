@@ -828,7 +828,7 @@ DATA: dict[str, Code] = {
     "W0721": Code(
         "answers of one kind alone",
         "KTO tells desirable answers from undesirable ones. With one kind alone the model only moves "
-        "towards it, or away from it.",
+        "toward it, or away from it.",
         "Add answers of the other kind, or learn the desirable ones with `objective: sft`.",
     ),
     "E0722": Code(
@@ -1525,9 +1525,9 @@ UNAVAILABLE: dict[str, Code] = {
         "Write `neftune_noise_alpha: null`, or build without `--backend torchax`.",
     ),
     "E0950": Code(
-        "adapters that start from weights stored quantised, by another backend",
-        "TRL's run loads its base by bitsandbytes, which quantises as it loads, and whose weights cannot be "
-        "quantised without a part of them here. TorchAX stores nf4 in other blocks than train.py, and has no "
+        "adapters that start from weights stored quantized, by another backend",
+        "TRL's run loads its base by bitsandbytes, which quantizes as it loads, and whose weights cannot be "
+        "quantized without a part of them here. TorchAX stores nf4 in other blocks than train.py, and has no "
         "LoftQ.",
         "`init: peft` or `quantize: null`, or build without that `--backend`.",
     ),

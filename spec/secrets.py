@@ -127,10 +127,10 @@ class Concealer:
         self.values: set[str] = set()
         for where, _, node in walk(root) if root is not None else ():
             if isinstance(node, Scalar) and not _is_switch(node) and _is_secret(where, node):
-                # As it is spelt in the file, and as it is read: with escapes, 007 and 7, true and True.
+                # As it is spelled in the file, and as it is read: with escapes, 007 and 7, true and True.
                 span = node.place.span
-                spelt = span.text[span.column - 1 : span.column - 1 + span.length]
-                self.values |= {spelt.strip("\"'"), *str(node.value).splitlines()}
+                spelled = span.text[span.column - 1 : span.column - 1 + span.length]
+                self.values |= {spelled.strip("\"'"), *str(node.value).splitlines()}
 
     def __call__(self, text: str) -> str:
         text = _ANY_TOKEN.sub(lambda match: "*" * len(match[0]), text)

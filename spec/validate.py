@@ -73,7 +73,7 @@ def _without_faults(
 ) -> tuple[dict[str, Any] | None, set[str]]:
     """A copy without the faulty keys, so that their defaults hold, and the paths of those.
 
-    A misspelt key is read as the one it is near to. None when the fault leaves the model or the
+    A misspelled key is read as the one it is near to. None when the fault leaves the model or the
     machine open.
     """
     rest = copy.deepcopy(raw)
@@ -377,7 +377,7 @@ def default_axes(accelerator: Any) -> dict[str, int] | None:
 
 
 def _meant(name: str, place: tuple[Part, ...]) -> str | None:
-    """The key of the section at a place that a misspelt or another tool's one surely means."""
+    """The key of the section at a place that a misspelled or another tool's one surely means."""
     section = section_at(place)
     known = list(section.model_fields) if section else []
     lowered = name.lower().replace("-", "_")

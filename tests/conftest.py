@@ -15,7 +15,7 @@ import pytest
 from recipec.compiler.rehearse.artifact_run import QUICK_TO_COMPILE
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# What is tested are programs that run for a moment: XLA's and LLVM's optimisations of them would take most of
+# What is tested are programs that run for a moment: XLA's and LLVM's optimizations of them would take most of
 # the time, and so would cutting each into parts that threads compile.
 IN_ONE_PIECE = "--xla_cpu_parallel_codegen_split_count=1"
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {QUICK_TO_COMPILE} {IN_ONE_PIECE}"

@@ -22,7 +22,7 @@ LONG = (
         "test_merge_parity",
         "test_peft_import",
     ),
-    *("test_catalogue", "test_trainer", "test_quantize", "test_full", "test_odd_values"),
+    *("test_catalog", "test_trainer", "test_quantize", "test_full", "test_odd_values"),
 )
 """Modules that take a worker longest."""
 

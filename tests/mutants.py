@@ -208,7 +208,7 @@ MUTANTS = (
            "seconds = dict(enumerate(value for _, value in _step_seconds(content)))"),
     Mutant("card-batch", "test_export_card",
            "'rows' if data.get('packing') else 'samples'", "'samples' if data.get('packing') else 'rows'"),
-    # What is learnt: these and what follows import JAX.
+    # What is learned: these and what follows import JAX.
     Mutant("mask-generation-prompt", "test_data_masking -k gemma4_the_answers",
            "messages[:turn], tools, add_generation_prompt=True", "messages[:turn], tools"),
     Mutant("mask-last-answer", "test_data_masking -k last_answer",

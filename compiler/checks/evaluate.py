@@ -79,7 +79,7 @@ def _tasks(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _is_multimodal(facts: Facts) -> bool:
-    """Whether the server loads the model with its vision tower, as far as the catalogue knows."""
+    """Whether the server loads the model with its vision tower, as far as the catalog knows."""
     entry = catalog.entry_of(facts.recipe.model.id)
     return facts.recipe.serve is not None and entry is not None and "text_config" in entry["config"]
 

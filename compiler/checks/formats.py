@@ -1,4 +1,4 @@
-"""What the samples are: sources, formats, columns and the transform, against what is learnt from them."""
+"""What the samples are: sources, formats, columns and the transform, against what is learned from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from recipec.spec.paths import Part, join
 
 LARGEST_TRANSFORM = 2**20
 
-LEARNT_FROM = {
+LEARNED_FROM = {
     "": "samples to write",
     "preference": "pairs of answers",
     "unpaired_preference": "answers that are desirable or not",
@@ -95,13 +95,13 @@ def _objective(facts: Facts) -> Iterator[Diagnostic]:
     wants = OBJECTIVES[objective].format
     if wants != (data.format if data.format in ALONE else ""):
         wanted = wants or "chat"
-        learnt = {"preference": "dpo", "unpaired_preference": "kto"}.get(data.format, "sft")
-        what = LEARNT_FROM[wants]
+        learned = {"preference": "dpo", "unpaired_preference": "kto"}.get(data.format, "sft")
+        what = LEARNED_FROM[wants]
         place = facts.first_given("train.objective", "data.format")
         ways = (
-            [f"objective: {learnt}", f"data: {{format: {wanted}}}"]
+            [f"objective: {learned}", f"data: {{format: {wanted}}}"]
             if place == "train.objective"
-            else [f"format: {wanted}", f"train: {{objective: {learnt}}}"]
+            else [f"format: {wanted}", f"train: {{objective: {learned}}}"]
         )
         yield Diagnostic(
             "E0414",

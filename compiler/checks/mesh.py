@@ -197,7 +197,7 @@ def _memory(facts: Facts) -> Iterator[Diagnostic]:
     recipe = facts.recipe
     size = BYTES[recipe.model.dtype]
     if recipe.lora is not None and recipe.lora.quantize is not None:
-        return  # smaller than that, and not known before it is quantised
+        return  # smaller than that, and not known before it is quantized
     state = state_bytes(recipe)
     if state:
         gib = weight_gib(facts, size + state) * accelerator.devices_per_chip

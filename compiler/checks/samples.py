@@ -17,7 +17,7 @@ from recipec.compiler.lowering.first_rows import LOOKED_AT, first_rows
 from recipec.compiler.lowering.sources import COMPRESSIBLE, escapes, is_inline, leads_out
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.data.advice import LEFTOVER, LIKED
-from recipec.runtime.data.formats import AnyRow, ParsedSample, is_labelled, label_of, parse_row
+from recipec.runtime.data.formats import AnyRow, ParsedSample, is_labeled, label_of, parse_row
 from recipec.runtime.data.messages import taught
 from recipec.runtime.data.preferences import parse_preference
 from recipec.runtime.data.unpaired import balance
@@ -186,7 +186,7 @@ def _is_token(folder: Path | None, marker: str) -> bool:
 
 
 def _tuned(model_id: str) -> str:
-    """The checkpoint of the same model that is tuned for chat, where the catalogue has it."""
+    """The checkpoint of the same model that is tuned for chat, where the catalog has it."""
     plain = model_id.removesuffix("-pt").removesuffix("-Base")
     names = (f"{plain}{ending}" for ending in ("-it", "-Instruct", ""))
     known = next((name for name in names if name != model_id and name in catalog.entries()), None)
@@ -248,7 +248,7 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
             rows = _first(facts, source.path)[: source.limit] if own.transform is None else []
             whole = whole and 0 < len(rows) < LOOKED_AT
             seen += len(rows)
-            if own.format == "prompt_completion" and any(_is_labelled(row, own.fields) for row in rows):
+            if own.format == "prompt_completion" and any(_is_labeled(row, own.fields) for row in rows):
                 yield Diagnostic(
                     "E0424",
                     f"`{source.path}` has prompts, completions and labels, which are data for objective: kto",
@@ -284,9 +284,9 @@ def _first(facts: Facts, path: str) -> list[dict[str, Any]]:
         return []
 
 
-def _is_labelled(row: dict[str, Any], fields: dict[str, str]) -> bool:
+def _is_labeled(row: dict[str, Any], fields: dict[str, str]) -> bool:
     named = (fields.get(name, name) for name in ("prompt", "completion"))
-    return is_labelled(row) and all(row.get(name) is not None for name in named)
+    return is_labeled(row) and all(row.get(name) is not None for name in named)
 
 
 def _left(format: str, row: dict[str, Any], fields: dict[str, str], template: str | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""An added model: its files against its lock, its config.json against the catalogue's, and every tensor of
+"""An added model: its files against its lock, its config.json against the catalog's, and every tensor of
 the checkpoint against the family, before anyone downloads the weights; a folder's tensors likewise."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
-from recipec.compiler.lowering import added, catalog, quantised
+from recipec.compiler.lowering import added, catalog, quantized
 from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.tensors import Listed, tensors
@@ -40,7 +40,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         yield from _of_folder(model, facts.folder / Path(model.id).expanduser())
     if model.added is None:
         return
-    yield from _against_catalogue(model)
+    yield from _against_catalog(model)
     try:
         for file in model.added.files:
             model.added.read(file)
@@ -66,8 +66,8 @@ def _of_folder(model: Model, place: Path) -> Iterator[Diagnostic]:
         yield from _tensors(model, model.id, listed)
 
 
-def _against_catalogue(model: Model) -> Iterator[Diagnostic]:
-    """What the added config.json has otherwise than the catalogue's, which had been taken without it."""
+def _against_catalog(model: Model) -> Iterator[Diagnostic]:
+    """What the added config.json has otherwise than the catalog's, which had been taken without it."""
     entry = catalog.entry_of(model.id)
     if entry is None or "config" not in entry:
         return
@@ -90,13 +90,13 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator
     Args:
         place: that lists the tensors.
     """
-    method = quantised.by_tensors({name: tensor.dtype for name, tensor in listed.items()})
+    method = quantized.by_tensors({name: tensor.dtype for name, tensor in listed.items()})
     if method is not None:
         yield Diagnostic(
             "E0813",
             f"`{model.id}` has weights that are stored quantized ({method}): {place} lists their tensors",
             WHERE,
-            catalog.instead_of_quantised(model.id),
+            catalog.instead_of_quantized(model.id),
         )
         return
     if model.family.quantized:
@@ -130,5 +130,5 @@ def _said(model: Model, place: str, kind: Kind, found: list[Fault]) -> Diagnosti
     file = f" ({first.file})" if first.file else ""
     more = len(found) - 1
     others = f", and {plural(more, 'other')} likewise" if more else ""
-    ways = {Kind.TYPE: catalog.instead_of_quantised(model.id), Kind.HEAD: first.help}
+    ways = {Kind.TYPE: catalog.instead_of_quantized(model.id), Kind.HEAD: first.help}
     return Diagnostic(CODES[kind], f"{place}: {first.text}{file}{others}", WHERE, ways.get(kind, OTHER))

@@ -21,7 +21,7 @@ BY_SIGN = ("adamw", "lion")
 """Optimizers whose steps are as long as the rate, whatever the gradient's size."""
 
 MOST_EPOCHS = 10
-"""Passes over the same samples above which they are rather learnt by heart."""
+"""Passes over the same samples above which they are rather learned by heart."""
 
 SIZES = range(64, 0, -1)
 """Micro-batch sizes that are suggested, the largest first."""

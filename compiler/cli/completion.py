@@ -35,7 +35,7 @@ def servers(incomplete: str) -> Described:
 
 
 def models(incomplete: str) -> Words:
-    """Ids of the catalogue that can be trained."""
+    """Ids of the catalog that can be trained."""
     from recipec.compiler.lowering.catalog import entries
 
     return [

@@ -1,4 +1,4 @@
-"""The commands `recipe models`: the catalogue's, and those that are brought from the hub."""
+"""The commands `recipe models`: the catalog's, and those that are brought from the hub."""
 
 from __future__ import annotations
 

@@ -144,25 +144,27 @@ def new(
         models = NewModels(Path(scratch), _folders(output))
 
         def look(text: str) -> Probe:
-            spelt = recipe.spelt(text, Path())
-            folder = Path() if is_directory(spelt) else models.folder(spelt)
-            return recipe.look(name, spelt, kind, folder / f"{name}.yaml")
+            spelled = recipe.spelled(text, Path())
+            folder = Path() if is_directory(spelled) else models.folder(spelled)
+            return recipe.look(name, spelled, kind, folder / f"{name}.yaml")
 
         if model is None:
             model = ask.model(look)
         machine = ask.accelerator(look(model), kind) if accelerator is None else recipe.machine(accelerator)
         source = source or ask.data(lambda text: _within_reach(_source(text, format), output))
         target = _target(name, output, source)
-        spelt = recipe.spelt(model, target.parent)
-        if brought := models.settle(spelt, target.parent):
+        spelled = recipe.spelled(model, target.parent)
+        if brought := models.settle(spelled, target.parent):
             tell(brought)
-    usual = recipe.usual_format(spelt, kind, target)
+    usual = recipe.usual_format(spelled, kind, target)
     source = _with_format(source if usual == "text" else as_turns(source), usual, asking)
     server = ask.serve() if serve is None and asking else ask.server(serve or ask.NO_SERVER)
     if asking and not (github or pre_commit) and hooks.in_repository(target.parent):
         github = ask.confirm("Should GitHub Actions check the recipes at each push?")
         pre_commit = ask.confirm("Should pre-commit check them before each commit?")
-    asked = recipe.NewRecipeOptions(name, spelt, machine, kind, placed(source, target.parent), server, target)
+    asked = recipe.NewRecipeOptions(
+        name, spelled, machine, kind, placed(source, target.parent), server, target
+    )
     _write(recipe.make(asked), target, github, pre_commit)
 
 

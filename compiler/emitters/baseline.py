@@ -104,7 +104,7 @@ def check(program: Program) -> Iterator[Diagnostic]:
     if lora is not None and lora.quantize == "nf4" and principal(lora.init):
         yield Diagnostic(
             "E0950",
-            f"--backend trl: bitsandbytes quantises the base as it loads it, and init: {lora.init} is "
+            f"--backend trl: bitsandbytes quantizes the base as it loads it, and init: {lora.init} is "
             "computed from the base before",
             "lora.init",
             "init: peft, or build without --backend trl",
@@ -258,11 +258,11 @@ def _accelerate(program: Program) -> str:
 def _loads_everywhere(program: Program) -> bool:
     """Whether each process has to read the checkpoint itself.
 
-    accelerate 1.15 hands on parameters alone: neither quantised weights, nor Gemma 4's layer_scalar, a buffer
+    accelerate 1.15 hands on parameters alone: neither quantized weights, nor Gemma 4's layer_scalar, a buffer
     of the checkpoint.
     """
-    quantised = program.lora is not None and program.lora.quantize is not None
-    return quantised or any(parameter.buffer for parameter in program.parameters)
+    quantized = program.lora is not None and program.lora.quantize is not None
+    return quantized or any(parameter.buffer for parameter in program.parameters)
 
 
 def _requirements(program: Program) -> str:

@@ -247,7 +247,7 @@ def _weights(server: Container, merges: bool) -> str:
         sentences.append(f"It serves the adapter as `{server.name}` beside its base, `{server.name}-base`.")
     if model.kind == "hub":
         sentences.append(
-            f"vLLM downloads {code_span(model.address)} from the Hugging Face hub; where its licence has to "
+            f"vLLM downloads {code_span(model.address)} from the Hugging Face hub; where its license has to "
             "be accepted, do that on its page and set `HF_TOKEN`."
         )
     elif model.kind == "folder" and not merges:

@@ -153,7 +153,7 @@ def emit_evaluate(program: Program) -> dict[str, str]:
 
 
 def _tokenizer(recipe: Recipe) -> str | None:
-    """What lm-eval tokenises with, as a shell writes it: of the hub, or beside the merged weights.
+    """What lm-eval tokenizes with, as a shell writes it: of the hub, or beside the merged weights.
 
     None where only who runs it can know: then --tokenizer has to be given.
     """

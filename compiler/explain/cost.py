@@ -212,7 +212,7 @@ def _required_prices(program: Program) -> tuple[MachinePrice, MachinePrice | Non
 
 
 def machine_price(own: float | None, accelerator: Accelerator) -> MachinePrice | None:
-    """Of a whole machine: the recipe's own, or else the catalogue's; None when nobody says it.
+    """Of a whole machine: the recipe's own, or else the catalog's; None when nobody says it.
 
     Args:
         own: the recipe's, in US$ per hour.

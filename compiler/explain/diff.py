@@ -209,9 +209,9 @@ def _train(a: Program, b: Program) -> Iterator[str]:
         yield f"rows computed at once {a.micro_batch_rows} -> {b.micro_batch_rows}"
     if a.accumulation_steps != b.accumulation_steps:
         yield f"micro-batches a step {a.accumulation_steps} -> {b.accumulation_steps}"
-    learnt = [f"{train.objective}{settings_of(train.model_dump())}" for train in (old, new)]
-    if learnt[0] != learnt[1]:
-        yield f"learned with {learnt[0]} -> {learnt[1]}"
+    learned = [f"{train.objective}{settings_of(train.model_dump())}" for train in (old, new)]
+    if learned[0] != learned[1]:
+        yield f"learned with {learned[0]} -> {learned[1]}"
     lengths = [run_length(p.recipe, p.source.parent) for p in (a, b)]
     if (old.steps, old.epochs) != (new.steps, new.epochs) or lengths[0].steps != lengths[1].steps:
         yield f"length {_length(a)} -> {_length(b)}"

@@ -143,7 +143,7 @@ def _origin(path: str, program: Program, loaded: Loaded) -> str:
 
 def _lock(program: Program) -> str | None:
     """The lock of the added model, which model.revision is from; None for any other model."""
-    if program.model_origin == "catalogue" or catalog.is_directory(program.recipe.model.id):
+    if program.model_origin == "catalog" or catalog.is_directory(program.recipe.model.id):
         return None
     return program.model_origin.replace("config.json", LOCK)
 
@@ -188,7 +188,7 @@ def _model(program: Program) -> list[str]:
     }
     present = {name: numbers for name, numbers in layers.items() if numbers}
     kv = listing(f"{a.kv_heads(numbers[0])} in {name} layers" for name, numbers in present.items())
-    origin = "the catalog" if program.model_origin == "catalogue" else program.model_origin
+    origin = "the catalog" if program.model_origin == "catalog" else program.model_origin
     if _lock(program):
         origin += f", added from the hub at commit {recipe.model.revision}"
     size = program.base_parameters * BYTES[recipe.model.dtype] / 2**30
@@ -507,7 +507,7 @@ def _train(program: Program) -> list[str]:
 
 
 def _objective(program: Program) -> list[str]:
-    """What is learnt of preferences, and what that keeps and asks."""
+    """What is learned of preferences, and what that keeps and asks."""
     recipe, train = program.recipe, program.recipe.train
     objective = OBJECTIVES[train.objective]
     if not objective.losses:
@@ -667,10 +667,10 @@ def _rule(o: Optimizer) -> str:
 def _cache(program: Program) -> list[str]:
     directory = program.recipe.cache.directory
     if directory is None:
-        return ["nothing is kept: each run tokenises and compiles anew"]
+        return ["nothing is kept: each run tokenizes and compiles anew"]
     where = directory if "://" in directory else f"OUTPUT/{directory}"
     return [
-        f"tokenised data under {where}/data, compiled programs under {where}/xla; either is found again "
+        f"tokenized data under {where}/data, compiled programs under {where}/xla; either is found again "
         "only when all that made it is the same, and may be removed at any time",
         "compiled programs are run as they are found: keep the folder as safe as the scripts",
     ]

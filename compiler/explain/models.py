@@ -1,4 +1,4 @@
-"""`recipe models`: the catalogue's ids, with their sizes and what works with each."""
+"""`recipe models`: the catalog's ids, with their sizes and what works with each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRAINED = ("lora", "qlora", "full")
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model of the catalogue.
+    """A model of the catalog.
 
     Attributes:
         family: in words; None where the model cannot be trained.
@@ -47,7 +47,7 @@ class KnownModel:
 
 
 def models(word: str) -> list[KnownModel]:
-    """The models whose id or family has a word, in the catalogue's order; the original of a copy's id.
+    """The models whose id or family has a word, in the catalog's order; the original of a copy's id.
 
     Args:
         word: upper and lower case are alike; "" for all.
@@ -77,8 +77,8 @@ def text(found: Sequence[KnownModel]) -> str:
     out += [f"{known.id} cannot be trained: {known.unsupported}" for known in found if known.unsupported]
     for known in found:
         if known.copy is not None:
-            quantised = catalog.is_quantised(known.copy)
-            why = f" whose weights are stored quantized: name {known.id}" if quantised else ""
+            quantized = catalog.is_quantized(known.copy)
+            why = f" whose weights are stored quantized: name {known.id}" if quantized else ""
             out.append(f"{known.copy} is a copy of {known.id}{why}")
     return "\n".join(out)
 

@@ -1,6 +1,6 @@
 """`recipe preview`: what a recipe makes of its data, before anything is trained.
 
-Everything is tokenised as train.py will do it; the weights are not needed, and jax is not imported.
+Everything is tokenized as train.py will do it; the weights are not needed, and jax is not imported.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Preview:
 def preview(
     program: Program, count: int, split: str, model: Path | None = None, data_dir: Path | None = None
 ) -> Preview:
-    """Tokenises a split of a recipe's data.
+    """Tokenizes a split of a recipe's data.
 
     Args:
         count: samples to show.
@@ -110,7 +110,7 @@ def preview(
         data_dir: what relative paths of data are relative to; None for the recipe's folder.
 
     Raises:
-        ArtifactError: the packages that tokenise are not installed.
+        ArtifactError: the packages that tokenize are not installed.
         runtime.errors.UserError: the tokenizer or the data cannot be read.
     """
     require_packages("previewing", PACKAGES)
@@ -120,8 +120,8 @@ def preview(
     from recipec.runtime.data.prepare import rows_by_source, source_weights
     from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.sources import splits
-    from recipec.runtime.data.tokenising import tokenise
     from recipec.runtime.data.tokenizer import chat_templates, load_tokenizer
+    from recipec.runtime.data.tokenizing import tokenize
     from recipec.runtime.data.usable import check_split, count_rows
     from recipec.runtime.errors import UserError
 
@@ -144,7 +144,7 @@ def preview(
     shown = list(islice(_in_turn([_shown(encoder, *source) for source in enumerate(readers)]), count))
 
     readers = _readers(part, data, folder)
-    samples, encoded = tokenise(readers, how, label=f"tokenising {part.name}")
+    samples, encoded = tokenize(readers, how, label=f"tokenizing {part.name}")
     report = SplitReport(row_length=data.max_length)
     for reader in readers:
         reader.count(report)

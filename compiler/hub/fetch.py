@@ -126,7 +126,7 @@ class _Repository:
         content = self._file(CONFIG)
         config = json_value(content)
         try:
-            catalog.refuse_quantised(self._id, config)
+            catalog.refuse_quantized(self._id, config)
             catalog.read(self._id, config, CONFIG)
         except catalog.UnknownModel as error:
             if error.code == "E0802":

@@ -1,6 +1,6 @@
 """The models that a recipe can name: by Hugging Face id, or by a directory with a config.json.
 
-An id is looked for among the models that were added beside the recipe (`added.py`), then in the catalogue.
+An id is looked for among the models that were added beside the recipe (`added.py`), then in the catalog.
 
 data/models.json holds, for each id, its family, whether it is tuned for chat, and the keys of its
 config.json that the family reads; or the id that it is like, and what differs. A copy that others publish
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from recipec.compiler.json_value import json_value
-from recipec.compiler.lowering import added, quantised
+from recipec.compiler.lowering import added, quantized
 from recipec.compiler.lowering.tensors import Listed, tensors
 from recipec.runtime.model.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint, family_of
 from recipec.runtime.model.families.transformers import refuse
@@ -37,19 +37,19 @@ MAX_CONFIG = 1 << 22
 
 AGAIN = "copy it again from the model's repository"
 
-_QUANTISED = re.compile(
+_QUANTIZED = re.compile(
     r"-(?:unsloth-bnb-4bit|(?:bnb-)?[48]bit"
     r"|(?:awq|exl2|fp8|gguf|gptq|hqq|int[48]|mxfp4|nvfp4|quantized|w\d+a\d+)(?:[-.].*)?)$",
     re.IGNORECASE,
 )
-"""How the name of a copy ends whose publisher quantised it."""
+"""How the name of a copy ends whose publisher quantized it."""
 
 _TUNED = re.compile(r"(?:-(?:base|bf16|chat|hf|instruct|it|pt))+$", re.IGNORECASE)
 """How the name of a model ends that its title has not."""
 
 
 class UnknownModel(ValueError):
-    """A model whose config.json is neither in the catalogue nor readable.
+    """A model whose config.json is neither in the catalog nor readable.
 
     Attributes:
         code: of the diagnostic.
@@ -70,8 +70,8 @@ class Model:
         id: as in the recipe.
         title: for messages: "Gemma 4 31B".
         family, architecture: what Tunix's model looks like.
-        config: config.json; of a model of the catalogue the keys of it that the family reads.
-        origin: "catalogue", or the config.json that was read.
+        config: config.json; of a model of the catalog the keys of it that the family reads.
+        origin: "catalog", or the config.json that was read.
         chat: whether it is tuned for chat; None when only its config.json is known.
         added: the folder that `recipe models add` brought it into, None for none.
         published: the model without the rows that a recipe adds, None where it adds none.
@@ -148,14 +148,14 @@ def find(model_id: str, folder: Path) -> Model:
         raise UnknownModel("E0801", f"`{model_id}` is not in the catalog", _way_out(model_id, folder))
     if "unsupported" in entry:
         raise UnsupportedCheckpoint(entry["unsupported"])
-    if model_id not in entries() and is_quantised(model_id):
+    if model_id not in entries() and is_quantized(model_id):
         original = original_of(model_id)
         message = f"`{model_id}` is a copy of `{original}` whose weights are stored quantized"
         raise UnknownModel("E0803", message, f"id: {original}")
     family = FAMILIES[entry["family"]]
     config: Mapping[str, Any] = entry["config"]
     architecture = family.architecture(config)
-    return Model(model_id, title(model_id), family, architecture, config, "catalogue", entry.get("chat"))
+    return Model(model_id, title(model_id), family, architecture, config, "catalog", entry.get("chat"))
 
 
 def added_model(model_id: str, folder: Path) -> Model | None:
@@ -173,7 +173,7 @@ def added_model(model_id: str, folder: Path) -> Model | None:
         chat = None if found.has_template() else False
     except added.NotWhole as error:
         raise UnknownModel("E0810", str(error), added.again(model_id, folder)) from None
-    refuse_quantised(model_id, config)
+    refuse_quantized(model_id, config)
 
     model = read(model_id, config, f"{found.name}/config.json", lambda: _of(added.tensors(found)))
     return replace(model, title=title(model_id), chat=chat, added=found)
@@ -183,20 +183,20 @@ def _of(listed: Mapping[str, Listed] | None) -> Shapes | None:
     return None if listed is None else {name: tensor.shape for name, tensor in listed.items()}
 
 
-def refuse_quantised(model_id: str, config: Any) -> None:
-    """Refuses a config.json that says that the weights are stored quantised, by the method's name.
+def refuse_quantized(model_id: str, config: Any) -> None:
+    """Refuses a config.json that says that the weights are stored quantized, by the method's name.
 
     Raises:
         UnknownModel: it says so, and its family does not read them.
     """
-    method = quantised.by_config(config)
-    if method is not None and not quantised.is_read(config):
+    method = quantized.by_config(config)
+    if method is not None and not quantized.is_read(config):
         message = f"`{model_id}` has weights that are stored quantized ({method})"
-        raise UnknownModel("E0813", message, instead_of_quantised(model_id))
+        raise UnknownModel("E0813", message, instead_of_quantized(model_id))
 
 
-def instead_of_quantised(model_id: str) -> str:
-    """What to train in place of a quantised checkpoint: its original, by its id where that is known."""
+def instead_of_quantized(model_id: str) -> str:
+    """What to train in place of a quantized checkpoint: its original, by its id where that is known."""
     original = original_of(model_id)
     return f"id: {original}" if original else "train the checkpoint that it was made from"
 
@@ -223,24 +223,24 @@ def entry_of(model_id: str) -> Mapping[str, Any] | None:
 
 
 def _copied(model_id: str) -> str | None:
-    """The original of an id that is another publisher's, or a quantised copy."""
+    """The original of an id that is another publisher's, or a quantized copy."""
     original = original_of(model_id) if re.fullmatch(r"\w[\w.-]*/[\w.-]+", model_id) else None
     own = original is not None and original.partition("/")[0].lower() == model_id.partition("/")[0].lower()
-    return None if own and not is_quantised(model_id) else original
+    return None if own and not is_quantized(model_id) else original
 
 
 def original_of(name: str) -> str | None:
-    """The id in the catalogue that a copy's name, quantised or not, ends as; None for none."""
-    bare = _QUANTISED.sub("", name.rpartition("/")[2]).lower()
+    """The id in the catalog that a copy's name, quantized or not, ends as; None for none."""
+    bare = _QUANTIZED.sub("", name.rpartition("/")[2]).lower()
     bare = bare.removeprefix("meta-").removesuffix("-hf")
     spellings = {f"{before}{bare}{after}" for before in ("", "meta-") for after in ("", "-hf")}
     found = [known for known in entries() if known.rpartition("/")[2].lower() in spellings]
     return found[0] if len(found) == 1 else None
 
 
-def is_quantised(name: str) -> bool:
-    """Whether a copy's name says that its publisher quantised it."""
-    return _QUANTISED.search(name) is not None
+def is_quantized(name: str) -> bool:
+    """Whether a copy's name says that its publisher quantized it."""
+    return _QUANTIZED.search(name) is not None
 
 
 @functools.cache
@@ -278,7 +278,7 @@ def family_name(model_id: str, folder: Path) -> str | None:
 def title(model_id: str) -> str:
     """What to call a model in a sentence: "google/gemma-4-31B-it" is "Gemma 4 31B".
 
-    How it is tuned is left out at the end. What is not in the catalogue, and our own, is called by its id.
+    How it is tuned is left out at the end. What is not in the catalog, and our own, is called by its id.
     """
     original = model_id if model_id in entries() else _copied(model_id)
     if original is None or original.startswith("recipec/"):
@@ -412,7 +412,7 @@ def _way_out(model_id: str, folder: Path) -> str:
 
 
 def nearest(model_id: str) -> str | None:
-    """The catalogue's id of the same maker that is written nearly so, None for none."""
+    """The catalog's id of the same maker that is written nearly so, None for none."""
     owner, _, bare = model_id.lower().rpartition("/")
     names = {name.rpartition("/")[2].lower(): name for name in entries()}
     made = {bare: name for bare, name in names.items() if not owner or _alike(owner, name.partition("/")[0])}

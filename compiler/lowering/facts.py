@@ -1,4 +1,4 @@
-"""What the checks look at: the recipe, beside what the catalogues say about its model and hardware.
+"""What the checks look at: the recipe, beside what the catalogs say about its model and hardware.
 
 Gathering never stops at a fault: what cannot be known is None, a diagnostic says why, and the checks
 that need it are passed over.

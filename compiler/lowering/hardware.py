@@ -50,7 +50,7 @@ class MeshSection(Protocol):
 
 
 class UnknownAccelerator(ValueError):
-    """A name or topology that the catalogue does not have.
+    """A name or topology that the catalog does not have.
 
     Attributes:
         help: what to write instead.
@@ -85,7 +85,7 @@ class Accelerator:
         fp8_kv_cache, fp8_matmul: whether vLLM serves with them on this generation.
         hbm_gb_per_s, ici_gb_per_s: bandwidth of a chip's memory, and of its links in both directions, in
             10^9 bytes/s; None for a CPU.
-        slices: how many, joined over the data centre's network (DCN).
+        slices: how many, joined over the data 's network (DCN).
         gke_accelerator: what GKE's node label calls the generation: "tpu-v6e-slice"; None for a CPU.
         gke_machine: the machine type of a node that has the whole slice, None where no single node has.
         gke_disk: the type of disk that its machines attach: "hyperdisk-balanced"; None for a CPU.
@@ -177,7 +177,7 @@ def accelerator(mesh: MeshSection) -> Accelerator:
     """The hardware that a recipe's `mesh` section asks for.
 
     Raises:
-        UnknownAccelerator: when the catalogue does not have it.
+        UnknownAccelerator: when the catalog does not have it.
     """
     found = from_topology(mesh.topology) if mesh.topology else from_name(mesh.accelerator or "")
     if found.platform == "cpu":
@@ -205,7 +205,7 @@ def host_counts(mesh: MeshSection) -> list[int]:
     4 chips; of virtual CPU devices, processes that share them evenly.
 
     Raises:
-        UnknownAccelerator: when the catalogue does not have it.
+        UnknownAccelerator: when the catalog does not have it.
     """
     found = from_topology(mesh.topology) if mesh.topology else from_name(mesh.accelerator or "")
     if found.platform == "cpu":
@@ -228,7 +228,7 @@ def from_name(name: str) -> Accelerator:
     """The hardware of a name such as "v5p-8", "v5litepod-8", "v6e-8", "tpu7x-8" or "cpu-8".
 
     Raises:
-        UnknownAccelerator: when the catalogue does not have it.
+        UnknownAccelerator: when the catalog does not have it.
     """
     match = re.fullmatch(r"([a-z][a-z0-9]*)-([1-9][0-9]{0,5})", name.strip().lower())
     generation = known_generation(match[1]) if match else ""
@@ -257,7 +257,7 @@ def from_topology(topology: str) -> Accelerator:
     """The hardware of an explicit topology such as "v5p:2x2x1" or "v6e:2x4".
 
     Raises:
-        UnknownAccelerator: when the catalogue does not have it.
+        UnknownAccelerator: when the catalog does not have it.
     """
     generation, _, shape = topology.strip().lower().partition(":")
     generation = known_generation(generation)
@@ -277,7 +277,7 @@ def from_topology(topology: str) -> Accelerator:
 
 
 def known_names() -> list[str]:
-    """Every accelerator name of the catalogue, and the CPU ones that are usual."""
+    """Every accelerator name of the catalog, and the CPU ones that are usual."""
     names = [f"cpu-{count}" for count in (1, 2, 4, 8)]
     for generation, data in generations().items():
         cores = _counted_per_chip(data)

@@ -28,7 +28,7 @@ class Program:
         source: the recipe's file.
         family, architecture: of the model.
         config: its config.json, as `catalog.Model` has it.
-        model_origin: "catalogue", or the config.json that was read.
+        model_origin: "catalog", or the config.json that was read.
         accelerator: what it trains on.
         serve_accelerator: what it is served on, None without a `serve` section.
         data_parallel: devices that see different samples: the size of the axis fsdp.
@@ -105,7 +105,7 @@ class Program:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Of the whole training machine: the recipe's price, else the catalogue's; None without either."""
+        """Of the whole training machine: the recipe's price, else the catalog's; None without either."""
         given = self.recipe.cost.train_usd_per_hour
         return self.accelerator.usd_per_hour if given is None else given
 

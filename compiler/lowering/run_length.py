@@ -58,7 +58,7 @@ QUICK_PACKAGES = ("numpy", "tokenizers", "huggingface_hub")
 """What counting takes without transformers, whose import takes seconds."""
 
 QUICK_BYTES = 4 * 2**20
-"""Of data that is tokenised while a recipe is checked: a second or two."""
+"""Of data that is tokenized while a recipe is checked: a second or two."""
 
 METRICS = "metrics.jsonl"
 
@@ -133,7 +133,7 @@ class _Subject:
 
 @dataclass(frozen=True)
 class Statistics:
-    """The training data of a recipe, tokenised and laid into rows.
+    """The training data of a recipe, tokenized and laid into rows.
 
     Attributes:
         samples: that are kept; of preferences, pairs.
@@ -293,7 +293,7 @@ STATISTICS: TypeAdapter[Statistics] = TypeAdapter(Statistics)
 def statistics(
     program: Subject, model: Path | None = None, data_dir: Path | None = None, store: Store | None = None
 ) -> Statistics | Unavailable:
-    """Counts the training data of a recipe; it takes as long as tokenising does, unless it is in the store.
+    """Counts the training data of a recipe; it takes as long as tokenizing does, unless it is in the store.
 
     Args:
         model, data_dir: as for `at_hand.look`.
@@ -315,7 +315,7 @@ def statistics(
 
     store = _plans() if store is None else store
     key = store.key("statistics", contents(found))
-    return _kept(store, key) or _tokenised(found, load, store, key)
+    return _kept(store, key) or _tokenized(found, load, store, key)
 
 
 def quick_statistics(program: Subject, store: Store | None = None) -> Statistics | Unavailable:
@@ -342,7 +342,7 @@ def quick_statistics(program: Subject, store: Store | None = None) -> Statistics
             return Unavailable(f"the data is more than {QUICK_BYTES >> 20} MiB")
         key = store.key("quick statistics", digest)
         own = Path(found.model.tokenizer) if found.model.tokenizer else found.model_dir
-        return _kept(store, key) or _tokenised(found, lambda: PlainTokenizer(own), store, key)
+        return _kept(store, key) or _tokenized(found, lambda: PlainTokenizer(own), store, key)
     except (ArtifactError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return Unavailable("the data or the tokenizer cannot be read")  # whoever uses them says why
 
@@ -367,14 +367,14 @@ def _kept(store: Store, key: str) -> Statistics | None:
     return None
 
 
-def _tokenised(found: AtHand, load: Callable[[], Any], store: Store, key: str) -> Statistics:
+def _tokenized(found: AtHand, load: Callable[[], Any], store: Store, key: str) -> Statistics:
     counted = _count(found, load)
     store.put(key, STATISTICS.dump_json(counted).decode())
     return counted
 
 
 def _count(found: AtHand, load: Callable[[], Any]) -> Statistics:
-    """Tokenises and packs as train.py does."""
+    """Tokenizes and packs as train.py does."""
     from recipec.runtime.data.prepare import prepare
     from recipec.runtime.errors import UserError
     from recipec.runtime.settings import TrainSettings
@@ -403,7 +403,7 @@ def planned_length(
 
     Hours are optimizer steps x micro-batches x the estimated step. Speed is that of a full micro-batch.
     Without an estimate (0 s, of a step that the compiler refused) both are unknown: None, and 0 tokens/s.
-    Where the data can be read but not tokenised, steps, hours and price are bounds: the most they can be.
+    Where the data can be read but not tokenized, steps, hours and price are bounds: the most they can be.
 
     Args:
         counted: of `statistics`; None when nobody asked.

@@ -151,7 +151,7 @@ def _whole(text: str, known: Sequence[str]) -> str:
 
 
 def _cheapest(found: Sequence[Fit]) -> str:
-    """The least expensive that fits without a quantised base, where there is one."""
+    """The least expensive that fits without a quantized base, where there is one."""
     priced = [one for one in found if one.accelerator.usd_per_hour is not None]
     plain = [one for one in priced if one.method != "qlora"]
     best = min(plain or priced or found, key=lambda one: one.accelerator.usd_per_hour or 0)

@@ -18,7 +18,7 @@ LENGTHS = (4096, 2048, 1024, 512)
 """Tokens of a row, the longest first."""
 
 ROOMY = 2048
-"""Shorter rows are worse than a quantised base, and than tp."""
+"""Shorter rows are worse than a quantized base, and than tp."""
 
 SHORT_ROWS_BELOW_GIB = 16
 """Devices with less memory than this start at rows of half that length."""
@@ -126,7 +126,7 @@ def shortest(draft: Draft, longest: int | None) -> int:
 
 
 def _methods(method: str | None) -> Sequence[tuple[str, bool]]:
-    """Methods in the order in which they are tried, and whether the base is quantised."""
+    """Methods in the order in which they are tried, and whether the base is quantized."""
     if method is None:
         return (("lora", False), ("qlora", True))
     if method in JUDGED.values():

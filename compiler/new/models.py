@@ -1,4 +1,4 @@
-"""The model of a new recipe, brought from the hub where neither the catalogue nor a folder has it."""
+"""The model of a new recipe, brought from the hub where neither the catalog nor a folder has it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NewModels:
         """A folder beside which the model is found, brought there if need be.
 
         Raises:
-            ArtifactError: neither the catalogue nor the hub has it, or the hub is not reached.
+            ArtifactError: neither the catalog nor the hub has it, or the hub is not reached.
         """
         for folder in self._folders:
             if not _is_unknown(model_id, folder):

@@ -44,7 +44,7 @@ EXAMPLES = {
 HOLDS = {
     "chat": "messages of role and content, rendered with the checkpoint's own chat template",
     "instruction": "instruction, input and output, rendered with the checkpoint's own chat template",
-    "prompt_completion": "prompt and completion, which is learnt; as text they go without a chat template",
+    "prompt_completion": "prompt and completion, which is learned; as text they go without a chat template",
     "text": "text, all of which is learned",
     "preference": "prompt, chosen and rejected: a row each for the chosen and the rejected answer",
     "unpaired_preference": "prompt, completion and label, which says whether the completion is desirable",
@@ -169,7 +169,7 @@ def _why_quantized(c: Contents) -> str:
     numbers = sum(math.prod(parameter.shape) for parameter in c.probe.program.parameters)
     whole = gib(numbers * BYTES["bfloat16"] / (c.draft.fsdp * c.draft.tp))
     asked = f"the base in 4 bits; in bfloat16 it takes about {whole} GiB of each device's {_available(c)}"
-    return f"{asked}. Merging adds the adapters to the unquantised weights"
+    return f"{asked}. Merging adds the adapters to the unquantized weights"
 
 
 def _data(c: Contents) -> Lines:

@@ -78,7 +78,7 @@ def machine(name: str) -> Accelerator:
         raise ArtifactError(str(error), error.help) from None
 
 
-def spelt(model: str, folder: Path) -> str:
+def spelled(model: str, folder: Path) -> str:
     """A model as a recipe in `folder` names it: a directory relative to that folder.
 
     Args:

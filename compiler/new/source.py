@@ -15,7 +15,7 @@ from recipec.compiler.lowering.first_rows import first_rows
 from recipec.compiler.lowering.run_length import CHARACTERS_PER_TOKEN
 from recipec.compiler.wording import listing
 from recipec.runtime.data.advice import LIKED
-from recipec.runtime.data.formats import FIELDS, is_labelled
+from recipec.runtime.data.formats import FIELDS, is_labeled
 
 PLACEHOLDER = "data/train.jsonl"
 """What a recipe names whose data was not given, beside the recipe."""
@@ -45,13 +45,13 @@ class NewData:
 
     Attributes:
         path: as the recipe names it.
-        format: of `data.format`; None where the rows cannot be looked at, or are of none that is recognised.
+        format: of `data.format`; None where the rows cannot be looked at, or are of none that is recognized.
         seen: whether the format is from the rows themselves.
         turns: whether a row's prompt is a list of messages.
         fields: the format's names for columns to the file's, where they differ.
         longest: of the rows that were read, about, in tokens; None where none were.
         rows: that were read: all there are, where there are fewer than LOOKED_AT.
-        columns: of the first row, where no format is recognised by them.
+        columns: of the first row, where no format is recognized by them.
     """
 
     path: str
@@ -66,7 +66,7 @@ class NewData:
     def refused(self) -> ArtifactError:
         """For columns that are of no format."""
         return ArtifactError(
-            f"{self.path} has the columns {listing(self.columns)}, by which no format is recognised",
+            f"{self.path} has the columns {listing(self.columns)}, by which no format is recognized",
             f"say which it is with --format ({listing(FIELDS, 'or')}), and rename columns with data.fields",
         )
 
@@ -87,7 +87,7 @@ def look(file: Path, format: str | None) -> NewData:
     """What a local file holds.
 
     Args:
-        format: that the user says it has; None has it recognised.
+        format: that the user says it has; None has it recognized.
 
     Raises:
         ArtifactError: it cannot be read, or has no rows.
@@ -104,9 +104,9 @@ def look(file: Path, format: str | None) -> NewData:
     if not rows:
         raise ArtifactError(f"{file} has no rows", "put samples into it, or name another file")
     longest = max(map(_tokens, rows)) or None
-    if format == "prompt_completion" and any(map(_is_labelled, rows)):
+    if format == "prompt_completion" and any(map(_is_labeled, rows)):
         raise ArtifactError(f"{file} has prompts, completions and a label: for objective: kto", LIKED)
-    found = recognise(rows[0])
+    found = recognize(rows[0])
     if format is not None:
         fields = found[1] if found and found[0] == format else {}
         return NewData(str(file), format, fields=fields, longest=longest, rows=len(rows))
@@ -116,7 +116,7 @@ def look(file: Path, format: str | None) -> NewData:
     return NewData(str(file), found[0], True, turns, found[1], longest, len(rows))
 
 
-def recognise(row: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
+def recognize(row: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
     """The format of a row by its columns, and the columns to rename; None when it is of none."""
     for format, columns in COLUMNS:
         if all(row.get(column) is not None for column in columns.values()):
@@ -126,9 +126,9 @@ def recognise(row: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
     return None
 
 
-def _is_labelled(row: Mapping[str, Any]) -> bool:
-    found = recognise(row)
-    return found is not None and found[0] == "prompt_completion" and is_labelled(row)
+def _is_labeled(row: Mapping[str, Any]) -> bool:
+    found = recognize(row)
+    return found is not None and found[0] == "prompt_completion" and is_labeled(row)
 
 
 def as_turns(source: NewData) -> NewData:

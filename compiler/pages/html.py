@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COLORS = ("#2f6fb0", "#1c8478", "#8a62bd", "#b05f0a", "#c04a84", "#7d7320", "#6d7480", "#c2453c")
 """What is drawn, in this order; each can be told from white paper and from dark, and white words from it."""
 GRAY, INK = COLORS[6], "#7b8089"
-"""Of what is behind, and of lines and words, which the style sheet gives the page's own colour."""
+"""Of what is behind, and of lines and words, which the style sheet gives the page's own color."""
 SAID = "%{customdata}<extra></extra>"
 SCRIPT = r"<script[^>]*>(.*?)</script>"
 DIGITS = 6

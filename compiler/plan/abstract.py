@@ -140,7 +140,7 @@ def placed(tree: Any, shardings: Any) -> Any:
 
 
 def placed_base(state: Any, quantized: Mapping[str, Layout], mesh: Mesh) -> Any:
-    """The state of a model that is not trained. A quantised weight has codes and scales, each with a sharding
+    """The state of a model that is not trained. A quantized weight has codes and scales, each with a sharding
     of its own.
 
     Args:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from recipec.spec.language import Recipe
 
 DECISIVE = ("tokenizers", "transformers", "jinja2", "datasets", "pyarrow")
-"""Packages that decide how rows are read, rendered and tokenised."""
+"""Packages that decide how rows are read, rendered and tokenized."""
 
 
 class Subject(Protocol):
@@ -51,7 +51,7 @@ class Unavailable:
 
 @dataclass(frozen=True)
 class AtHand:
-    """The training data of a recipe, and what tokenises it.
+    """The training data of a recipe, and what tokenizes it.
 
     Attributes:
         data: settings, with the sources of data.train alone.

@@ -44,7 +44,7 @@ KEPT_ON_DEVICE: dict[str, tuple[bool, bool]] = {
 here is taken to keep a layer's input alone."""
 
 STORED = {"nf4": 0.5, "int8": 1.0, "fp8": 1.0, None: None}
-"""Bytes of a quantised number, its scale aside."""
+"""Bytes of a quantized number, its scale aside."""
 
 
 @dataclass(frozen=True)

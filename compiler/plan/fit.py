@@ -1,7 +1,7 @@
 """A step that does not fit the devices' memory: the way out, found by trying, and what is said of it.
 
 Changes of the recipe that take less memory are tried, the smallest first. What is trained stays the same:
-model, adapters, data and the rows of an optimizer step. The base weights are quantised only when nothing
+model, adapters, data and the rows of an optimizer step. The base weights are quantized only when nothing
 gentler is left.
 """
 
@@ -205,7 +205,7 @@ def _seconds_per_token(estimate: Estimate) -> float:
 
 def _in_vain(found: FitResult) -> str:
     if not found.tried:
-        return "no smaller micro-batch, no rematerialisation, no mesh and no larger slice is left to try"
+        return "no smaller micro-batch, no rematerialization, no mesh and no larger slice is left to try"
     lines = ["nothing that was tried fits:"]
     for way, estimate in found.tried:
         outcome = "does not compile" if estimate is None else f"{gib(estimate.memory.used)} GiB"
@@ -224,7 +224,7 @@ RECOMPUTED = {
 """What each policy of remat costs, by how much is kept for the backward pass, the most first. offload_dots
 needs the host's memory in place of the device's, and is left to whoever knows the host."""
 ROUNDED = {"int8": "8", "nf4": "4"}
-"""Bits of a base weight under each quantisation, the gentler first."""
+"""Bits of a base weight under each quantization, the gentler first."""
 
 
 @dataclass(frozen=True)

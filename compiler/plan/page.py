@@ -388,7 +388,7 @@ def _mesh(plan: Plan) -> Section:
     place = "dcn and fsdp" if "dcn" in plan.axes else "fsdp"
     aside = (
         f"{axes}. Each row of a micro-batch is computed by one place of {place}.",
-        "A host's devices have one colour, the next one's another. They are numbered in the mesh's order; "
+        "A host's devices have one color, the next one's another. They are numbered in the mesh's order; "
         "which chip of the torus each one is, is JAX's choice.",
     )
     devices, hosts = plan.devices // plan.slices, max(1, plan.hosts // plan.slices)
@@ -397,7 +397,7 @@ def _mesh(plan: Plan) -> Section:
     if plan.slices > drawn:
         blocks.append(Text(f"{plural(plan.slices - drawn, 'more slice')} like this."))
     if plan.slices > 1:
-        joined = "Slices are joined over the data centre's network (DCN)"
+        joined = "Slices are joined over the data 's network (DCN)"
         blocks.append(Text(f"{joined}; each holds all weights, and computes rows of its own."))
     by_axes: dict[tuple[str, ...], list[Placement]] = {}
     for placement in plan.placements:

@@ -19,7 +19,7 @@ Array = tuple[str, tuple[int, ...], Spec, int]
 
 def placements(program: Program, backend: Backend = Backend.TUNIX) -> tuple[Placement, ...]:
     """The model's arrays as a backend lays them out, the largest first. Base weights in the model's dtype,
-    adapters in theirs; quantised weights are counted as they are before."""
+    adapters in theirs; quantized weights are counted as they are before."""
     arrays = _torchax(program) if backend is Backend.TORCHAX else _tunix(program)
     axes = program.recipe.mesh.axes
     groups: dict[tuple[str, tuple[int, ...], Spec], list[float]] = {}

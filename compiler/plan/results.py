@@ -304,7 +304,7 @@ class RunLength:
     """The whole run.
 
     Attributes:
-        source: "data" when the recipe's data was tokenised, "steps" when the recipe gives train.steps and
+        source: "data" when the recipe's data was tokenized, "steps" when the recipe gives train.steps and
             the data is not at hand, "bound" when the lines of its data say how many steps there are at
             most, "unknown" otherwise.
         tokens_per_row: real ones, on average; max_length when it is not known.
@@ -312,7 +312,7 @@ class RunLength:
         micro_batches: of an optimizer step.
         hours, usd: None when unknown (no data and no train.steps, or no price).
         interval: of the step, and with it of hours and US$; tokens a second go the other way.
-        usd_per_hour: of the training machine, None where the catalogue and the recipe have no price.
+        usd_per_hour: of the training machine, None where the catalog and the recipe have no price.
         tokens_per_second: real tokens over all devices, from the estimated step.
         usd_per_million_tokens: of training, at the estimated step; None without a price.
         note: what this rests on, a sentence.

@@ -3,8 +3,8 @@
 Every configuration has a lower bound that costs nothing (`bound.py`). Those with the lowest are compiled
 first; what a compiled one is already better than, at its bound, is not compiled at all.
 
-What is tried is mesh x micro batch x rematerialisation x attention x profile of flags, within what the recipe
-allows, and of the recipe as it stands other blocks of attention's kernel. The optimisation stays the
+What is tried is mesh x micro batch x rematerialization x attention x profile of flags, within what the recipe
+allows, and of the recipe as it stands other blocks of attention's kernel. The optimization stays the
 recipe's: rows per optimizer step, model, adapters and data are never touched. With `free_batch` the rows may
 be raised as far as it takes for every device to have some.
 """

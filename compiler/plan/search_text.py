@@ -86,7 +86,7 @@ def _best(program: Program, found: Search) -> Iterator[str]:
     rows = "train.global_batch_size"
     if rows in changed:
         yield from wrapped(
-            f"It raises {rows} from {values[rows]} to {changed[rows]}: another optimisation, with fewer "
+            f"It raises {rows} from {values[rows]} to {changed[rows]}: another optimization, with fewer "
             "steps over the same data."
         )
 

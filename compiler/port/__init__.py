@@ -2,7 +2,7 @@
 
 read, source            the files, as trees whose every key knows its place
 python_source, follow    scripts and notebooks: what their trainer is given, by following their statements
-recognise, settle       whose they are; today's names, references and --set
+recognize, settle       whose they are; today's names, references and --set
 typed                   maps of hyperparameters, whose values are all texts
 keys, ledger            a section's keys and what becomes of each, by tables or one by one
 common                  the table of keys that mean the same in all tools

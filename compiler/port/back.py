@@ -64,12 +64,12 @@ lost train.eval_every: nothing is evaluated there
 lost train.early_stopping: the run goes on to its last step there, or stops by another rule
 lost train.samples: no prompts are answered while it trains there
 lost checkpoint.keep_best: the checkpoint of the best evaluation is not kept there
-lost data.overlong: longer samples are cut at their end there, and learnt as far as that
+lost data.overlong: longer samples are cut at their end there, and learned as far as that
 lost checkpoint.directory checkpoint.every_steps checkpoint.keep: where and when checkpoints are kept
 lost train.log: what is logged, and how often
 """)
 """Of paths, and of sections, what it means that the tool has another value or none. What does not stand here
-changes what is learnt, and is an error."""
+changes what is learned, and is an error."""
 
 VERDICTS = {
     "exact": Verdict.EXACT,
@@ -173,7 +173,7 @@ def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None
         same = path in came and (retold is not None or _alike(path, value, came[path], config))
         if same and path in ("data.train", "data.eval"):
             same = _own(recipe.data, value) == _own(there.data, came[path])
-        # A default of recipes that comes back is the tool's too where it bears on what is learnt.
+        # A default of recipes that comes back is the tool's too where it bears on what is learned.
         same = same and (row is None or not given or path in returned.lines)
         verdict, note = Verdict.EXACT, ""
         if same and any(notes):
@@ -184,7 +184,7 @@ def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None
             verdict = Verdict.UNSUPPORTED
             note, way = _lost(path, came, config)
             if note != CONSEQUENCE:
-                ledger.diagnostics.append(_learnt(source, path, note, title, way))
+                ledger.diagnostics.append(_learned(source, path, note, title, way))
         if given:
             ledger.findings.append(Finding(source.file, path, source.get(path), verdict, (*keys,), note))
         elif keys or (verdict is Verdict.UNSUPPORTED and _trains(path)):
@@ -195,21 +195,21 @@ def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None
     own = {key: path for path, key in direct(config.tool).items()}
     refused = [each for each in returned.diagnostics if each.severity == "error"]
     for each in refused if not ledger.diagnostics else ():
-        ledger.diagnostics.append(_learnt(source, own.get(each.path, ""), each.message, title))
+        ledger.diagnostics.append(_learned(source, own.get(each.path, ""), each.message, title))
 
 
 def _trains(path: str) -> bool:
     return path.partition(".")[0] in ("model", "lora", "data", "train")
 
 
-def _learnt(source: Source, path: str, why: str, title: str, way: str = "") -> Diagnostic:
+def _learned(source: Source, path: str, why: str, title: str, way: str = "") -> Diagnostic:
     message = f"`{path}` cannot be said in {title}'s config: {why}" if path else f"{title} refuses it: {why}"
     help = f"{way and f'{way}; '}--partial writes the config all the same, whose first line says so"
     return Diagnostic("E1198", message, path, help, source.place(path))
 
 
 def _lost(path: str, came: Mapping[str, Any], config: Config) -> tuple[str, str]:
-    """Why a value that is learnt by does not come back, and what can be done; "" for nothing."""
+    """Why a value that is learned by does not come back, and what can be done; "" for nothing."""
     recipe = config.recipe
     if came.get("data.format") != recipe.data.format and path in OF_ROWS:
         way = AS_TURNS.get(config.tool, AS_MESSAGES) if recipe.data.format == "instruction" else AS_MESSAGES
@@ -236,7 +236,7 @@ OF_ROWS = ("data.format", "data.fields", "data.transform", "data.loss_on")
 
 ONE_BREAK = "one line break stands between an instruction and its input there, and a blank line here"
 UNNAMED = "not read there, without a name in data.fields: {names}"
-AFTER = "what the template writes after the end of the answer is not learnt there"
+AFTER = "what the template writes after the end of the answer is not learned there"
 
 
 def _retold(path: str, recipe: Recipe, returned: Ledger) -> str | None:

@@ -324,8 +324,8 @@ def _llamafactory(config: Config) -> None:
         if data.packing and data.format != "text":
             keys["neat_packing"] = True
         keys["cutoff_len"] = data.max_length + data.packing
-        learnt = ("last_assistant", "completion") if data.format == "instruction" else ("last_assistant",)
-        keys |= {"train_on_prompt": data.loss_on == "all", "mask_history": data.loss_on in learnt}
+        learned = ("last_assistant", "completion") if data.format == "instruction" else ("last_assistant",)
+        keys |= {"train_on_prompt": data.loss_on == "all", "mask_history": data.loss_on in learned}
     elif train.objective == "kto":
         keys["pref_beta"] = train.beta
         keys |= {"kto_chosen_weight": train.desirable_weight, "kto_rejected_weight": train.undesirable_weight}
@@ -478,8 +478,8 @@ def _rows(config: Config, source: DataSource) -> dict[str, Any]:
     mapped = {"message_property_mappings": turned} if turned else {}
     argilla = {"dpo": ".argilla_chat", "cpo": ".argilla_chat", "orpo": ".argilla"}
     kind = f"chat_template{argilla.get(config.recipe.train.objective, '')}"
-    learnt = data.loss_on if isinstance(data.loss_on, list) else ["assistant"]
-    roles = {} if data.format == "preference" else {"roles_to_train": learnt}
+    learned = data.loss_on if isinstance(data.loss_on, list) else ["assistant"]
+    roles = {} if data.format == "preference" else {"roles_to_train": learned}
     marked = {"message_field_training": named["weight"]} if "weight" in named else {}
     template = source.chat_template
     written = {"chat_template": "jinja", "chat_template_jinja": template} if template else {}

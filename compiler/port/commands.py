@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from recipec.compiler.port import dialects, recognise
+from recipec.compiler.port import dialects, recognize
 from recipec.compiler.port.keys import tools, words
 from recipec.compiler.port.read import MAX_BYTES, Tree, parse_json, parse_yaml, read
 from recipec.compiler.port.settle import put
@@ -216,7 +216,7 @@ def _program(statement: Statement) -> Program | None:
             if tool == "torchtune" and not any(
                 "finetune" in each.text or "dpo" in each.text for each in rest
             ):
-                return None  # an evaluation, a generation, a quantisation
+                return None  # an evaluation, a generation, a quantization
             return Program(called, dialect, tool, kind, tuple(launcher), rest, head, statement)
     if called.endswith(".py") and (launcher or unknown(called)):
         return Program(called, "", "", None, tuple(launcher), rest, head, statement)
@@ -631,7 +631,7 @@ class _Script:
             return None
         if laid.data.get("distributed_type") in (None, "NO") and laid.data.get("num_processes", 1) != 1:
             laid.lay("distributed_type", "MULTI_GPU", span)
-        if len(recognise.ROLES["accelerate"].marks.intersection(laid.data)) < recognise.LEAST_MARKS:
+        if len(recognize.ROLES["accelerate"].marks.intersection(laid.data)) < recognize.LEAST_MARKS:
             laid.lay("compute_environment", "LOCAL_MACHINE", span)
             laid.lay("distributed_type", laid.data.get("distributed_type", "NO"), span)
         return laid.source(self.path, file.file if file else f"{self.file}, launcher")

@@ -16,16 +16,16 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 """OWNER/NAME."""
 
 COMMON = table("""
-learnt use_dora peft_use_dora: no adapter is trained, whose magnitudes these would be
-learnt modules_to_save lora_modules_to_save additional_target: there are no adapters, beside which these are
+learned use_dora peft_use_dora: no adapter is trained, whose magnitudes these would be
+learned modules_to_save lora_modules_to_save additional_target: there are no adapters, beside which these are
     trained
-learnt loraplus_lr_ratio lorap_lr_ratio: no adapter is trained, whose B it would give a higher learning rate
-learnt lora_model_dir adapter_name_or_path: training starts from one adapter here, and trains that one on
-learnt neftune_noise_alpha noisy_embedding_alpha: no noise is added to the embeddings of preferences here:
-    less regularisation
-learnt z_loss_multiplier=0: the loss is the cross-entropy alone
-learnt label_smoothing_factor=0: the targets are smoothed with train.objective: sft alone here
-learnt rope_scaling: config.json is taken as it is, with its own rotary embedding
+learned loraplus_lr_ratio lorap_lr_ratio: no adapter is trained, whose B it would give a higher learning rate
+learned lora_model_dir adapter_name_or_path: training starts from one adapter here, and trains that one on
+learned neftune_noise_alpha noisy_embedding_alpha: no noise is added to the embeddings of preferences here:
+    less regularization
+learned z_loss_multiplier=0: the loss is the cross-entropy alone
+learned label_smoothing_factor=0: the targets are smoothed with train.objective: sft alone here
+learned rope_scaling: config.json is taken as it is, with its own rotary embedding
 lost fp8: bfloat16 in its place: products are more precise, and take longer
 lost streaming: the data set is read as a whole here, and shuffled as a whole
 exact loraplus_lr_embedding: embeddings carry no adapter here
@@ -149,7 +149,7 @@ def say_start(keys: Keys, key: str, *, of_base: bool = False) -> None:
     objective = OBJECTIVES[keys.ledger.value("train.objective") or "sft"]
     if of_base and objective.reference:
         note = "the reference is the base without it there, and a copy of it here"
-        keys.learnt(key, (), note)
+        keys.learned(key, (), note)
         return
     note = "it must be just what the recipe trains"
     if HUB_ID.fullmatch(names[0]):

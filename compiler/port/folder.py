@@ -12,7 +12,7 @@ from recipec.compiler.port.commands import CONFIGS, is_command
 from recipec.compiler.port.port import Asked, Ported, port
 from recipec.compiler.port.python_source import NO_TRAINER, SUFFIXES
 from recipec.compiler.port.read import read
-from recipec.compiler.port.recognise import role_of
+from recipec.compiler.port.recognize import role_of
 from recipec.spec.diagnostics import Diagnostic, has_errors
 from recipec.spec.load import display
 

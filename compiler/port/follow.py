@@ -250,7 +250,7 @@ class Follower:
                     where[key] = value
                 elif isinstance(where, list | dict):
                     _spoil(where, self.unknown(target))
-                elif isinstance(where, Column | Row) or _relabelled(where, value):
+                elif isinstance(where, Column | Row) or _relabeled(where, value):
                     self.changed_within = self.unknown(target).why
 
     def items(self, node: ast.expr, env: ChainMap[str, Any]) -> list[Any]:
@@ -725,7 +725,7 @@ def _spoil(owner: list[Any] | dict[Any, Any], why: Unknown) -> Unknown:
     return why
 
 
-def _relabelled(where: Any, value: Any) -> bool:
+def _relabeled(where: Any, value: Any) -> bool:
     """Whether tokens are given labels that are not their own ids, or anything else is changed in them."""
     return isinstance(where, Made) and where.kind == "tokens" and getattr(value, "kind", "") != "ids"
 

@@ -261,13 +261,13 @@ class Keys:
             self.ledger.unsupported(self.source, self.prefix + key, note)
             self.said.add(key)
 
-    def learnt(self, key: str, idle: Iterable[Any], note: str) -> None:
-        """As `unless`, of a key that changes what is learnt: the loss, which parameters are trained, where
+    def learned(self, key: str, idle: Iterable[Any], note: str) -> None:
+        """As `unless`, of a key that changes what is learned: the loss, which parameters are trained, where
         they start, how they are updated, what the model computes. The run would be another one: an error."""
         if self._switched_on(key, idle):
             name = self.prefix + key
             help = f"--set {name}=null ports the run without it; --partial writes the recipe, which says so"
-            self.refuse(key, "E1180", f"`{name}` changes what is learnt: {note}", help)
+            self.refuse(key, "E1180", f"`{name}` changes what is learned: {note}", help)
 
     def _switched_on(self, key: str, idle: Iterable[Any]) -> bool:
         """Whether nothing was said of a key that does something; one that does nothing is spoken of."""
@@ -304,13 +304,13 @@ class Keys:
             exact       they mean the same, or bear on no number
             unused      the source's run does not read them
             lost        they have no counterpart, which matters where they are on
-            learnt      likewise, and the run would learn something else: an error
+            learned      likewise, and the run would learn something else: an error
             setting     of a feature that there is not here: without its switch, the target, it says nothing
             switch      where they are on, the target is true, or the value after its "="
             integer, number, text, flag     their value is the target's, approximately so with a sentence
 
         Args:
-            off: values at which a key of `lost` and `learnt` does nothing, beside those of its row.
+            off: values at which a key of `lost` and `learned` does nothing, beside those of its row.
         """
         for row in rows:
             for path, idle in row.keys.items():
@@ -323,8 +323,8 @@ class Keys:
                         keys.unused((key,), row.note)
                     case "lost":
                         keys.unless(key, (*off, *idle), row.note)
-                    case "learnt":
-                        keys.learnt(key, (*off, *idle), row.note)
+                    case "learned":
+                        keys.learned(key, (*off, *idle), row.note)
                     case "switch":
                         target, equals, value = row.target.partition("=")
                         made = {target: value if equals else True}

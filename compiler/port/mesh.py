@@ -1,7 +1,7 @@
 """The mesh of a ported recipe: what the source's GPUs become on the accelerator that is asked for.
 
 The rows of an optimizer step are the source's wherever some mesh can take them, since they decide what is
-learnt. A TPU tool's own axes come first, where they are as many devices. Else all devices go to fsdp as far
+learned. A TPU tool's own axes come first, where they are as many devices. Else all devices go to fsdp as far
 as those rows go; tp takes the rest, in sizes that the recipe's own checks let through. Only where no mesh
 is left are the rows rounded up.
 """

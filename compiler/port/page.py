@@ -36,7 +36,7 @@ class Line:
     @property
     def verdict(self) -> str:
         """The gravest of its keys', "" for none."""
-        grave = sorted((row for row in self.rows), key=lambda row: (not row.learnt, not row.changes))
+        grave = sorted((row for row in self.rows), key=lambda row: (not row.learned, not row.changes))
         return grave[0].verdict.value if grave else ""
 
     @property

@@ -24,7 +24,7 @@ from recipec.compiler.port.ledger import Finding, Ledger, Verdict, prefixes
 from recipec.compiler.port.mesh import amend
 from recipec.compiler.port.python_source import SUFFIXES, read_script
 from recipec.compiler.port.read import read
-from recipec.compiler.port.recognise import Recognised, recognise, say_unread
+from recipec.compiler.port.recognize import Recognized, recognize, say_unread
 from recipec.compiler.port.report import Row, counts, rows, summary
 from recipec.compiler.port.settle import Settled, older_beside, overridden, renamed, settle
 from recipec.compiler.port.source import Source, Sources
@@ -50,7 +50,7 @@ class Asked:
     """What the command line asks for.
 
     Attributes:
-        dialect: by --from, None to recognise it.
+        dialect: by --from, None to recognize it.
         devices: GPUs of the source, None where its files say it.
         partial: whether a recipe with errors is made all the same.
         place: where the recipe will lie; what it names is relative to that folder.
@@ -134,10 +134,10 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
     files, found, asked = _read(paths, asked)
     if has_errors(found):
         return Ported(diagnostics=in_order(found))
-    recognised = recognise(files, asked.dialect)
-    if not isinstance(recognised, Recognised):
-        return Ported(diagnostics=in_order([*found, *recognised]))
-    dialect, sources = recognised.dialect, recognised.sources
+    recognized = recognize(files, asked.dialect)
+    if not isinstance(recognized, Recognized):
+        return Ported(diagnostics=in_order([*found, *recognized]))
+    dialect, sources = recognized.dialect, recognized.sources
     if asked.script and not dialects.KNOWN[dialect.NAME].scripts:
         message = f"--script is for TRL's files, and {sources.main.file} is of {dialect.TITLE}"
         return Ported(diagnostics=[Diagnostic("E1173", message, help="leave --script out")])

@@ -42,7 +42,7 @@ class Row:
         value: plain data.
         recipe: paths that it sets.
         note: "" where the verdict says all.
-        learnt: whether something else is learnt for it: an error.
+        learned: whether something else is learned for it: an error.
         changes: whether the run is another one for it, or one that a recipe has another default for.
     """
 
@@ -54,7 +54,7 @@ class Row:
     verdict: Verdict
     recipe: tuple[str, ...]
     note: str
-    learnt: bool = False
+    learned: bool = False
     changes: bool = False
 
     @property
@@ -88,7 +88,7 @@ def rows(ledger: Ledger, sources: Sources) -> list[Row]:
     defaults = [finding for finding in ledger.findings if not finding.file]
     out += [_row(None, finding.key, finding.value, finding) for finding in defaults]
     errors = {found.path for found in ledger.diagnostics if found.severity == "error"}
-    made = (replace(row, learnt=not errors.isdisjoint(prefixes(row.key))) for row in out)
+    made = (replace(row, learned=not errors.isdisjoint(prefixes(row.key))) for row in out)
     return [replace(row, changes=_changes(row, ledger)) for row in made]
 
 
@@ -97,7 +97,7 @@ def _changes(row: Row, ledger: Ledger) -> bool:
         return row.key.startswith("--") or any(
             ledger.value(path, MISSING) not in (MISSING, _usual(path)) for path in row.recipe
         )
-    return row.learnt or row.verdict in (Verdict.UNSUPPORTED, Verdict.APPROXIMATED)
+    return row.learned or row.verdict in (Verdict.UNSUPPORTED, Verdict.APPROXIMATED)
 
 
 def _usual(path: str) -> Any:
@@ -114,7 +114,7 @@ def headline(made: Sequence[Row]) -> dict[str, list[tuple[list[Row], str]]]:
     """What changes the run, the gravest first: by its heading, keys of which the same is said."""
     grave = sorted(
         (row for row in made if row.changes),
-        key=lambda row: (not row.learnt, -SEVERITY.index(row.verdict)),
+        key=lambda row: (not row.learned, -SEVERITY.index(row.verdict)),
     )
     out: dict[str, list[tuple[list[Row], str]]] = {}
     for row in grave:

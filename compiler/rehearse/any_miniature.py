@@ -44,7 +44,7 @@ def write_any(
     config = shrink_any(program.architecture, axes)
     shutil.rmtree(directory, ignore_errors=True)
     try:
-        _initialise(directory, config, dtype)
+        _initialize(directory, config, dtype)
     except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, ZeroDivisionError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise StepFailed(
@@ -106,7 +106,7 @@ def _shortened(config: Mapping[str, Any], count: int, kept: int) -> dict[str, An
     return out
 
 
-def _initialise(directory: Path, config: Mapping[str, Any], dtype: str) -> None:
+def _initialize(directory: Path, config: Mapping[str, Any], dtype: str) -> None:
     """transformers' own initial values, its matrices wide enough that logits are far from flat."""
     import torch
     import transformers

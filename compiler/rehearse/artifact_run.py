@@ -79,7 +79,7 @@ class ArtifactRun:
     def kill(self) -> str:
         """Trains again into another folder and kills it once a checkpoint is there.
 
-        What the first run compiled is taken along; what it tokenised is not.
+        What the first run compiled is taken along; what it tokenized is not.
         """
         compiled, again = (folder / (self.cache or "") / COMPILED for folder in (self.whole, self.resumed))
         if self.cache is not None and compiled.is_dir() and not again.exists():
@@ -176,7 +176,7 @@ class ArtifactRun:
 def script_environment(work: Path) -> dict[str, str]:
     """Of scripts that run in miniature: CPU, no network, compiled functions kept from one to the next.
 
-    They run for a moment, so optimisations of them would take more time than they save.
+    They run for a moment, so optimizations of them would take more time than they save.
     """
     return dict(os.environ) | {
         # For the comparison; the scripts put their own folder's runtime first.

@@ -41,7 +41,7 @@ def write_checkpoint(
 
     Args:
         config: as from `shrink` or `complete`.
-        texts: what the tokenizer's merges are learnt from; a few English sentences when empty.
+        texts: what the tokenizer's merges are learned from; a few English sentences when empty.
         seed: of the weights. Each tensor's stream also depends on its name alone, so that the same
             tensor has the same values in every split.
         shards: number of safetensors files.
@@ -235,7 +235,7 @@ def write_tokenizer(directory: Path, family: str, texts: Sequence[str] = ()) -> 
     Args:
         directory: exists.
         family: a key of FAMILIES.
-        texts: what the merges are learnt from; SAMPLE when empty.
+        texts: what the merges are learned from; SAMPLE when empty.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -251,7 +251,7 @@ def write_tokenizer(directory: Path, family: str, texts: Sequence[str] = ()) -> 
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # The role names are in every sample, so that they are learnt however few the texts are.
+    # The role names are in every sample, so that they are learned however few the texts are.
     tokenizer.train_from_iterator([*(texts or SAMPLE), *(f"{role}\n" for role in ROLES)], trainer)
     if tokens.begins:
         tokenizer.post_processor = processors.TemplateProcessing(

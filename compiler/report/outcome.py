@@ -149,7 +149,7 @@ def merged(entry: Mapping[str, Any], beside: Place) -> Result:
 
 def _tensors(merged: Any, kept: Any, quantized: Any) -> str:
     out = f"{number(merged)} changed by training, {number(kept)} as the base has them"
-    return f"{out}, {number(quantized)} quantised" if quantized else out
+    return f"{out}, {number(quantized)} quantized" if quantized else out
 
 
 def _verified(found: Mapping[str, Any]) -> Table:

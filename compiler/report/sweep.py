@@ -20,7 +20,7 @@ QUANTITIES = {
     "itl": "time between tokens",
     "e2el": "time to the last token",
 }
-"""What vLLM's client calls a time, spelt out."""
+"""What vLLM's client calls a time, spelled out."""
 PARTS = ("p50", "p90", "p99")
 RATE = "request rate (requests/s)"
 TICKS = tuple(digit * 10**power for power in range(-2, 7) for digit in (1, 2, 5))
@@ -253,7 +253,7 @@ def plots(sweeps: Sequence[Sweep]) -> list[Plot]:
 
 
 def _series(sweeps: Sequence[Sweep]) -> Iterator[tuple[str, str, int, Sweep, list[Point]]]:
-    """Each sweep's points of one input length, those without figures among them: its colour, its
+    """Each sweep's points of one input length, those without figures among them: its color, its
     name, the length, the sweep and the points."""
     number = 0
     for sweep in sweeps:

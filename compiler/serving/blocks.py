@@ -49,7 +49,7 @@ def decode_blocks(serve: Serve) -> tuple[int, ...] | None:
     return sizes
 
 
-def spelt(sizes: tuple[int, ...]) -> str:
+def spelled(sizes: tuple[int, ...]) -> str:
     """The sizes as the variable holds them."""
     return ",".join(map(str, sizes))
 
@@ -58,7 +58,7 @@ def environment(serve: Serve) -> dict[str, str]:
     """The recipe's variables, with the one that `serve.decode_block_sizes` stands for."""
     if serve.decode_block_sizes is None:
         return dict(serve.env)
-    return {VARIABLE: spelt(tuple(serve.decode_block_sizes)), **serve.env}
+    return {VARIABLE: spelled(tuple(serve.decode_block_sizes)), **serve.env}
 
 
 def batched_kernel(serve: Serve) -> bool:

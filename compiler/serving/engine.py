@@ -488,7 +488,7 @@ def volume_name(container: Container, source: str) -> str:
 
 
 def _volume_labels(container: Container, source: str, artifact: Path) -> dict[str, str]:
-    # Compose warns of a volume that is not labelled as its own.
+    # Compose warns of a volume that is not labeled as its own.
     return {
         "com.docker.compose.project": container.name,
         "com.docker.compose.volume": source,

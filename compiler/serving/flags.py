@@ -54,7 +54,7 @@ class Flag:
 
 
 @cache
-def catalogue() -> dict[str, Any]:
+def catalog() -> dict[str, Any]:
     """vllm.json; read when it is first asked for."""
     data: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
     return data
@@ -64,7 +64,7 @@ def catalogue() -> dict[str, Any]:
 def flags(command: str = "serve") -> dict[str, Flag]:
     """The flags of `vllm serve`, or of `vllm bench serve` ("bench"), by name and by alias."""
     out: dict[str, Flag] = {}
-    for name, data in catalogue()[command].items():
+    for name, data in catalog()[command].items():
         given: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
         }
@@ -75,7 +75,7 @@ def flags(command: str = "serve") -> dict[str, Flag]:
 
 def version() -> str:
     """Of the vllm-tpu that the flags are of."""
-    return str(catalogue()["packages"]["vllm-tpu"])
+    return str(catalog()["packages"]["vllm-tpu"])
 
 
 def dashed(name: str) -> str:
@@ -223,7 +223,7 @@ def problems(name: str, value: Any) -> Iterator[FlagProblem]:
         if negative and not isinstance(value, bool):
             yield _valued(name, known)
         elif negative and value is False:
-            meant = f"did you mean `{_spelt(name, known.name)}`? with true"
+            meant = f"did you mean `{_spelled(name, known.name)}`? with true"
             yield FlagProblem("value", f"`{name}: false` says no twice", meant, at_key=True)
         elif said := _refused(known, name, value):
             yield said
@@ -242,10 +242,10 @@ def abbreviated(name: str) -> list[Flag]:
 
 def _unknown(name: str, flag: str) -> FlagProblem:
     if flag in RENAMED:
-        return _renamed(flag, _spelt(name, RENAMED[flag]))
+        return _renamed(flag, _spelled(name, RENAMED[flag]))
     short = next((one.name for one in flags().values() if flag in one.short), None)
     if short is not None:
-        return _renamed(flag, _spelt(name, short))
+        return _renamed(flag, _spelled(name, short))
     stands_for = abbreviated(flag)
     if len(stands_for) == 1:
         full = ("no-" if flag.startswith("no-") and stands_for[0].negated else "") + stands_for[0].name
@@ -253,14 +253,14 @@ def _unknown(name: str, flag: str) -> FlagProblem:
             "abbreviated",
             f"`{name}` is the beginning of --{full}, which vLLM takes it for until a version has another "
             "such",
-            f"did you mean `{_spelt(name, full)}`?",
+            f"did you mean `{_spelled(name, full)}`?",
             stands_for[0],
             at_key=True,
         )
     known = sorted({known for flag in flags().values() for known in _names(flag)})
     close = [flag.name for flag in stands_for[:3]] or difflib.get_close_matches(flag, known, 3, 0.75)
-    spelt = [_spelt(name, one) for one in close]
-    said = f"did you mean {listing((f'`{one}`' for one in spelt), 'or')}?" if close else None
+    spelled = [_spelled(name, one) for one in close]
+    said = f"did you mean {listing((f'`{one}`' for one in spelled), 'or')}?" if close else None
     return FlagProblem(
         "unknown",
         f"vLLM {version()} has no flag --{flag}",
@@ -280,7 +280,7 @@ def _names(flag: Flag) -> Iterator[str]:
         yield f"no-{flag.name}"
 
 
-def _spelt(name: str, flag: str) -> str:
+def _spelled(name: str, flag: str) -> str:
     """A flag as this recipe spells names."""
     return flag.replace("-", "_") if "_" in name or "-" not in name else flag
 
@@ -291,7 +291,7 @@ def _valued(name: str, flag: Flag) -> FlagProblem:
 
 
 def _refused(flag: Flag, name: str, value: Any) -> FlagProblem | None:
-    """What is wrong with the value of a flag that is spelt in full."""
+    """What is wrong with the value of a flag that is spelled in full."""
     if flag.type == "switch":
         if not isinstance(value, bool):
             return _valued(name, flag)
@@ -403,7 +403,7 @@ def _key_problems(name: str, flag: Flag, path: list[str], value: Any) -> Iterato
     """Of a flag's key, as in `compilation-config.mode`."""
     if flag.type not in ("json", "json-or-text", "object"):
         said = f"--{flag.name} has no keys: it takes {_asks(flag)}"
-        yield FlagProblem("value", said, f"did you mean `{_spelt(name, flag.name)}`?", at_key=True)
+        yield FlagProblem("value", said, f"did you mean `{_spelled(name, flag.name)}`?", at_key=True)
         return
     if "" in path:
         said = f"a key of `{name}` is empty"

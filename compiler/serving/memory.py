@@ -36,6 +36,6 @@ def memory_share(extra_args: Mapping[str, Any]) -> float:
 
 
 def weight_size(recipe: Recipe) -> int:
-    """Bytes of each of the served weights' numbers; the few that are never quantised are counted alike."""
+    """Bytes of each of the served weights' numbers; the few that are never quantized are counted alike."""
     merged = recipe.merge.quantization if recipe.server.weights == "merged" else None
     return 1 if recipe.server.quantization or merged else 2

@@ -32,7 +32,7 @@ class ServedTypes:
     Attributes:
         dtype: of weights and activations.
         kv_cache: of keys and values; "auto" is `dtype`.
-        weights: "fp8" where the server quantises them itself; else None.
+        weights: "fp8" where the server quantizes them itself; else None.
         source: where this is known from.
     """
 

@@ -9,7 +9,7 @@ template   a conversation -> text, as transformers renders it
 reasoning  what becomes of the assistant's thoughts, before and after it is rendered
 masking    the characters of that text that carry loss
 encoding   text -> tokens and the tokens that are targets; what cannot be used is counted
-tokenising the same for all rows, in several processes (worker) where there are many
+tokenizing the same for all rows, in several processes (worker) where there are many
 samples    tokens and targets of all samples, as flat arrays
 cache      those arrays on disk, found by what they were made from
 packing    samples -> rows of at most `max_length` tokens

@@ -1,4 +1,4 @@
-"""Tokenised data on disk, found by what it was made from.
+"""Tokenized data on disk, found by what it was made from.
 
 A folder CACHE/data/KEY holds one split: its arrays as .npy files and split.json with their sizes, their
 digest and the report. KEY is a digest of the sources' contents, of everything that decides what becomes of
@@ -31,7 +31,7 @@ from .samples import Samples
 
 ABOUT = "split.json"
 PACKAGES = ("tokenizers", "jinja2", "datasets", "pyarrow")
-"""What also decides how rows are read, rendered and tokenised."""
+"""What also decides how rows are read, rendered and tokenized."""
 
 
 def key(
@@ -41,7 +41,7 @@ def key(
     data_dir: Path,
     part: Sequence[float] | None = None,
 ) -> tuple[str | None, str]:
-    """Names the tokenised form of some sources.
+    """Names the tokenized form of some sources.
 
     Args:
         part: what decides which of their rows are taken, None for all.
@@ -84,7 +84,7 @@ def load(folder: Path) -> tuple[Samples, SplitReport] | None:
             raise ValueError("its contents have changed")
         return samples, SplitReport.from_dict(about["report"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError) as error:
-        say(f"the tokenised data in {folder} is not whole ({_first_line(error)}), and is made again")
+        say(f"the tokenized data in {folder} is not whole ({_first_line(error)}), and is made again")
         shutil.rmtree(folder, ignore_errors=True)
         return None
 
@@ -164,7 +164,7 @@ def _version(package: str) -> str | None:
 
 
 def _not_kept(folder: Path, error: OSError) -> None:
-    say(f"the tokenised data could not be kept in {folder}: {_first_line(error)}")
+    say(f"the tokenized data could not be kept in {folder}: {_first_line(error)}")
 
 
 def _first_line(error: Exception) -> str:

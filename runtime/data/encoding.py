@@ -1,4 +1,4 @@
-"""Rows to tokens and targets: what each tokenising process does."""
+"""Rows to tokens and targets: what each tokenizing process does."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def _instruction(origin: str, row: Mapping[str, Any], fields: Mapping[str, str])
 
 
 def _prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
-    if is_labelled(row):
+    if is_labeled(row):
         raise Malformed(f"the label {row['label']} makes it an answer that is judged, for KTO")
     return prompted(origin, row, fields)
 
@@ -204,8 +204,8 @@ def prompted(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> 
     return ParsedSample(origin, prompt=prompt, completion=completion, unused=unused)
 
 
-def is_labelled(row: Mapping[str, Any]) -> bool:
-    """Whether a prompt's completion is labelled as liked or not: in CSV as text."""
+def is_labeled(row: Mapping[str, Any]) -> bool:
+    """Whether a prompt's completion is labeled as liked or not: in CSV as text."""
     label = row.get("label")
     return isinstance(label, bool) or (isinstance(label, str) and label.lower() in ("true", "false"))
 

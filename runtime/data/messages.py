@@ -97,7 +97,7 @@ def parse_messages(value: Any, name: str, fields: Mapping[str, str], label: str 
 
 
 def demand_assistant(messages: Messages) -> None:
-    """Refuses a conversation in which nothing can be learnt.
+    """Refuses a conversation in which nothing can be learned.
 
     Raises:
         Malformed: no message is the assistant's.

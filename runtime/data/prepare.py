@@ -22,14 +22,14 @@ from .masking import check_loss_on
 from .report import DataReport, SplitReport
 from .samples import Samples
 from .sources import Split, open_split, source_names, splits
-from .tokenising import tokenise
 from .tokenizer import chat_templates
+from .tokenizing import tokenize
 from .usable import check_split, count_rows
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """The data of a run, tokenised.
+    """The data of a run, tokenized.
 
     Attributes:
         steps_per_epoch: optimizer steps of one pass over the training data: rows / global batch size,
@@ -108,13 +108,13 @@ class PreparedData:
 
 
 @dataclass(frozen=True)
-class Tokenising:
-    """What makes tokenising quick, and where it begins.
+class Tokenizing:
+    """What makes tokenizing quick, and where it begins.
 
     Attributes:
-        cache: folder in which tokenised data is kept, under data/, and looked for; None for none. A stream is
+        cache: folder in which tokenized data is kept, under data/, and looked for; None for none. A stream is
             not kept.
-        workers: processes that tokenise, None for as many as pay.
+        workers: processes that tokenize, None for as many as pay.
         after: `PreparedData.state` of the step that the run goes on after; None for its beginning.
     """
 
@@ -130,16 +130,16 @@ def prepare(
     tokenizer: Any,
     data_dir: Path,
     vocabulary: int | None = None,
-    tokenising: Tokenising = Tokenising(),
+    tokenizing: Tokenizing = Tokenizing(),
 ) -> PreparedData:
-    """Reads, renders, tokenises, packs.
+    """Reads, renders, tokenizes, packs.
 
     Args:
         rows: rows of a micro-batch on all devices together: micro_batch_size x data-parallel devices.
         tokenizer: of `load_tokenizer`.
         data_dir: what relative paths are relative to.
         vocabulary: embeddings of the model; samples with another token id are left out.
-        tokenising: what makes it quick, and where it begins.
+        tokenizing: what makes it quick, and where it begins.
 
     Raises:
         UserError: the files or the settings give nothing to train on, or contradict one another.
@@ -167,12 +167,12 @@ def prepare(
             raise UserError(
                 "epochs of a stream cannot be counted", "give train.steps, or no data.stream_window"
             )
-        windows = Windows(data, how, data_dir, tokenising.workers)
-        schedule = StreamSchedule(windows, tokenising.after, shape, accumulation, by_tokens)
+        windows = Windows(data, how, data_dir, tokenizing.workers)
+        schedule = StreamSchedule(windows, tokenizing.after, shape, accumulation, by_tokens)
         samples, train_report = schedule.window.samples, schedule.window.report
         per_epoch, made_of, weights = None, windows.made_of, windows.weights
     else:
-        samples, train_report = read_split(trained_on, data, how, data_dir, tokenising)
+        samples, train_report = read_split(trained_on, data, how, data_dir, tokenizing)
         check_split("data.train", train_report, data)
         if len(samples.liked):
             from .unpaired import balance
@@ -199,7 +199,7 @@ def prepare(
     if evaluated_on is not None:
         written = chat_templates(tokenizer, data, data_dir, evaluated_on.sources)
         how = coding(tokenizer, written, data, vocabulary, evaluated_on.sources)
-        held_out, eval_report = read_split(evaluated_on, data, how, data_dir, tokenising)
+        held_out, eval_report = read_split(evaluated_on, data, how, data_dir, tokenizing)
         check_split(evaluated_on.name, eval_report, data)
         rows_of = rows_by_source(held_out, evaluated_on, data)
         count_rows(eval_report, list(rows_of.values()), held_out)
@@ -250,7 +250,7 @@ def read_split(
     data: DataSettings,
     how: Coding,
     data_dir: Path,
-    tokenising: Tokenising,
+    tokenizing: Tokenizing,
 ) -> tuple[Samples, SplitReport]:
     """The samples that are trained or evaluated on, from the cache where they are in it. They may be none.
 
@@ -259,15 +259,15 @@ def read_split(
     """
     found: tuple[Samples, SplitReport] | None = None
     folder: Path | None = None
-    if tokenising.cache is not None:
+    if tokenizing.cache is not None:
         named, reason = caching.key(split.sources, data, how, data_dir, split.part)
         if named is not None:
-            folder = tokenising.cache / "data" / named
+            folder = tokenizing.cache / "data" / named
             found = caching.load(folder)
         else:
-            caching.say(f"the tokenised data is not kept: {reason}")
+            caching.say(f"the tokenized data is not kept: {reason}")
     if found is None:
-        found = _read(split, data, how, data_dir, tokenising.workers)
+        found = _read(split, data, how, data_dir, tokenizing.workers)
         if folder is not None and len(found[0]):
             caching.save(folder, *found)
     samples, report = found
@@ -278,7 +278,7 @@ def _read(
     split: Split, data: DataSettings, how: Coding, data_dir: Path, workers: int | None
 ) -> tuple[Samples, SplitReport]:
     readers = open_split(split, data, data_dir)
-    samples, encoded = tokenise(readers, how, workers, f"tokenising {split.name}")
+    samples, encoded = tokenize(readers, how, workers, f"tokenizing {split.name}")
     report = SplitReport(row_length=data.max_length)
     for reader in readers:
         reader.count(report)

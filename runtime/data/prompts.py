@@ -53,9 +53,9 @@ def prompts(
     generation: Mapping[str, Any],
     parts: int = 1,
 ) -> Prompts:
-    """Reads and tokenises a file of prompts.
+    """Reads and tokenizes a file of prompts.
 
-    Messages are written by the chat template, with the beginning of an answer after them; a text is tokenised
+    Messages are written by the chat template, with the beginning of an answer after them; a text is tokenized
     as it is.
 
     Args:

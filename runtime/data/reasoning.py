@@ -1,6 +1,6 @@
 """What becomes of the assistant's reasoning: `data.reasoning`.
 
-keep   each learnt turn's reasoning is written and learnt, or the conversation is refused
+keep   each learned turn's reasoning is written and learned, or the conversation is refused
 drop   the conversation is one without reasoning, which the template writes as it writes such
 empty  the same, and the last turn follows the generation prompt of a model that is told not to think
 
@@ -58,7 +58,7 @@ class Reasoning:
             renderer: with `self.template`.
 
         Raises:
-            Inconsistent: reasoning that is learnt is not written, or no text, or not ended.
+            Inconsistent: reasoning that is learned is not written, or no text, or not ended.
         """
         assert row.messages is not None
         parts = {
@@ -77,10 +77,10 @@ class Reasoning:
         ]
         made = renderer.render(messages, row.tools, row.completion_start)
         if self._mode == "keep":
-            learnt = "\n".join(made.text[start:end] for start, end in made.spans)
+            learned = "\n".join(made.text[start:end] for start, end in made.spans)
             for i in renderer.chosen(messages, row.completion_start):
                 thoughts = parts[i][0] if i in parts and messages[i].get("weight") != 0 else []
-                if thoughts and thoughts[0].strip() not in learnt:
+                if thoughts and thoughts[0].strip() not in learned:
                     raise Inconsistent(f"the chat template leaves the reasoning of message {i} out")
         elif self._mode == "empty" and messages[-1]["role"] == "assistant":
             return self._opened(made, renderer, messages, row.tools)

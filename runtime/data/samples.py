@@ -1,4 +1,4 @@
-"""Tokenised samples, as flat arrays: a million of them are no more objects than one."""
+"""Tokenized samples, as flat arrays: a million of them are no more objects than one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Sample:
-    """One conversation or text, tokenised.
+    """One conversation or text, tokenized.
 
     Attributes:
         tokens: int32[n].

@@ -1,4 +1,4 @@
-"""Training data that is read, tokenised and packed while the run goes on: more than a disk or a memory holds.
+"""Training data that is read, tokenized and packed while the run goes on: more than a disk or a memory holds.
 
 The rows of all sources are cut into windows of data.stream_window rows. A seed draws how many of a window's
 rows each source gives, by the sources' weights, and puts the window's samples into order; they are packed
@@ -35,7 +35,7 @@ from .samples import Samples, join
 from .shards import Cursor, shards_of
 from .sources import Split, open_split
 from .text_files import Record
-from .tokenising import Tokeniser
+from .tokenizing import Tokenizer
 from .usable import check_split, count_rows
 
 HELD = 2
@@ -88,7 +88,7 @@ class Windows:
 
     Args:
         data: the settings, with a stream_window.
-        workers: processes that tokenise, None for as many as pay.
+        workers: processes that tokenize, None for as many as pay.
 
     Attributes:
         made_of: digest of what they are made of: names and sizes of files, not what is in them.
@@ -113,7 +113,7 @@ class Windows:
             for number, (source, own) in enumerate(zip(sources, shards, strict=True))
         ]
         self._live: tuple[Sequence[Mapping[str, Any]], list[Cursor]] = ([], [])
-        self._tokeniser = Tokeniser(how, workers)
+        self._tokenizer = Tokenizer(how, workers)
         self._reading = threading.Lock()
         self._closed = False
 
@@ -137,7 +137,7 @@ class Windows:
             for reader, cursor, count in zip(self._readers, cursors, counts, strict=True):
                 reader.records = partial(self._taken, cursor, int(count))
                 reader.whole = bool(count) and not begin.number
-            samples, report = self._tokenised(label)
+            samples, report = self._tokenized(label)
             where = [cursor.position for cursor in cursors]
             self._live = where, cursors
         check_split(f"data.train, window {begin.number + 1} of the stream", report, self._data)
@@ -151,7 +151,7 @@ class Windows:
     def close(self) -> None:
         """Ends a reading that is under way."""
         self._closed = True
-        self._tokeniser.close()
+        self._tokenizer.close()
 
     def _taken(self, cursor: Cursor, count: int) -> Iterator[Record]:
         for row in cursor.take(count):
@@ -159,8 +159,8 @@ class Windows:
                 return  # nobody waits for the window
             yield row
 
-    def _tokenised(self, label: str | None) -> tuple[Samples, SplitReport]:
-        samples, encoded = self._tokeniser(self._readers, label)
+    def _tokenized(self, label: str | None) -> tuple[Samples, SplitReport]:
+        samples, encoded = self._tokenizer(self._readers, label)
         report = SplitReport(row_length=self._data.max_length)
         for reader in self._readers:
             reader.count(report)
@@ -221,7 +221,7 @@ class StreamSchedule(Schedule):
         if after is not None and after.get(WINDOW):
             begin = Begin(**after[WINDOW])
         self._lock = threading.RLock()
-        self.window, following = windows.read(begin, "tokenising the first window of data.train")
+        self.window, following = windows.read(begin, "tokenizing the first window of data.train")
         self._begins = deque([begin, following], REMEMBERED)
         self._held = deque([self.window], HELD)
         self._ahead: Future[tuple[Window, Begin]] | None = None

@@ -143,7 +143,7 @@ def _check_vocabulary(tokenizer: Any, size: int | None, source: str) -> None:
     """Refuses a tokenizer that writes ids without an embedding.
 
     Special tokens are let through: text-only Gemma 3 checkpoints ship an image token one past their
-    embeddings. Samples that use one are left out when they are tokenised.
+    embeddings. Samples that use one are left out when they are tokenized.
     """
     if size is None:
         return

@@ -21,7 +21,7 @@ class Transform:
 
     It is called once for each row and reading, in the source's order, with the row as the source gives it (a
     dict of columns by the source's names; data.fields is applied afterwards), which it may change. It should
-    depend on the row alone: every host of a run calls it for itself, and tokenised data is kept by content.
+    depend on the row alone: every host of a run calls it for itself, and tokenized data is kept by content.
 
     Attributes:
         name: FILE.py:FUNCTION, for messages.

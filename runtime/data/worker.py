@@ -1,6 +1,6 @@
-"""A process that tokenises: reads chunks of rows from stdin, writes samples to stdout, both pickled.
+"""A process that tokenizes: reads chunks of rows from stdin, writes samples to stdout, both pickled.
 
-It is started by runtime.data.tokenising, and ends when its stdin does.
+It is started by runtime.data.tokenizing, and ends when its stdin does.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def model_card(
         how = f"fine-tuned with LoRA on {_listed(lora.get('targets') or [])}; the adapters are merged into it"
     form = f"Trained weights are stored as {record.get('dtype')}; all others are the base's, bit by bit."
     if record.get("quantization"):
-        form = f"Linear weights are quantised to {record['quantization']}; vLLM reads them so."
+        form = f"Linear weights are quantized to {record['quantization']}; vLLM reads them so."
     parts = [
         f"# {name}",
         f"{base.link}, {how}. {form}",

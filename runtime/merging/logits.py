@@ -5,7 +5,7 @@ rows of tokens: of the base with its adapters, or of all the weights of a run wi
 trained; of the base with the merge rule applied in memory and not rounded, which tells whether the rule is
 right; of the same rounded, which tells what rounding does; and of the merged checkpoint read from its files,
 which is what will be served and has to be what was computed in memory. Adapters that were trained on
-quantised weights are merged into the weights as they were before, and compared with them on those.
+quantized weights are merged into the weights as they were before, and compared with them on those.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RULE_TOLERANCE = 3e-5
 adapters' part is."""
 
 SPACING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 0.0}
-"""Distance between neighbouring numbers of a type, relative to their size."""
+"""Distance between neighboring numbers of a type, relative to their size."""
 
 AMPLIFICATION = 32.0
 """Each model answers to small changes of its weights in its own way: where nothing was rounded, a random one
@@ -54,7 +54,7 @@ was 2 to 22 times the effect of rounding to bfloat16, scaled to float32's spacin
 
 FLIPPED = 0.1
 """Allowed difference of the files from the merge in memory, as a share of rounding's effect. On one machine
-there is none. Another machine's float32 product may lead one element in ten thousand to the other neighbour,
+there is none. Another machine's float32 product may lead one element in ten thousand to the other neighbor,
 which adds up to about a hundredth of the effect of rounding them all."""
 
 SPARE = 1 << 30

@@ -28,7 +28,7 @@ HASHERS = 4
 """Files that are hashed at a time."""
 QUANTIZED = ("F8_E4M3", "I8")
 SCALE = "_scale"
-"""What is put after a quantised weight's name for its scale's."""
+"""What is put after a quantized weight's name for its scale's."""
 AGAIN = "remove the folder and merge again"
 UNUSABLE = f"{AGAIN}; if it stays so, do not use the merged checkpoint"
 
@@ -169,7 +169,7 @@ class MergedFiles:
 
 
 def check_names(base: HFCheckpoint, trained: set[str], merged: MergedFiles, dtype: str) -> None:
-    """Checks that the files hold the base's tensors, each once, and the scales of quantised ones.
+    """Checks that the files hold the base's tensors, each once, and the scales of quantized ones.
 
     Args:
         trained: names of those that training changed.
@@ -223,6 +223,6 @@ def _check_index(merged: MergedFiles) -> None:
 
 
 def runs(rows: Rows) -> Iterable[tuple[int, int]]:
-    """First and last row, exclusive, of each stretch of neighbouring ones."""
+    """First and last row, exclusive, of each stretch of neighboring ones."""
     for stretch in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
         yield int(stretch[0]), int(stretch[-1]) + 1

@@ -39,8 +39,8 @@ class Piece:
     Attributes:
         name: in the base.
         change: what training did to it, None for nothing.
-        quantized: whether it is quantised, whatever else was done to it.
-        outputs: in the order of their bytes; several where it is quantised.
+        quantized: whether it is quantized, whatever else was done to it.
+        outputs: in the order of their bytes; several where it is quantized.
     """
 
     name: str
@@ -110,7 +110,7 @@ class MergePlan:
 
     @property
     def quantized(self) -> int:
-        """Number of the base's tensors that are quantised."""
+        """Number of the base's tensors that are quantized."""
         return sum(piece.quantized for piece in self.pieces)
 
     @property

@@ -1,8 +1,8 @@
 """Linear weights in eight bits: fp8 (e4m3) or int8, with one scale for each output channel.
 
-They are written in the layout of compressed-tensors: the quantised `X.weight` [out, in], and beside it
+They are written in the layout of compressed-tensors: the quantized `X.weight` [out, in], and beside it
 `X.weight_scale` [out, 1] in float32, so that W is about weight * weight_scale. Of a model, the linear weights
-of the text layers' attention and MLP are quantised, whether they were trained or not; embeddings, norms,
+of the text layers' attention and MLP are quantized, whether they were trained or not; embeddings, norms,
 routers, experts, the output head and whatever sees or hears stay as they are.
 """
 
@@ -23,7 +23,7 @@ from ..weights.checkpoint import HFCheckpoint
 from .arithmetic import host
 
 LINEAR = re.compile(r"layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.weight")
-"""A quantised tensor's name, after the checkpoint's prefix: the same in every family."""
+"""A quantized tensor's name, after the checkpoint's prefix: the same in every family."""
 WEIGHT, SCALE = ".weight", ".weight_scale"
 LEAST_ABSOLUTE = float(np.finfo(np.float32).tiny) * 1024
 """Rows that are smaller everywhere become zeros: their scale would be no normal number."""
@@ -37,13 +37,13 @@ class Quantization(Protocol):
         """As a recipe has it: "fp8" or "int8"."""
 
     def applies(self, base: HFCheckpoint, name: str) -> bool:
-        """Whether a tensor of the base, by its full name, is quantised."""
+        """Whether a tensor of the base, by its full name, is quantized."""
 
     def outputs(self, name: str, shape: tuple[int, ...]) -> list[tuple[str, str, tuple[int, ...]]]:
         """(name, safetensors type, shape) of what is written for a tensor, in the order of `encode`."""
 
     def encode(self, blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-        """Quantises one weight.
+        """Quantizes one weight.
 
         Args:
             blocks: its rows in order, in blocks [rows, in] of float32, all finite.
@@ -52,11 +52,11 @@ class Quantization(Protocol):
             The bytes of `outputs`: a block of the weight for each block, then the scales of all rows.
         """
 
-    def config(self, base: HFCheckpoint, quantised: Collection[str]) -> dict[str, Any]:
+    def config(self, base: HFCheckpoint, quantized: Collection[str]) -> dict[str, Any]:
         """The `quantization_config` of config.json.
 
         Args:
-            quantised: full names of the tensors that were quantised.
+            quantized: full names of the tensors that were quantized.
         """
 
 
@@ -98,7 +98,7 @@ class PerChannel:
             yield np.asarray(values).view(self.dtype)
         yield np.concatenate(scales)
 
-    def config(self, base: HFCheckpoint, quantised: Collection[str]) -> dict[str, Any]:
+    def config(self, base: HFCheckpoint, quantized: Collection[str]) -> dict[str, Any]:
         both = {"num_bits": 8, "type": self.kind, "symmetric": True}
         group = {
             "targets": ["Linear"],
@@ -111,20 +111,20 @@ class PerChannel:
             "format": self.format,
             "quantization_status": "compressed",
             "config_groups": {"group_0": group},
-            "ignore": ignored(base, quantised),
+            "ignore": ignored(base, quantized),
             "kv_cache_scheme": None,
         }
 
 
-def ignored(base: HFCheckpoint, quantised: Collection[str]) -> list[str]:
-    """Patterns of the modules that are not quantised though loaders may take them for linear layers.
+def ignored(base: HFCheckpoint, quantized: Collection[str]) -> list[str]:
+    """Patterns of the modules that are not quantized though loaders may take them for linear layers.
 
     Each is one module's name, or that of a part of the model, wherever it stands: transformers, vLLM and
     vLLM-TPU place the parts of a multimodal model under different names.
     """
     parts = {HEAD.removesuffix(WEIGHT)}  # transformers has the module even where the weight is the embedding
     for name, tensor in base.tensors.items():
-        if name in quantised or len(tensor.shape) < 2:
+        if name in quantized or len(tensor.shape) < 2:
             continue
         if name.startswith(base.prefix):
             path = re.sub(r"^layers\.\d+\.", "", name.removeprefix(base.prefix)).split(".")

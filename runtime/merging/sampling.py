@@ -37,7 +37,7 @@ ROWS = 256
 FEWEST_ROWS = 8
 """Rows that are compared of a large tensor: ROWS, or as many as have WHOLE elements, or FEWEST_ROWS."""
 STRATA = 64
-"""Equal parts of a large tensor, each of which gives some neighbouring rows: where there are as many, a wrong
+"""Equal parts of a large tensor, each of which gives some neighboring rows: where there are as many, a wrong
 block of rows of 1/32 of the tensor or more is always seen."""
 BLOCK_ELEMENTS = 1 << 20
 """Elements that are worked on at a time; each takes some ten numbers of 8 bytes."""
@@ -50,7 +50,7 @@ class Sampled:
     Attributes:
         trained, trained_of: tensors that training changed, compared and in all.
         kept, kept_of: tensors that it did not change; their bytes were compared.
-        elements: of trained (and of quantised) tensors that were compared.
+        elements: of trained (and of quantized) tensors that were compared.
         largest: difference from the float64 value.
         share: the largest difference as a share of what is allowed to that element.
         off: elements that are not the number nearest to the float64 value: float32 arithmetic leaves some.
@@ -94,7 +94,7 @@ def check_tensors(
     A merged element may differ from the float64 value by half a unit in the last place of its type, which
     is what one rounding does, and by what float32 arithmetic may do before it: (rank + 4) * 2^-24 of
     |W| + |a| |b|, with the lengths of the element's row of A and column of B. After full fine-tuning it may
-    not differ by more than the one rounding. A quantised one may differ by half a step of its quantisation.
+    not differ by more than the one rounding. A quantized one may differ by half a step of its quantization.
 
     It takes some 100 MB of memory beside the run's adapters, whatever the tensors' sizes. After full
     fine-tuning one parameter of the run is in memory whole, as it is when it is merged.
@@ -149,7 +149,7 @@ def choose(names: list[str], base: HFCheckpoint, count: int | None, random: np.r
 
 
 def sample_rows(shape: tuple[int, ...], random: np.random.Generator) -> Rows:
-    """All rows of a small tensor; of a large one some neighbouring rows of each of its STRATA parts."""
+    """All rows of a small tensor; of a large one some neighboring rows of each of its STRATA parts."""
     if not shape:
         return np.zeros(1, np.int64)
     length, width = shape[0], math.prod(shape[1:])
@@ -214,7 +214,7 @@ def _check_values(
             found = stored.astype(np.float64) * scale
             integers = stored.dtype == np.int8
             unit = scale * (np.ones_like(exact) if integers else _last_place(exact / scale, stored.dtype))
-            # The encoder divides by the scale in float32 first, which may lead to the other neighbour.
+            # The encoder divides by the scale in float32 first, which may lead to the other neighbor.
             allowed = unit * (0.5 + 2.0**-8) + slack + np.abs(exact) * 2.0**-20
         else:
             found, unit = stored.astype(np.float64), _last_place(exact, stored.dtype)
@@ -231,7 +231,7 @@ def _check_values(
 
 
 def _scales(merged: MergedFiles, name: str, rows: Rows) -> np.ndarray:
-    """The scale of each of some rows of a quantised tensor: float64[rows, 1] or [1, 1]."""
+    """The scale of each of some rows of a quantized tensor: float64[rows, 1] or [1, 1]."""
     shape = merged.shapes[name + SCALE]
     every = np.arange(shape[0]) if shape else np.zeros(1, np.int64)
     scales = merged.rows(name + SCALE, every).astype(np.float64).reshape(-1, 1)
@@ -245,7 +245,7 @@ def _scales(merged: MergedFiles, name: str, rows: Rows) -> np.ndarray:
 
 
 def _last_place(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The distance between neighbouring numbers of a type, at some float64 values."""
+    """The distance between neighboring numbers of a type, at some float64 values."""
     info = ml_dtypes.finfo(dtype)
     exponent = np.where(values == 0, info.minexp, np.frexp(values)[1] - 1)
     return np.ldexp(1.0, np.maximum(exponent, info.minexp) - info.nmant)

@@ -39,7 +39,7 @@ def verify_merge(
     returns the exit status.
 
     Logits are left out, which a note says, where the machine has less memory than `logits_bytes`, and of
-    weights that are quantised, which have been held against the float64 values already.
+    weights that are quantized, which have been held against the float64 values already.
 
     Args:
         folder: of the merged checkpoint.

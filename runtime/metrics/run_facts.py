@@ -149,7 +149,7 @@ def _read(directory: str | Path, name: str) -> Any:
 
 
 def _json(value: Any) -> bytes:
-    """JSON; counts of data that was tokenised before are numpy's."""
+    """JSON; counts of data that was tokenized before are numpy's."""
     return (json.dumps(value, indent=1, default=lambda one: one.item()) + "\n").encode()
 
 

@@ -1,9 +1,9 @@
-"""Products in eight bits: activations are quantised as they come, and multiply the codes of frozen weights.
+"""Products in eight bits: activations are quantized as they come, and multiply the codes of frozen weights.
 
 Each row of activations has a scale, the largest of its magnitudes over the type's largest number; each output
 of the weight has one already (quantize.py). The product of the codes is exact in int32, or summed in float32
 for fp8, and is multiplied by both scales. Qwix's einsum computes it. Qwix's own training
-(dot_general_qt) quantises weights anew in each pass and keeps them for the backward pass, so that the
+(dot_general_qt) quantizes weights anew in each pass and keeps them for the backward pass, so that the
 backward pass is written here: the weight's scales are multiplied into the gradient of the output, which is
 rounded by row as activations are, or multiplies the codes in its own type.
 """
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import qwix
-from qwix._src.core import einsum as quantised
+from qwix._src.core import einsum as quantized
 
 from .quantize import quantized_weight
 
@@ -56,7 +56,7 @@ def product_of_codes(
     """
     x_axes, w_axes, _ = _letters(equation)
     rows = _rows(x, x_axes, w_axes, codes.dtype)
-    return quantised.einsum(equation, rows, qwix.QArray(codes, scale)).astype(x.dtype)
+    return quantized.einsum(equation, rows, qwix.QArray(codes, scale)).astype(x.dtype)
 
 
 def _forward(
@@ -77,7 +77,7 @@ def _backward(
     if both:
         rows = _rows(scaled, output, w_axes, codes.dtype)
         ones = jnp.ones((1,) * codes.ndim, jnp.float32)
-        out = quantised.einsum(back, rows, qwix.QArray(codes, ones)).astype(dtype)
+        out = quantized.einsum(back, rows, qwix.QArray(codes, ones)).astype(dtype)
     else:
         out = jnp.einsum(back, scaled.astype(dtype), codes.astype(dtype))
     none = np.zeros(codes.shape, jax.dtypes.float0) if codes.dtype == jnp.int8 else jnp.zeros_like(codes)

@@ -136,7 +136,7 @@ def run(
         choices: int32[B, T, K].
         arrays: `gate_up` [E, D, 2, F], `down` [E, F, D] and, where experts have biases, `gate_up_bias`
             [E, 2, F] and `down_bias` [E, D]; of `adapters_of`, where they are adapted. Of weights that are
-            stored quantised, codes and scales are what is gathered, and each device dequantises its own.
+            stored quantized, codes and scales are what is gathered, and each device dequantizes its own.
         on_inputs: whether the weights are multiplied with what the experts read.
 
     Returns:

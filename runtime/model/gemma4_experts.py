@@ -1,6 +1,6 @@
 """Gemma 4's experts, computed as the published model does and where the tokens are.
 
-Three things differ in this version of Tunix. Its router reads the experts' normalised input, where the
+Three things differ in this version of Tunix. Its router reads the experts' normalized input, where the
 published one reads the residual stream (they agree only where that norm's scale is 1 everywhere); it picks
 experts with an approximate top-k, which on a TPU misses some; and its dispatch sorts the tokens of all
 devices together, so that every device computes all of them. Here each device sends its own rows through
@@ -77,7 +77,7 @@ def mixture(moe: Any, x: jax.Array, residual: jax.Array) -> jax.Array:
     """
     weights, choices = route(moe, residual)
     gate_up, down = (weight.get_raw_value() for weight in (moe.gating_einsum, moe.linear))
-    # Of codes and scales, where they are stored quantised.
+    # Of codes and scales, where they are stored quantized.
     arrays = {"gate_up": jax.tree.map(lambda array: jnp.moveaxis(array, 3, 1), gate_up), "down": down}
     x, adapters = adapters_of(moe, x, gate_up="gating_einsum", down="linear")
     return run(
@@ -103,6 +103,6 @@ def route(self: Any, residual: jax.Array) -> tuple[jax.Array, jax.Array]:
     scores = jnp.einsum("BTD,DE->BTE", inputs, self.router_logits.value.astype(dtype))
     best, choices = jax.lax.top_k(scores.astype(jnp.float32), self.num_experts_per_datapoint)
     note(scores, choices)
-    # The softmax over all experts, renormalised over the chosen ones, is the softmax over those.
+    # The softmax over all experts, renormalized over the chosen ones, is the softmax over those.
     scale = self.per_expert_scale.value.astype(jnp.float32)
     return jax.nn.softmax(best, axis=-1) * scale[choices], choices

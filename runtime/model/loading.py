@@ -61,7 +61,7 @@ class Built:
         whole: of the parameters those that are trained beside the adapters.
         lora: what the adapters were made by, None without LoRA.
         provider: computes the adapters' deltas, None without LoRA.
-        quantized: how the weights that are stored quantised lie, by path; {} for none.
+        quantized: how the weights that are stored quantized lie, by path; {} for none.
         forward: how the model is computed.
     """
 
@@ -130,7 +130,7 @@ def abstract_model(
 
         quantized = quantize.layouts(family, architecture, parameters, lora.quantize, axes)
         quantize.attach(model, quantized, settings.dtype)
-    rematerialise(model, settings.remat)
+    rematerialize(model, settings.remat)
     forward = Forward(family, architecture, settings)
     return Built(model, parameters, adapters, provider, forward, quantized, whole, lora)
 
@@ -164,7 +164,7 @@ def build(
     start: int | Mapping[str, Matrices] = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Built:
-    """The model of a checkpoint on a mesh, its adapters initialised.
+    """The model of a checkpoint on a mesh, its adapters initialized.
 
     Args:
         start: the adapters' seed, or their values by projection (A, B and with DoRA the magnitudes). They
@@ -303,7 +303,7 @@ def _holders(
         yield modules[module], name, parameter
 
 
-def rematerialise(model: nnx.Module, policy: str) -> None:
+def rematerialize(model: nnx.Module, policy: str) -> None:
     """Switches recomputation on. Gemma 3's attention holds a setting of its own beside the config."""
     for _, module in nnx.iter_modules(model):
         holders: tuple[Any, ...] = (getattr(module, "config", None), module)
@@ -322,7 +322,7 @@ def _place(base: HFCheckpoint, parameter: Parameter, mesh: Mesh, dtype: np.dtype
     """One parameter, each shard of it read from the checkpoint's file, cast and placed by itself.
 
     In host memory there is one shard at a time, and the part of the file that it is being copied from; of
-    what is stored quantised, all of the parameter's tensor in the type that it is dequantised to.
+    what is stored quantized, all of the parameter's tensor in the type that it is dequantized to.
     """
     placed = sharding.named(mesh, parameter.spec)
     indices = placed.addressable_devices_indices_map(parameter.shape)

@@ -2,7 +2,7 @@
 
 Qwix intercepts the model's matrix products; what is added to them is computed here. The products of all
 experts at once (experts.py) are no matrix products: their modules know the provider, which gives them A and
-B. Adapters are attached before rematerialisation is switched on and every one of them must then take part in
+B. Adapters are attached before rematerialization is switched on and every one of them must then take part in
 the traced computation, so that none can be missing unnoticed.
 """
 
@@ -233,7 +233,7 @@ together.defvjp(_together_forward, _together_backward)
 
 
 def _product(compute: Any, equation: str, x: jax.Array, weight: jax.Array, module: Any) -> jax.Array:
-    """The product with a module's weight as it is; of weights that are stored quantised, see quantize.py."""
+    """The product with a module's weight as it is; of weights that are stored quantized, see quantize.py."""
     return compute(x, weight)
 
 
@@ -315,7 +315,7 @@ def attach(
     """Gives an abstract model its LoRA parameters, and the computation that uses them.
 
     Args:
-        model: with shapes for values, rematerialisation and splash attention off.
+        model: with shapes for values, rematerialization and splash attention off.
 
     Returns:
         The model, with shapes for the new parameters, and the provider that its calls go through.

@@ -81,7 +81,7 @@ def compile_with(flags: Sequence[str]) -> None:
 
 
 def arrange(axes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
-    """Devices as a mesh whose neighbours are neighbours in hardware.
+    """Devices as a mesh whose neighbors are neighbors in hardware.
 
     Slices are what the axis dcn counts, so that fsdp and tp never cross the network between them. Virtual
     CPU devices have no slices: there dcn is an axis like the others.

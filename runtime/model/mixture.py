@@ -29,7 +29,7 @@ class ExpertWeights(nnx.Module):
 
     def arrays(self, x: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
         """What the experts read, and their arrays, as runtime.model.experts.run takes them: those that are
-        stored quantised as they are."""
+        stored quantized as they are."""
         names = ("gate_up", "down", "gate_up_bias", "down_bias")
         own = {name: getattr(self, name).get_raw_value() for name in names if hasattr(self, name)}
         x, adapters = adapters_of(self, x)

@@ -1,4 +1,4 @@
-"""Normalisation in float32, where Tunix's own is done in the model's dtype."""
+"""Normalization in float32, where Tunix's own is done in the model's dtype."""
 
 from __future__ import annotations
 

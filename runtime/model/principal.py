@@ -2,7 +2,7 @@
 
 With PiSSA (Meng et al. 2024) B A is the principal part of a weight W, with OLoRA (Büyükakyüz 2024) the first
 columns and rows of its QR decomposition; what is frozen is the rest, W - scale * B A. With LoftQ (Li et al.
-2023, one iteration) W is frozen as it is stored quantised, and B A is the principal part of what that lost.
+2023, one iteration) W is frozen as it is stored quantized, and B A is the principal part of what that lost.
 
 Whatever is trained, W + scale * (B A - B0 A0) is what it makes of the base, where A0 and B0 are the first
 values: a plain adapter of twice the rank. So they are kept beside a run's checkpoints. Numpy alone, float32.
@@ -36,7 +36,7 @@ def first_values(settings: LoraSettings, name: str, weight: np.ndarray, seed: in
 
     Args:
         name: of the projection.
-        weight: [out, in] that scale * B A is a part of: the base's, or with LoftQ what quantising it loses.
+        weight: [out, in] that scale * B A is a part of: the base's, or with LoftQ what quantizing it loses.
         seed: of the run, for `pissa_niter_N`.
     """
     import ml_dtypes

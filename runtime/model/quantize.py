@@ -2,7 +2,7 @@
 
 A model's linear layers and its experts are held as Qwix's QArrays: codes and scales. nf4 is the 4-bit
 NormalFloat of QLoRA (Dettmers et al. 2023, appendix E) in blocks of 64 inputs that share a float32 scale,
-which is bitsandbytes' layout without double quantisation; int8 and fp8 (float8_e4m3fn) have one scale for
+which is bitsandbytes' layout without double quantization; int8 and fp8 (float8_e4m3fn) have one scale for
 each output channel, of each expert. Products are of the numbers that codes stand for, or of the codes
 themselves (eight_bits.py). Embeddings, norms, routers and the head keep the model's dtype.
 """
@@ -28,19 +28,19 @@ from .families.base import Parameter, Spec, matrices
 from .partition_rules import shards
 
 TYPES = {"nf4": jnp.uint4, "int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
-"""Kinds of quantisation, by the type of their codes."""
+"""Kinds of quantization, by the type of their codes."""
 BLOCK = 64
 """Inputs that share a scale in nf4, as in bitsandbytes."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How one weight is quantised.
+    """How one weight is quantized.
 
     Attributes:
         kind: of TYPES.
         shape, spec: of the weight and of its codes.
-        blocks: for each axis, the number of neighbouring entries that share a scale.
+        blocks: for each axis, the number of neighboring entries that share a scale.
         scale_spec: sharding of the scales.
     """
 
@@ -71,7 +71,7 @@ def layouts(
     kind: str,
     axes: Mapping[str, int],
 ) -> dict[str, Layout]:
-    """The layout of each weight that is quantised, by its path.
+    """The layout of each weight that is quantized, by its path.
 
     Args:
         parameters: with their final shardings.
@@ -88,10 +88,10 @@ def layouts(
 def layout(
     shape: tuple[int, ...], spec: Spec, contract: tuple[int, ...], kind: str, axes: Mapping[str, int]
 ) -> Layout:
-    """How a weight is quantised.
+    """How a weight is quantized.
 
-    nf4's blocks lie along the contracted axes, where neighbours are neighbouring inputs of one output: along
-    the last one, and where that is whole in a block (heads of 16 or 32), over neighbours of the one before.
+    nf4's blocks lie along the contracted axes, where neighbors are neighboring inputs of one output: along
+    the last one, and where that is whole in a block (heads of 16 or 32), over neighbors of the one before.
     A block is the largest divisor of a device's part of that axis that is at most 64, so that no block is
     split over devices; the whole part where there is no divisor from 8 on.
 
@@ -119,7 +119,7 @@ def layout(
 
 
 class QuantizedParam(nnx.Param[Any]):
-    """A frozen weight held as a QArray; reading it dequantises it to the metadata's `dtype`."""
+    """A frozen weight held as a QArray; reading it dequantizes it to the metadata's `dtype`."""
 
     def get_value(self, *, index: Any = MISSING) -> Any:
         value = dequantize(self.get_raw_value(), self.get_metadata()["dtype"])
@@ -127,7 +127,7 @@ class QuantizedParam(nnx.Param[Any]):
 
 
 def attach(model: nnx.Module, weights: Mapping[str, Layout], dtype: Any) -> None:
-    """Puts quantised parameters into an abstract model in the place of its own.
+    """Puts quantized parameters into an abstract model in the place of its own.
 
     Args:
         model: with shapes for values.
@@ -165,7 +165,7 @@ def dequantize(weight: qwix.QArray, dtype: Any) -> jax.Array:
 
 
 def quantized_weight(module: Any, weight: jax.Array) -> qwix.QArray | None:
-    """What a module's weight was dequantised from, None where it was not.
+    """What a module's weight was dequantized from, None where it was not.
 
     Args:
         weight: the operand of the product that the module computes.
@@ -183,7 +183,7 @@ def product(
     weight: jax.Array,
     module: Any,
 ) -> jax.Array:
-    """The product with a module's weight, from codes and scales where it is stored quantised."""
+    """The product with a module's weight, from codes and scales where it is stored quantized."""
     stored = quantized_weight(module, weight)
     return compute(x, weight) if stored is None else dequantized(compute, x, stored, weight.dtype)
 
@@ -191,14 +191,14 @@ def product(
 def dequantized(
     compute: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, stored: qwix.QArray, dtype: Any
 ) -> jax.Array:
-    """The product with a weight that is dequantised for it, and again for the backward pass: as a residual,
+    """The product with a weight that is dequantized for it, and again for the backward pass: as a residual,
     it would be kept from the forward pass on, in the model's dtype."""
     return jax.checkpoint(lambda x, stored: compute(x, dequantize(stored, dtype)))(x, stored)
 
 
 @functools.cache
 def _quantizer(how: Layout, mesh: Mesh) -> Any:
-    """The compiled function that quantises weights of one layout."""
+    """The compiled function that quantizes weights of one layout."""
     channels = tuple(i for i, block in enumerate(how.blocks) if block == 1)
     # An axis whose entries share one scale is neither a channel nor tiled.
     tiles = {i: b for i, b in enumerate(how.blocks) if 1 < b < how.shape[i]}

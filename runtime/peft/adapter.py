@@ -60,7 +60,7 @@ PASSIVE = frozenset(
         # The tensors of the file tell which modules are adapted.
         *("exclude_modules", "layers_pattern", "layers_to_transform", "target_modules"),
         "target_parameters",
-        # How it was trained, or initialised: init_lora_weights tells which of these count.
+        # How it was trained, or initialized: init_lora_weights tells which of these count.
         *("corda_config", "ensure_weight_tying", "eva_config", "loftq_config", "lora_dropout"),
         *("lora_ga_config", "megatron_core", "qalora_group_size", "velora_config"),
         *("alpha_pattern", "bias", "init_lora_weights", "lora_alpha", "r", "rank_pattern", "use_dora"),
@@ -81,7 +81,7 @@ INITS: Mapping[str, tuple[str, str]] = {
         for name in ("pissa", "olora", "corda")
     },
     "lora_ga": ("it changed the base's weights too, so that A and B do not belong to the base", MERGE),
-    "loftq": ("A and B make good what its own quantised base had lost", MERGE),
+    "loftq": ("A and B make good what its own quantized base had lost", MERGE),
     "mica": ("B is frozen while A is trained, and train.py trains both", MERGE),
 }
 """Other ones by what they begin with: the reason, and the way out."""

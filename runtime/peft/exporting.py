@@ -136,7 +136,7 @@ def peft_pattern(given: Mapping[str, Value], wanted: Mapping[str, Value], defaul
     """A rank_pattern or alpha_pattern by which PEFT gives each module the value that it was trained with.
 
     The recipe's own, where PEFT reads it so; PEFT knows modules by their full names alone, and the recipe's
-    may be spelt without the checkpoint's prefix. Otherwise full names, escaped. The order counts: PEFT takes
+    may lack the checkpoint's prefix. Otherwise full names, escaped. The order counts: PEFT takes
     the first key that matches.
 
     Args:

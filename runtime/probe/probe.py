@@ -37,7 +37,7 @@ SHAPES = "probe_models.json"
 PACKAGES = ("jax", "jaxlib", "libtpu", "google-tunix", "qwix", "flax", "optax")
 """Those whose versions are told, whether or not they are the lock's."""
 LEAST_HBM = 0.98
-"""The share of a device's HBM that JAX may tell less than the catalogue has."""
+"""The share of a device's HBM that JAX may tell less than the catalog has."""
 GONE = "stopped: nothing was written"
 
 

@@ -29,7 +29,7 @@ BASE, TUNED = "base", "tuned"
 TITLES = {BASE: "base", TUNED: "fine-tuned"}
 
 SAME_MODEL = 0.2
-"""The largest difference of a log probability between two answers of one model: bfloat16 and other neighbours
+"""The largest difference of a log probability between two answers of one model: bfloat16 and other neighbors
 in the batch account for a few hundredths."""
 
 SAME_WEIGHTS = 1e-5

@@ -22,7 +22,7 @@ from .client import KEY_VARIABLE
 
 MODELS = {"chat": "local-chat-completions", "completions": "local-completions"}
 """lm-eval's names of what asks an endpoint. The first leaves the chat template to the server, and cannot ask
-for the log probabilities of prompts; the second tokenises by itself."""
+for the log probabilities of prompts; the second tokenizes by itself."""
 
 LOG, SETTINGS = "lm-eval.log", "settings.json"
 """Beside lm-eval's results of a task: what it printed, and how it was asked, written when it has ended."""

@@ -24,7 +24,7 @@ ROUTES = (
 )
 """Routes that some version of vLLM has outside of what its key guards. /invocations asks the model."""
 
-FIRST = "Name three colours of the rainbow."
+FIRST = "Name three colors of the rainbow."
 SECOND = "Count from one to twenty in words."
 """Another one, so that nothing of the first request's cache answers it."""
 

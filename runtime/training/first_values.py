@@ -67,7 +67,7 @@ def _each(lora: LoraSettings, weights: Iterator[tuple[str, np.ndarray]], seed: i
 
 def residual(base: HFCheckpoint, lora: LoraSettings, start: Mapping[str, Matrices]) -> HFCheckpoint:
     """The base without what its adapters start with: W - scale * B A, in float32 as it is read. With LoftQ
-    the base itself, which is quantised as in any other run."""
+    the base itself, which is quantized as in any other run."""
     if lora.init == "loftq":
         return base
     changes = {

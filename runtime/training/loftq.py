@@ -1,4 +1,4 @@
-"""LoftQ: what storing weights quantised loses of them, as the run itself will store them."""
+"""LoftQ: what storing weights quantized loses of them, as the run itself will store them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Objective:
             that it alone reads; none where samples are texts to write. Of pairs they are keys of
             `pair_losses.PAIR_LOSSES`.
         reference: whether the model that training starts from is asked as well, by a forward pass of its own.
-        likelihood: what of the chosen texts is learnt too, times train.cpo_alpha: "text" with the prompt,
+        likelihood: what of the chosen texts is learned too, times train.cpo_alpha: "text" with the prompt,
             "answer", or "" for nothing. It is the mean over a micro-batch's tokens, so that the loss of a
             step hangs on how many rows its micro-batches have.
         settings: keys of `train` that it reads, whatever its loss.
@@ -65,7 +65,7 @@ class Objective:
 OBJECTIVES = {
     "sft": Objective("supervised fine-tuning", settings=("label_smoothing", "z_loss", "neftune_noise_alpha")),
     "dpo": Objective(
-        "direct preference optimisation (DPO)",
+        "direct preference optimization (DPO)",
         "preference",
         losses={
             **{name: ("label_smoothing",) for name in ("sigmoid", "robust")},
@@ -75,7 +75,7 @@ OBJECTIVES = {
         settings=("beta", "loss_type"),
     ),
     "cpo": Objective(
-        "contrastive preference optimisation (CPO)",
+        "contrastive preference optimization (CPO)",
         "preference",
         losses={
             "sigmoid": ("label_smoothing",),
@@ -93,7 +93,7 @@ OBJECTIVES = {
         settings=("beta",),
     ),
     "kto": Objective(
-        "Kahneman-Tversky optimisation (KTO)",
+        "Kahneman-Tversky optimization (KTO)",
         "unpaired_preference",
         losses={"kto": (), "apo_zero_unpaired": ()},
         reference=True,

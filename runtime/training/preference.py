@@ -57,9 +57,9 @@ def preference_loss(
     if objective.likelihood:
         # As in TRL, the mean is over the micro-batch's tokens.
         segment_ids = inputs["segment_ids"]
-        learnt = targets if objective.likelihood == "answer" else predicted(segment_ids > 0, segment_ids)
-        learnt = learnt[0::2] & real[:, None]
-        nll = -summed(logps[0::2], learnt).sum() / jnp.maximum(learnt.sum(), 1)
+        learned = targets if objective.likelihood == "answer" else predicted(segment_ids > 0, segment_ids)
+        learned = learned[0::2] & real[:, None]
+        nll = -summed(logps[0::2], learned).sum() / jnp.maximum(learned.sum(), 1)
         total += train.cpo_alpha * nll * real.sum() / norm
     rewards = train.beta * (sums if objective.reference else worth)
     chosen, rejected = rewards[0::2], rewards[1::2]

@@ -66,7 +66,7 @@ class Recorder:
         for name, array in self._arrays(gradients()).items():
             self._sum[name] = self._sum.get(name, 0.0) + array
         if self._seen == self._accumulation:
-            # A step's gradient is the mean of its micro-batches', whose losses are normalised accordingly.
+            # A step's gradient is the mean of its micro-batches', whose losses are normalized accordingly.
             self.trace.gradients = {name: array / self._accumulation for name, array in self._sum.items()}
 
     def after(self, step: int, losses: list[jax.Array]) -> None:

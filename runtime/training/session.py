@@ -237,7 +237,7 @@ def begin(
 
     from ..checkpoints import resuming
     from ..checkpoints.record import LOCK, record_digest
-    from ..data.prepare import Tokenising, prepare
+    from ..data.prepare import Tokenizing, prepare
     from ..data.tokenizer import load_tokenizer
     from ..model import mesh as meshes
     from ..weights.checkpoint import HFCheckpoint
@@ -295,7 +295,7 @@ def begin(
         tokenizer,
         arguments.data_dir,
         base.architecture.vocab_size,
-        Tokenising(None if caches is None or "://" in caches else Path(caches), after=found.data),
+        Tokenizing(None if caches is None or "://" in caches else Path(caches), after=found.data),
     )
     print(prepared.report.text(), file=sys.stderr)
     if found.imported is not None:

@@ -39,7 +39,7 @@ beside. That model is None where it is the same one without its adapters, or is 
 def micro_batch_loss(
     built: Built, settings: TrainSettings, model: nnx.Module, inputs: Batch, before: nnx.Module | None = None
 ) -> tuple[jax.Array, Named]:
-    """The loss that a run of train.py minimises."""
+    """The loss that a run of train.py minimizes."""
     provider = built.provider
 
     def reference(*rows: jax.Array) -> jax.Array:

@@ -18,7 +18,7 @@ CONFIG = "config.json"
 EMBEDDING = "embed_tokens.weight"
 """The text tensor that every family has; what stands before it is the checkpoint's prefix."""
 HEAD = "lm_head.weight"
-ORIGINAL = "quantised checkpoints cannot be trained or merged; use the original one"
+ORIGINAL = "quantized checkpoints cannot be trained or merged; use the original one"
 ONE_CHECKPOINT = f"{CONFIG} and the weights must be of one checkpoint"
 
 

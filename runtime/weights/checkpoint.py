@@ -41,11 +41,11 @@ class HFCheckpoint:
         store: its folder's files.
         config: config.json.
         prefix: of the text tensors, e.g. "model.language_model.".
-        tensors: every tensor of every file by its full name; what is stored quantised as what it stands for.
+        tensors: every tensor of every file by its full name; what is stored quantized as what it stands for.
         headers: of each safetensors file by its name in the folder, sorted, with tensors in the same way.
         index: the file name of the index, None for a checkpoint in one file.
         side_files: everything else that belongs to it (tokenizer, generation config, chat template,
-            licence), config.json included; names relative to its folder.
+            license), config.json included; names relative to its folder.
     """
 
     store: Files
@@ -171,7 +171,7 @@ class HFCheckpoint:
 
     def bytes_of(self, name: str, start: int = 0, end: int | None = None) -> memoryview:
         """The bytes [start:end) of a tensor, to its end by default: mapped locally, else a ranged read; made
-        from what is read of one that is stored quantised.
+        from what is read of one that is stored quantized.
 
         May be called from several threads at once.
 
@@ -192,11 +192,11 @@ class HFCheckpoint:
 
     @property
     def dequantized(self) -> tuple[str, ...]:
-        """The tensors that are stored quantised."""
+        """The tensors that are stored quantized."""
         return tuple(name for name, tensor in self.tensors.items() if tensor.packed)
 
     def config_file(self) -> bytes:
-        """config.json of a checkpoint with these tensors: without what says how they are stored quantised,
+        """config.json of a checkpoint with these tensors: without what says how they are stored quantized,
         and with the rows that they have."""
         hidden = ("quantization_config",) if self.dequantized else ()
         plain = {key: value for key, value in self.config.items() if key not in hidden}

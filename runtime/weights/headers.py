@@ -36,7 +36,7 @@ View = Callable[[str, int, int], memoryview]
 class Tensor:
     """Where a tensor lies: its file, its element type as safetensors names it, its bytes in the file.
 
-    `packed` says whether it is stored quantised.
+    `packed` says whether it is stored quantized.
     """
 
     packed: ClassVar[bool] = False

@@ -3,7 +3,7 @@
 X_blocks, uint8[E, out, in / 32, 16], holds two numbers of four bits in a byte, the lower ones first, and
 X_scales, uint8[E, out, in / 32], the power of two that 32 of them have in common: E2M1 and E8M0 of the OCP's
 Microscaling Formats 1.0. They stand for X, bfloat16[E, in, out], which is the name and the layout that
-transformers and vLLM read of checkpoints that are not quantised. The values are those of transformers'
+transformers and vLLM read of checkpoints that are not quantized. The values are those of transformers'
 integrations/mxfp4.py, to the bit.
 """
 

@@ -14,7 +14,7 @@ NEAR = 0.75
 
 
 def slip(word: str, known: Iterable[str], near: float = NEAR) -> str | None:
-    """The known word that a misspelt one surely stands for: few letters differ, and no digit."""
+    """The known word that a misspelled one surely stands for: few letters differ, and no digit."""
     digits = re.sub(r"\D", "", word)
     same = [one for one in known if re.sub(r"\D", "", one) == digits]
     found = get_close_matches(word, same, 1, near)

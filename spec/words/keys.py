@@ -20,7 +20,7 @@ _FINDER = (
     "no learning rate is looked for: give `train: {optimizer: {learning_rate: 1.0e-4}}`, and compare runs of "
     "several with `recipe report`"
 )
-_LOADERS = "remove it: samples are read, tokenised and packed when train.py starts, and cached"
+_LOADERS = "remove it: samples are read, tokenized and packed when train.py starts, and cached"
 _MEMORY = "remove it: the mesh splits the weights, `mesh: {accelerator: v6e-8, axes: {fsdp: 8}}`"
 _REMAT = "remove it: layers are recomputed by default; `remat: {policy: none}` stores every activation"
 _DTYPE = "`model: {dtype: bfloat16}`, which is the default"
@@ -126,7 +126,7 @@ KEYS: dict[str, str] = {
     ),
     **apart(
         {
-            # Adapters and quantisation.
+            # Adapters and quantization.
             "adapter finetuning_type use_peft use_lora peft peft_method finetune_type "
             "enable_lora": "adapters are the section `lora: {rank: 16}`; without it all weights are trained",
             "peft_config lora_config lora_params adapter_config": "`lora: {rank: 16, alpha: 32}`",
@@ -144,7 +144,7 @@ KEYS: dict[str, str] = {
             "load_in_4bit use_4bit qlora quantize_base bnb_4bit_quant_type bnb_4bit_compute_dtype "
             "bnb_4bit_use_double_quant bnb_config quantization_config quantization_bit "
             "quantization_method": (
-                "`lora: {quantize: nf4}` or `lora: {quantize: int8}` quantises the frozen base weights"
+                "`lora: {quantize: nf4}` or `lora: {quantize: int8}` quantizes the frozen base weights"
             ),
             "load_in_8bit use_8bit": "`lora: {quantize: int8}`",
             # Numbers.
@@ -227,7 +227,7 @@ KEYS: dict[str, str] = {
             "mask_history train_on_last_turn": "`data: {loss_on: last_assistant}`",
             "streaming iterable_dataset data.train.streaming": "it is not in this version: train.py "
             "reads and "
-            "tokenises all samples when it starts, and caches them; `data: {train: [{path: "
+            "tokenizes all samples when it starts, and caches them; `data: {train: [{path: "
             "data/train.jsonl, "
             "limit: 1000}]}` reads fewer",
             "shuffle shuffle_merged_datasets shuffle_before_merging_datasets enable_data_shuffling "
@@ -303,7 +303,7 @@ KEYS: dict[str, str] = {
             "prompt "
             "and answer together",
             "reward_model reward_funcs num_generations vllm_mode use_vllm": _NO_REINFORCEMENT,
-            "quantization": "`lora: {quantize: nf4}` quantises the base while training, `merge: "
+            "quantization": "`lora: {quantize: nf4}` quantizes the base while training, `merge: "
             "{quantization: fp8}` what merge.py writes",
             "gpu_memory_utilization serve.dtype serve.swap_space serve.enforce_eager "
             "serve.trust_remote_code "

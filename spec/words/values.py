@@ -83,7 +83,7 @@ VALUES: dict[str, dict[str, str]] = {
                 "`format: prompt_completion`: columns prompt and completion"
             ),
             "completion pretrain pretraining pretraining_dataset raw plain txt lm language_modeling corpus": (
-                "`format: text`: a column text, all of which is learnt"
+                "`format: text`: a column text, all of which is learned"
             ),
             "dpo orpo preferences pairwise paired ranking comparison rlhf chatml.intel": (
                 "`format: preference`: columns prompt, chosen and rejected"
@@ -166,7 +166,7 @@ VALUES: dict[str, dict[str, str]] = {
         "serve.quantization": {
             "int8 w8a8 tpu_int8 experts_int8 awq gptq bitsandbytes bnb marlin nf4 "
             "int4": "`quantization: fp8`; "
-            "a checkpoint that is quantised already, as by `merge: {quantization: int8}`, needs none",
+            "a checkpoint that is quantized already, as by `merge: {quantization: int8}`, needs none",
             "compressed_tensors": "remove the line: the checkpoint's own config says it",
         },
         "serve.weights": {

@@ -25,7 +25,7 @@ TARGETS = ("q_proj", "k_proj", "o_proj", "down_proj")
 
 
 def weights(built: Torchax) -> dict[str, np.ndarray]:
-    """What the quantised tensors stand for, by their names without prefix."""
+    """What the quantized tensors stand for, by their names without prefix."""
     from recipec.runtime.backends.torchax.model import tensor_name
     from recipec.runtime.model.quantize import dequantize
 
@@ -72,8 +72,8 @@ def test_codes_and_scales_are_train_pys(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("kind", "remat"), [("nf4", "save_dots"), ("int8", "decoder")])
-def test_gradients_are_torchs_of_the_dequantised_base(kind: str, remat: str, tmp_path: Path) -> None:
-    """Qwen 2's projections have biases. Projections without an adapter are quantised too."""
+def test_gradients_are_torchs_of_the_dequantized_base(kind: str, remat: str, tmp_path: Path) -> None:
+    """Qwen 2's projections have biases. Projections without an adapter are quantized too."""
     import torch
 
     make: Any = tiny.make_qwen2
@@ -93,12 +93,12 @@ def test_gradients_are_torchs_of_the_dequantised_base(kind: str, remat: str, tmp
     assert loss == pytest.approx(expected, abs=1e-5)
     assert largest_difference(gradients, theirs) < 1e-5
     assert max(np.abs(array).max() for array in theirs.values()) > 0.01
-    assert abs(expected - plain) > 1e-3, "quantising is seen"
+    assert abs(expected - plain) > 1e-3, "quantizing is seen"
 
 
 @pytest.mark.e2e
-def test_the_backward_pass_keeps_no_dequantised_weight(tmp_path: Path) -> None:
-    """Without rematerialisation a plain model's weights are residuals; of quantised ones the codes are."""
+def test_the_backward_pass_keeps_no_dequantized_weight(tmp_path: Path) -> None:
+    """Without rematerialization a plain model's weights are residuals; of quantized ones the codes are."""
     from jax._src.ad_checkpoint import saved_residuals
 
     from recipec.runtime.model.sharding import shard_rows

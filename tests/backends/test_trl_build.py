@@ -249,7 +249,7 @@ def test_a_refusal_of_the_remembered_backend_is_said(recipe: Callable[..., tuple
     assert status == 1 and "error[E0922]" in errors
 
 
-def test_a_quantised_base_needs_bitsandbytes(tmp_path: Path) -> None:
+def test_a_quantized_base_needs_bitsandbytes(tmp_path: Path) -> None:
     assert "bitsandbytes" not in files(tmp_path)["baseline/requirements-trl.txt"]
     assert "\nbitsandbytes==" in files(tmp_path, "lora.quantize=nf4")["baseline/requirements-trl.txt"]
 
@@ -272,7 +272,7 @@ def test_the_pinned_environment_is_the_tested_one(tmp_path: Path) -> None:
 def test_one_process_reads_the_checkpoint_where_accelerate_can_hand_it_on(
     sets: list[str], efficient: str, tmp_path: Path
 ) -> None:
-    """accelerate 1.15 fails on buffers of a checkpoint (Gemma 4's layer_scalar) and on quantised weights."""
+    """accelerate 1.15 fails on buffers of a checkpoint (Gemma 4's layer_scalar) and on quantized weights."""
     text = files(tmp_path, *sets)["baseline/accelerate.yaml"]
     assert f"fsdp_cpu_ram_efficient_loading: {efficient}\n" in text
 

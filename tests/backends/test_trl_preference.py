@@ -76,7 +76,7 @@ def settings(objective: str, **more: Any) -> TrainSettings:
 
 
 def prepared(place: Place, train: TrainSettings) -> Any:
-    from recipec.runtime.data.prepare import Tokenising, prepare
+    from recipec.runtime.data.prepare import Tokenizing, prepare
     from recipec.runtime.data.tokenizer import load_tokenizer
 
     data = DataSettings(
@@ -89,7 +89,7 @@ def prepared(place: Place, train: TrainSettings) -> Any:
     )
     model = ModelSettings(id="tiny", family="llama")
     tokenizer = load_tokenizer(place.folder / "model", model, data)
-    return prepare(data, train, 4, tokenizer, place.folder, tokenising=Tokenising(workers=1))
+    return prepare(data, train, 4, tokenizer, place.folder, tokenizing=Tokenizing(workers=1))
 
 
 class Table:

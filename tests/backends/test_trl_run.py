@@ -239,7 +239,7 @@ def test_full_fine_tuning_leaves_a_checkpoint(tmp_path: Path) -> None:
 def prepared(place: Place, normalization: str) -> Any:
     from dataclasses import replace
 
-    from recipec.runtime.data.prepare import Tokenising, prepare
+    from recipec.runtime.data.prepare import Tokenizing, prepare
     from recipec.runtime.data.tokenizer import load_tokenizer
     from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
 
@@ -247,7 +247,7 @@ def prepared(place: Place, normalization: str) -> Any:
     train = TrainSettings(epochs=2, global_batch_size=8, micro_batch_size=2, loss_normalization=normalization)
     model = ModelSettings(id="tiny", family="llama")
     tokenizer = load_tokenizer(place.folder / "model", model, replace(data))
-    return prepare(data, train, 4, tokenizer, place.folder, tokenising=Tokenising(workers=1))
+    return prepare(data, train, 4, tokenizer, place.folder, tokenizing=Tokenizing(workers=1))
 
 
 @pytest.mark.parametrize("normalization", ["tokens", "micro_batches"])

@@ -33,7 +33,7 @@ def throughput() -> str:
     ratio = found["recipec"] / found["tunix"]
     return f"""Real tokens a second (padding not counted) of a generated train.py, against Tunix's stock path on the same samples:
 one CPU device, float32, a Gemma 4 of six layers with a vocabulary of 32,768, LoRA on every projection, the same rows,
-accumulation and rematerialisation. Lengths are a published run's divided by twelve: mean {MEAN:.0f}, 99th percentile
+accumulation and rematerialization. Lengths are a published run's divided by twelve: mean {MEAN:.0f}, 99th percentile
 {P99:.0f}, at most {CAP} tokens. A scaled-down run, and no measurement of a TPU.
 
 | | tokens/s | ratio | target |
@@ -126,7 +126,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "start-up": ("Start-up", start_up),
     "throughput": ("Training on a CPU", throughput),
     "temporaries": ("Memory of the loss", temporaries),
-    "data": ("Tokenising and packing", data),
+    "data": ("Tokenizing and packing", data),
     "merging": ("Merging", merging),
     "planning": ("Planning", planning),
 }

@@ -1,4 +1,4 @@
-"""Tokenising and packing a chat file: this project's pipeline against TRL's, in one run.
+"""Tokenizing and packing a chat file: this project's pipeline against TRL's, in one run.
 
 Both start from the same JSON-lines file, tokenizer and chat template with generation markers, and end with
 packed rows and their masks. TRL's part is what its SFTTrainer does to a data set before it trains, with as
@@ -123,13 +123,13 @@ def measure(folder: Path, conversations: int = CONVERSATIONS, rounds: int = 3) -
 
 def _ours(file: Path, tokenizer: Any, cache: Path) -> tuple[float, int]:
     """Seconds, and the packed tokens."""
-    from recipec.runtime.data.prepare import Tokenising, prepare
+    from recipec.runtime.data.prepare import Tokenizing, prepare
     from recipec.runtime.settings import DataSettings, TrainSettings
 
     data = DataSettings(train=(file.name,), max_length=LENGTH, packing=True, overlong="truncate")
     train = TrainSettings(epochs=1, global_batch_size=8, micro_batch_size=1)
     start = time.perf_counter()
-    prepared = prepare(data, train, 8, tokenizer, file.parent, tokenising=Tokenising(cache))
+    prepared = prepare(data, train, 8, tokenizer, file.parent, tokenizing=Tokenizing(cache))
     return time.perf_counter() - start, prepared.report.train.row_tokens
 
 
@@ -174,7 +174,7 @@ def vocabulary(count: int = 24_000, seed: int = 0) -> list[str]:
 
 
 def train_tokenizer(words: Sequence[str], seed: int = 1) -> Any:
-    """A byte-level BPE of 32,000 entries, learnt from sentences of the words."""
+    """A byte-level BPE of 32,000 entries, learned from sentences of the words."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

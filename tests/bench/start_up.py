@@ -74,7 +74,7 @@ def section() -> str:
         rows.append(f"| {words} | {' | '.join(f'{100 * share:.0f} %' for share in shares)} |")
     totals = " | ".join(f"{sum(found.values()):.1f}" for found in columns.values())
     return f"""A generated train.py from its process's start to the end of its first step, on this CPU. Each moment counts
-for the innermost part that it belongs to. With a cold cache of compiled programs and tokenised data, and with what
+for the innermost part that it belongs to. With a cold cache of compiled programs and tokenized data, and with what
 that run left. Gemma 3 270M has its real weights, 536 MB in bfloat16. The machine's load average was {os.getloadavg()[2]:.0f}.
 
 | | {" | ".join(columns)} |

@@ -2,7 +2,7 @@
 
 Stock means what Tunix's own examples do: Qwix's LoRA, PeftTrainer with its default loss, one sample a row,
 padded. Both have the same model shape, rank, targets, rows of a micro-batch, accumulation, optimizer and
-rematerialisation, in float32 on one CPU device; both are compiled before the clock starts. The lengths are
+rematerialization, in float32 on one CPU device; both are compiled before the clock starts. The lengths are
 the reference run's (mean 922, p99 2,553, at most 3,072 tokens), a twelfth of them.
 
     python -m tests.bench.throughput FOLDER    the stock side of a folder that `measure` made

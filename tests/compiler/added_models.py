@@ -1,4 +1,4 @@
-"""A model of the hub that no catalogue has, and its folder beside a recipe."""
+"""A model of the hub that no catalog has, and its folder beside a recipe."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def serving() -> Iterator[Hub]:
 def _handler(hub: Hub, which: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # else each answer waits for the client's acknowledgement
+        disable_nagle_algorithm = True  # else each answer waits for the client's acknowledgment
 
         def log_message(self, *_: Any) -> None: ...
 

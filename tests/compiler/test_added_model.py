@@ -227,7 +227,7 @@ def test_faults_of_several_kinds_are_one_diagnostic_each(
     assert [code for code, *_ in errors(lowered(recipe))] == ["E0811", "E0812", "E0813", "E0814"]
 
 
-def test_the_original_of_quantised_weights_is_named(
+def test_the_original_of_quantized_weights_is_named(
     recipe: Path, files: dict[str, bytes], tensors: Tensors
 ) -> None:
     fp8(tensors)
@@ -240,7 +240,7 @@ def test_the_original_of_quantised_weights_is_named(
         assert help in str(one.help)
 
 
-def test_an_id_of_the_catalogue_says_where_the_added_one_differs(
+def test_an_id_of_the_catalog_says_where_the_added_one_differs(
     recipe: Path, files: dict[str, bytes], tensors: Tensors
 ) -> None:
     known = "Qwen/Qwen3-0.6B"

@@ -141,7 +141,7 @@ def test_packing_is_refused_where_samples_would_not_stay_apart(
         ({"architectures": ["LLaDADiffusionModel"]}, TENSORS, "E0803", "it is a diffusion model"),
         ({"architectures": ["XForSequenceClassification"]}, TENSORS, "E0803", "no causal language model"),
         ({"model_type": "mine"}, TENSORS, "E0803", "neither a family nor transformers itself has"),
-        ({"quantization_config": {}}, TENSORS, "E0803", "stored quantised"),
+        ({"quantization_config": {}}, TENSORS, "E0803", "stored quantized"),
         ({}, {**TENSORS, "vision.weight": (3, 3)}, "E0803", "vision.weight is a tensor neither"),
         ({}, {"transformer.wte.weight": (509, 48)}, "E0803", "its tensors are not named"),
         (

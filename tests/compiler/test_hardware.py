@@ -141,7 +141,7 @@ def test_gke_s_pair_of_machines_has_no_machine_of_eight_chips() -> None:
 
 @pytest.fixture
 def another_chip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The catalogue with a generation v9z, which is v6e but for its names, cores and devices."""
+    """The catalog with a generation v9z, which is v6e but for its names, cores and devices."""
     data = json.loads(hardware.DATA.read_text(encoding="utf-8"))
     data["v9z"] = {
         **data["v6e"],
@@ -156,7 +156,7 @@ def another_chip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     hardware.generations.cache_clear()
 
 
-def test_a_chip_is_one_entry_of_the_catalogue(another_chip: None, tmp_path: Path) -> None:
+def test_a_chip_is_one_entry_of_the_catalog(another_chip: None, tmp_path: Path) -> None:
     """From names to launchers, a server's checks and both plans; no module names its generation."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(

@@ -1,4 +1,4 @@
-"""A checkpoint's own config.json: it wins over the catalogue, and a broken one is a diagnostic."""
+"""A checkpoint's own config.json: it wins over the catalog, and a broken one is a diagnostic."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_mirrors_that_configs_name_have_their_originals(copy: str, original: str
 
 
 @pytest.mark.parametrize("copy", ["unsloth/Qwen3-8B-bnb-4bit", "Qwen/Qwen3-8B-AWQ", "x/Qwen3-8B-GGUF"])
-def test_a_quantised_copy_is_refused_with_its_original(copy: str, tmp_path: Path) -> None:
+def test_a_quantized_copy_is_refused_with_its_original(copy: str, tmp_path: Path) -> None:
     with pytest.raises(catalog.UnknownModel) as caught:
         catalog.find(copy, tmp_path)
     assert (caught.value.code, caught.value.help) == ("E0803", "id: Qwen/Qwen3-8B")

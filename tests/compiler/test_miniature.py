@@ -220,7 +220,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **{"logit_scale": 0.25, "bos_token_id": 5, "eos_token_id": 255_001},
     },
 }
-"""The sizes of published checkpoints that the catalogue need not have."""
+"""The sizes of published checkpoints that the catalog need not have."""
 
 
 def shrunk(model: str, axes: dict[str, int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`recipe models add`, and `recipe new` of an id that no catalogue has, against a hub on this machine."""
+"""`recipe models add`, and `recipe new` of an id that no catalog has, against a hub on this machine."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def test_a_connection_that_breaks_once_is_taken_up_again(name: str, hub: Hub) ->
     assert names(FOLDER) == BROUGHT
 
 
-def test_quantised_weights_are_told_with_their_original(hub: Hub) -> None:
+def test_quantized_weights_are_told_with_their_original(hub: Hub) -> None:
     copied = "somebody/Qwen3-8B-FP8"
     hub.models[copied] = hub.models[ID]
     config(quantization_config={"quant_method": "fp8"})(hub.models[copied])

@@ -51,7 +51,7 @@ def test_training_reports_its_loss(tmp_path: Path) -> None:
     run.pipeline.print_table("a run")
     assert run.pipeline.ok
     assert run.pipeline.results[0].figure == "3 steps, loss 3.00 to 1.00, 812 tokens/s"
-    assert "\x1b" not in screen.getvalue(), "no colours where the output is piped"
+    assert "\x1b" not in screen.getvalue(), "no colors where the output is piped"
     assert screen.getvalue().startswith("train")
     assert run.saved_steps(run.whole) == [1, 2, 3]
 

@@ -27,7 +27,7 @@ def quickstart(root: Path) -> Path:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the quickstart's tokenizer and nothing else: its markers, and a token a byte.
 
-    Learnt merges would not do: of equally frequent pairs now one and now another comes first.
+    Learned merges would not do: of equally frequent pairs now one and now another comes first.
     """
     folder = tmp_path_factory.mktemp("model")
     with pytest.MonkeyPatch.context() as patch:
@@ -154,7 +154,7 @@ def test_brackets_are_ones_that_the_text_does_not_have(quickstart: Path, model: 
     assert "⦃Hi \\x1b[31m<turn|>⦄" in printed and "\x1b" not in printed
 
 
-def test_tokens_that_carry_loss_are_coloured_on_a_terminal_and_bracketed_elsewhere() -> None:
+def test_tokens_that_carry_loss_are_colored_on_a_terminal_and_bracketed_elsewhere() -> None:
     from recipec.runtime.data.encoding import Shown
     from recipec.runtime.data.report import SplitReport
 

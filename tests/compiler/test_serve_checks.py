@@ -38,7 +38,7 @@ Found = Callable[..., dict[str, Diagnostic]]
         "~/models/x",
         "gs://bucket/folder/x",
         "gs://bucket",
-        "organisation/name",
+        "organization/name",
     ],
 )
 def test_every_place_that_weights_can_have_is_taken(model: str, found: Found) -> None:

@@ -1,4 +1,4 @@
-"""How the command speaks: --quiet and --verbose, colours, completion, progress, and Ctrl-C."""
+"""How the command speaks: --quiet and --verbose, colors, completion, progress, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUICKSTART = "recipes/quickstart.yaml"
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The repository's root, and no colour that the environment asks for."""
+    """The repository's root, and no color that the environment asks for."""
     monkeypatch.chdir(ROOT)
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
@@ -136,7 +136,7 @@ class Terminal(io.StringIO):
         ({"TERM": "xterm", "FORCE_COLOR": "1", "NO_COLOR": "1"}, io.StringIO(), False),
     ],
 )
-def test_colours_follow_the_environment_everywhere(
+def test_colors_follow_the_environment_everywhere(
     environment: dict[str, str], stream: io.StringIO, colored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Diagnostics and rich's consoles alike."""

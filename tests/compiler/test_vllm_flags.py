@@ -1,4 +1,4 @@
-"""Flags of the server: what the catalogue of vLLM's own says of a recipe's, and what they become."""
+"""Flags of the server: what the catalog of vLLM's own says of a recipe's, and what they become."""
 
 from __future__ import annotations
 
@@ -311,13 +311,13 @@ def test_the_adapter_of_a_recipe_is_served_by_the_smallest_rank_that_holds_it(lo
     assert (found.path, "rank 600" in found.message) == ("lora.rank_pattern.q_proj", True)
 
 
-def test_the_catalogue_is_read_only_where_something_is_served(root: Path) -> None:
+def test_the_catalog_is_read_only_where_something_is_served(root: Path) -> None:
     """And checking needs none of the packages that training needs."""
     check = (
         "import sys; from pathlib import Path; from recipec.spec.load import load; "
         "from recipec.compiler.lowering.lower import lower; "
-        "from recipec.compiler.serving.flags import catalogue; "
-        "lower(load(Path(sys.argv[1]))); print(catalogue.cache_info().currsize, 'jax' in sys.modules)"
+        "from recipec.compiler.serving.flags import catalog; "
+        "lower(load(Path(sys.argv[1]))); print(catalog.cache_info().currsize, 'jax' in sys.modules)"
     )
     for name, reads in (("quickstart", 0), ("gemma4-31b-v5p8", 1)):
         path = root / "recipes" / f"{name}.yaml"

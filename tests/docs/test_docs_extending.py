@@ -1,4 +1,4 @@
-"""docs/extending.md, followed: its catalogue entry and its template are added to a copy, and work."""
+"""docs/extending.md, followed: its catalog entry and its template are added to a copy, and work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
 from recipec.compiler.lowering import catalog
-from tests.compiler import test_catalogue
+from tests.compiler import test_catalog
 from tests.docs.blocks import Block, blocks
 
 SOURCES = ("spec", "compiler", "templates", "runtime")
@@ -27,7 +27,7 @@ def files(root: Path) -> dict[str, Block]:
     return {block.title: block for block in blocks(root / "docs" / "extending.md") if block.title}
 
 
-def test_the_pages_entry_of_the_catalogue_is_a_model_that_checks(
+def test_the_pages_entry_of_the_catalog_is_a_model_that_checks(
     files: dict[str, Block], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     added = json.loads(files["compiler/data/models.json"].text)
@@ -40,8 +40,8 @@ def test_the_pages_entry_of_the_catalogue_is_a_model_that_checks(
         command = ["check", str(root / "recipes" / "llama31-8b-v6e8.yaml"), "--set", f"model.id={NAME}"]
         done = CliRunner().invoke(app, command, catch_exceptions=False)
         assert done.exit_code == 0, done.stderr
-        monkeypatch.setattr(test_catalogue, "ENTRIES", {**test_catalogue.ENTRIES, **added})
-        test_catalogue.test_every_entry_of_the_one_decoder_has_the_size_in_its_name()
+        monkeypatch.setattr(test_catalog, "ENTRIES", {**test_catalog.ENTRIES, **added})
+        test_catalog.test_every_entry_of_the_one_decoder_has_the_size_in_its_name()
     finally:
         monkeypatch.undo()
         catalog.entries.cache_clear()

@@ -93,12 +93,12 @@ def test_the_start_has_the_plan_that_is_on_record() -> None:
 @pytest.mark.parametrize(
     ("page", "pattern"),
     [
-        ("docs/features.md", r"(\d+) ids in the catalogue"),
+        ("docs/features.md", r"(\d+) ids in the catalog"),
         ("docs/faq.md", r"(\d+) ids: `recipe new`"),
         ("CHANGELOG.md", r"(\d+) models by their id"),
     ],
 )
-def test_the_catalogue_has_as_many_models_as_is_said(page: str, pattern: str) -> None:
+def test_the_catalog_has_as_many_models_as_is_said(page: str, pattern: str) -> None:
     real = [name for name in catalog.entries() if not name.startswith("recipec/")]
     assert figure(page, pattern) == len(real)
 
@@ -106,7 +106,7 @@ def test_the_catalogue_has_as_many_models_as_is_said(page: str, pattern: str) ->
 def test_numbers_in_words_are_those_of_the_code() -> None:
     policies = NUMBERS[len(get_args(Remat.model_fields["policy"].annotation))]
     assert f"{policies} rematerialization policies" in text("docs/features.md")
-    assert f"{policies} policies of rematerialisation" in " ".join(text("CHANGELOG.md").split())
+    assert f"{policies} policies of rematerialization" in " ".join(text("CHANGELOG.md").split())
     families = NUMBERS.get(len(FAMILIES), str(len(FAMILIES)))
     assert f"| **{families} families** |" in text("docs/comparison.md")
     assert f"not of the {families} families" in text("docs/comparison.md")

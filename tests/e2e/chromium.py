@@ -58,7 +58,7 @@ OVER_LEGENDS = """
 
 
 def cases(looks: Iterable[tuple[str, int, str]]) -> list[Any]:
-    """Pages, each with its window's width and its colours: the first in `make e2e`, the others in
+    """Pages, each with its window's width and its colors: the first in `make e2e`, the others in
     `make nightly`."""
     first, *others = looks
     return [

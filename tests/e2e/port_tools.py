@@ -66,8 +66,8 @@ def _stand_ins() -> None:
     import trl
 
     trl.AutoModelForCausalLMWithValueHead = object
-    colours = SimpleNamespace(CYAN="", RESET="")
-    for name, members in (("torchaudio", {}), ("colorama", {"Fore": colours})):
+    colors = SimpleNamespace(CYAN="", RESET="")
+    for name, members in (("torchaudio", {}), ("colorama", {"Fore": colors})):
         module = ModuleType(name)
         module.__spec__ = ModuleSpec(name, None)
         vars(module).update(members)

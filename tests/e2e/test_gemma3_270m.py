@@ -67,7 +67,7 @@ def test_the_tokenizer_is_sentencepiece_with_offsets(checkpoint: Path, root: Pat
         assert encoded["offset_mapping"][-1][1] == len(text)
 
 
-def test_the_format_is_learnt(root: Path, tuned: Tuned, questions: list[str]) -> None:
+def test_the_format_is_learned(root: Path, tuned: Tuned, questions: list[str]) -> None:
     """The artifact trains and merges; transformers answers in the format after the merge, and not before."""
     assert tuned.trained.startswith("done: steps=20 ")
     before = answers(*load(tuned.base), questions)

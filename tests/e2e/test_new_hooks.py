@@ -155,7 +155,7 @@ def test_it_asks_for_what_is_missing_and_completes_the_answers(tmp_path: Path) -
 
 @pytest.mark.nightly
 def test_every_model_gets_a_recipe_or_a_way_out(tmp_path: Path) -> None:
-    """All ids of the catalogue: what is written passes the checks, what is refused names machines.
+    """All ids of the catalog: what is written passes the checks, what is refused names machines.
 
     The first of each family on every machine, the others on one.
     """

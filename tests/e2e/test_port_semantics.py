@@ -70,7 +70,7 @@ def encoded(
     return samples[0].tokens.tolist(), samples[0].targets.tolist()
 
 
-def learnt(labels: list[int]) -> list[bool]:
+def learned(labels: list[int]) -> list[bool]:
     """Which tokens have a label; nothing predicts the first one."""
     return [label != -100 and index > 0 for index, label in enumerate(labels)]
 
@@ -87,7 +87,7 @@ def test_llamafactorys_templates_write_the_same_tokens(theirs: Any, name: str) -
         made = templates.llamafactory(name, None, thinking == "True").sets["data.chat_template"]
         assert encoded(ParsedSample("x", messages=given), made, "chat", "assistant") == (
             ids,
-            learnt(labels),
+            learned(labels),
         ), key
         compared += 1
     assert compared >= 8
@@ -102,7 +102,7 @@ def test_axolotls_data_set_types_write_the_same_prompts(theirs: Any, name: str) 
     for title, row in (("input", port_tools.ROW), ("none", {**port_tools.ROW, "input": ""})):
         made = parse_row("prompt_completion", "x", namespace["convert"](row), {})
         ids, labels = theirs["prompts"][f"{name}|{title}"]
-        assert encoded(made, None, "prompt_completion", "completion") == (ids, learnt(labels)), title
+        assert encoded(made, None, "prompt_completion", "completion") == (ids, learned(labels)), title
 
 
 @pytest.mark.parametrize("name", port_tools.MODELS)

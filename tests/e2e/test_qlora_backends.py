@@ -34,7 +34,7 @@ TORCHAX: dict[str, tuple[str, str, dict[str, int]]] = {
 
 
 def quantized(name: str, kind: str, sizes: dict[str, int], **data: Any) -> Case:
-    """A case of the proof in float32, its base stored quantised."""
+    """A case of the proof in float32, its base stored quantized."""
     case = CASES[name]
     recipe = {
         **case.recipe,
@@ -59,7 +59,7 @@ def check(place: Place, traces: dict[Backend, Trace]) -> None:
 
 
 @pytest.mark.parametrize("name", TORCHAX)
-def test_torchax_trains_train_pys_quantised_base(name: str, tmp_path: Path) -> None:
+def test_torchax_trains_train_pys_quantized_base(name: str, tmp_path: Path) -> None:
     backends = (Backend.TUNIX, Backend.TORCHAX)
     place = Place(tmp_path, quantized(*TORCHAX[name]), backends)
     check(place, {backend: place.train(backend, backend.value) for backend in backends})

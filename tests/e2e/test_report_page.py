@@ -17,7 +17,7 @@ INKS = """
 [...new Set([...document.querySelectorAll(".main-svg :is([class*=tick], [class^=legend], .annotation) text")]
   .map((one) => getComputedStyle(one).fill))]
 """
-"""The colours of the plots' words."""
+"""The colors of the plots' words."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The catalogue of vLLM's flags, and what `recipe check` says of them, against vllm-tpu's own parser.
+"""The catalog of vLLM's flags, and what `recipe check` says of them, against vllm-tpu's own parser.
 
 No TPU is needed. Makes the serving environment in build/ where it is not there (7 GB, some minutes). All
 command lines are asked about in one process, which takes a minute or three.
@@ -219,7 +219,7 @@ def engine(folder: Path, program: Program) -> dict[str, Any]:
         model.mkdir()
         config = config_of(program)
         if program.family.name == "gemma4" and "text_config" in config:
-            # The published checkpoint's layout, whose tower the catalogue leaves out.
+            # The published checkpoint's layout, whose tower the catalog leaves out.
             config |= {"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": VISION}
         (model / "config.json").write_text(json.dumps(config))
         write_tokenizer(model, program.family.name)
@@ -240,7 +240,7 @@ def small_engine(model: Path, small: Callable[..., Lowered], sets: tuple[str, ..
     }
 
 
-def test_the_catalogue_is_what_the_installed_package_says(python: Path, root: Path) -> None:
+def test_the_catalog_is_what_the_installed_package_says(python: Path, root: Path) -> None:
     script = root / "scripts" / "vllm_flags.py"
     done = subprocess.run(
         [python, script], text=True, capture_output=True, timeout=SECONDS, env=of_another_jax()
@@ -249,7 +249,7 @@ def test_the_catalogue_is_what_the_installed_package_says(python: Path, root: Pa
     committed = vllm.DATA.read_text(encoding="utf-8")
     hint = "run: build/serve-0.32.0/bin/python scripts/vllm_flags.py > compiler/data/vllm.json"
     assert done.stdout == committed, hint
-    assert vllm.catalogue()["packages"] == features.features()["packages"]
+    assert vllm.catalog()["packages"] == features.features()["packages"]
 
 
 def test_every_recipes_server_is_configured(answers: Answers, served: dict[str, Lowered]) -> None:

@@ -68,4 +68,4 @@ def test_the_reference_of_a_run_that_starts_from_an_adapter_has_none(
     other = here.train(Backend.TORCHAX, "again", "--adapter", adapter, "--steps", "1")
     rows = compare([ComparedRun("tunix", own), ComparedRun("torchax", other)], LIMITS)
     assert [row for row in rows if not row.ok] == []
-    assert other.losses[0] < whole.losses[0] - 1e-3, "what was learnt is seen against the base"
+    assert other.losses[0] < whole.losses[0] - 1e-3, "what was learned is seen against the base"

@@ -73,7 +73,7 @@ def kernel(mesh: Mesh, heads: int, kv_heads: int, size: int, how: Scores) -> dic
 
 
 def recomputed(mesh: Mesh, policy: str) -> int:
-    """Kernels of a layer that is recomputed in the backward pass, under a rematerialisation policy."""
+    """Kernels of a layer that is recomputed in the backward pass, under a rematerialization policy."""
     q, k, _, _, ids = operands(mesh, 8, 4, 128)
 
     @jax.jit

@@ -18,7 +18,7 @@ from recipec.compiler.lowering.hardware import from_name
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.new import files
 from recipec.compiler.new.recipe import Made, NewRecipeOptions, make
-from recipec.compiler.new.source import NewData, look, recognise
+from recipec.compiler.new.source import NewData, look, recognize
 from recipec.spec.load import load
 
 ACCELERATORS = ("v5e-8", "v5p-8", "v6e-8", "tpu7x-8", "cpu-8")
@@ -94,7 +94,7 @@ def test_a_recipe_reads_as_it_should(request: pytest.FixtureRequest) -> None:
         checked(text)
 
 
-def test_a_model_that_fits_with_a_quantised_base_alone_gets_one() -> None:
+def test_a_model_that_fits_with_a_quantized_base_alone_gets_one() -> None:
     draft = made("Qwen/Qwen3-32B", "v5e-8").draft
     assert (draft.method, draft.quantize, draft.tp) == ("qlora", True, 1)
     assert made("Qwen/Qwen3-4B", "v5e-8").draft.method == "lora"
@@ -220,7 +220,7 @@ def test_epochs_batch_and_intervals_follow_from_the_data(folder: Path, count: in
         ({"prompt": "a", "completion": "b", "label": True}, "kto"),
     ],
 )
-def test_preferences_are_learnt_with_dpo_and_kto(folder: Path, row: dict[str, Any], method: str) -> None:
+def test_preferences_are_learned_with_dpo_and_kto(folder: Path, row: dict[str, Any], method: str) -> None:
     rows(folder / "pairs.jsonl", row)
     new("pairs", "--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", "pairs.jsonl")
     recipe = load(folder / "pairs.yaml").recipe  # beside its data
@@ -252,7 +252,7 @@ def test_data_outside_of_the_recipes_folder_is_refused(folder: Path) -> None:
     ],
 )
 def test_columns_tell_the_format(row: dict[str, object], format: str) -> None:
-    assert recognise(row) == (format, {})
+    assert recognize(row) == (format, {})
 
 
 @pytest.mark.parametrize(

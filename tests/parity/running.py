@@ -36,11 +36,11 @@ class Case:
     """A recipe of one kind.
 
     Attributes:
-        like: the catalogue's model whose family and head ratios the tiny one has.
+        like: the catalog's model whose family and head ratios the tiny one has.
         layers: of the tiny model.
         recipe: the sections that matter.
         sizes: what its text config has in place of the miniature's.
-        config: a config.json in place of the catalogue's.
+        config: a config.json in place of the catalog's.
     """
 
     like: str

@@ -34,7 +34,7 @@ def main() -> None:
     if told == "slow":
         time.sleep(60)
     if told == "silent":
-        print("no room for manoeuvre", file=sys.stderr)
+        print("no room for maneuver", file=sys.stderr)
         sys.exit(3)
     if told == "refused":
         print("Illegal value 'maybe' specified for flag 'xla_enable_async_all_gather'", file=sys.stderr)

@@ -216,7 +216,7 @@ def unknown_length() -> Plan:
 
 
 def sliced() -> Plan:
-    """256 devices: two slices of 128, joined over the data centre's network."""
+    """256 devices: two slices of 128, joined over the data 's network."""
     collectives = (
         Collective("all-gather", ("fsdp",), False, 854, 29.6e9),
         Collective("all-reduce", ("dcn",), True, 61, 4.4e9),

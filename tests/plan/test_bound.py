@@ -142,7 +142,7 @@ def test_a_policy_that_the_bound_does_not_know_is_taken_to_need_least() -> None:
     assert unknown.memory_bytes <= min(one.memory_bytes for one in every)
 
 
-def test_quantised_weights_are_smaller() -> None:
+def test_quantized_weights_are_smaller() -> None:
     """Qwen3 8B: 6.95e9 numbers in linear layers, 1.24e9 in the embedding and the head, on 8 devices."""
     sizes = {
         kind: state_bytes(program("qwen3-8b-dpo-v5e8", f"lora.quantize={kind}"))
@@ -152,7 +152,7 @@ def test_quantised_weights_are_smaller() -> None:
     assert sizes["int8"] - sizes["nf4"] == pytest.approx(6.946e9 / 8 / 2, rel=0.001)
 
 
-def test_quantised_experts_are_smaller() -> None:
+def test_quantized_experts_are_smaller() -> None:
     """Gemma 4 26B-A4B: 22.8e9 numbers in experts and 1.65e9 in linear layers, on 4 devices."""
     sizes = {
         kind: state_bytes(program("gemma4-26b-a4b-v5p8", f"lora.quantize={kind}"))

@@ -326,18 +326,18 @@ def test_numbers_are_written_as_people_read_them(written: str, wanted: str) -> N
     assert written.replace("\N{NO-BREAK SPACE}", " ") == wanted
 
 
-def test_colours_can_be_told_from_what_they_lie_on() -> None:
+def test_colors_can_be_told_from_what_they_lie_on() -> None:
     """WCAG 2: at least 4.5 to 1 for text, 3 to 1 for what is drawn; plotly's are the same on both papers."""
     (style,) = read(plans.flagship()).within["style"]
     for scheme in re.findall(r":root \{(.*?)\}", style, re.DOTALL)[:2]:
-        colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", scheme))
+        colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", scheme))
         for name in ("ink", "muted", "link", "bad"):
-            assert _contrast(colours[name], colours["paper"]) >= 4.5, name
+            assert _contrast(colors[name], colors["paper"]) >= 4.5, name
         for name in ("ink", "muted"):
-            assert _contrast(colours[name], colours["raised"]) >= 4.5, name
-        assert _contrast(colours["ink"], colours["bad-paper"]) >= 4.5
+            assert _contrast(colors[name], colors["raised"]) >= 4.5, name
+        assert _contrast(colors["ink"], colors["bad-paper"]) >= 4.5
         for drawn in COLORS:
-            assert _contrast(drawn, colours["paper"]) >= 3, drawn
+            assert _contrast(drawn, colors["paper"]) >= 3, drawn
             assert _contrast("#ffffff", drawn) >= 4.5, drawn
 
 
@@ -346,7 +346,7 @@ def _contrast(one: str, other: str) -> float:
     return (bright + 0.05) / (dim + 0.05)
 
 
-def _luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def _luminance(color: str) -> float:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

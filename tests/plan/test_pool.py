@@ -65,7 +65,7 @@ def test_failures_are_told_and_not_kept(program: Program, fake: Path) -> None:
     results = pool.compile_jobs([(program, job("failed")), (program, job("silent", 12))])
     assert results == [
         Failed("it is not to be", help="do else"),
-        Failed("the compile ended without a result: no room for manoeuvre"),
+        Failed("the compile ended without a result: no room for maneuver"),
     ]
     pool.compile_jobs([(program, job("failed"))])
     assert starts(fake) == 3

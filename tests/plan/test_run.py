@@ -319,7 +319,7 @@ def test_without_a_tokenizer_the_length_is_a_bound(recipe_file: Path, tmp_path: 
     assert "the data was not looked at" in planned_length(lowered(recipe_file), ESTIMATE).note
 
 
-def test_a_runs_price_is_the_recipes_or_the_catalogues(recipe_file: Path) -> None:
+def test_a_runs_price_is_the_recipes_or_the_catalogs(recipe_file: Path) -> None:
     steps = ("train.epochs=null", "train.steps=100")
     own = planned_length(lowered(recipe_file, *steps, "cost.train_usd_per_hour=10"), ESTIMATE)
     assert own.usd_per_hour == 10 and own.usd == pytest.approx(10 * 100 * ESTIMATE.seconds / 3600)

@@ -105,7 +105,7 @@ The fastest, as lines of the recipe:
   train:
     global_batch_size: 8
     micro_batch_size: 2
-It raises train.global_batch_size from 4 to 8: another optimisation, with fewer steps over the same
+It raises train.global_batch_size from 4 to 8: another optimization, with fewer steps over the same
 data.
 
 2 configurations in 4.0 s: 2 compiled.

@@ -21,7 +21,7 @@ def test_a_job_says_what_the_recipe_says(example: Program) -> None:
     assert JOB.validate_json(JOB.dump_json(made)) == made
 
 
-def test_the_catalogues_model_is_compiled_without_a_vision_tower(example: Program) -> None:
+def test_the_catalogs_model_is_compiled_without_a_vision_tower(example: Program) -> None:
     config = config_of(example)
     assert config["architectures"] == ["Gemma4ForCausalLM"]
     assert len(config["text_config"]["layer_types"]) == 60

@@ -281,16 +281,16 @@ def _with_heads(heads: int, kv_heads: int) -> dict[str, object]:
     return {**DENSE, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
 
 
-def test_quantised_weights_take_half_and_embeddings_do_not(planned: Plan) -> None:
+def test_quantized_weights_take_half_and_embeddings_do_not(planned: Plan) -> None:
     plain, merged = planned(), planned("merge.quantization=fp8")
     served = planned("serve.quantization=fp8")
-    for quantised in (merged, served):
+    for quantized in (merged, served):
         for key, size in weights_of(plain).items():
             whole = key[0] in ("embeddings", "norms and small projections", "vision tower")
-            assert weights_of(quantised)[key] == (size if whole else size / 2)
+            assert weights_of(quantized)[key] == (size if whole else size / 2)
 
 
-def test_experts_are_quantised_by_the_server_alone_and_read_as_they_are_used(planned: Plan) -> None:
+def test_experts_are_quantized_by_the_server_alone_and_read_as_they_are_used(planned: Plan) -> None:
     model = "model.id=google/gemma-4-26B-A4B-it"
     plain, merged, served = (
         planned(model),

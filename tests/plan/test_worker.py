@@ -142,7 +142,7 @@ DPO = ("train.objective=dpo", "data.format=preference", "data.packing=false", "d
         ("llama31-8b-v6e8", ("lora=null", "merge.adapter=false", "serve=null", *DPO)),
     ],
 )
-def test_quantised_full_and_preference_steps_are_built(
+def test_quantized_full_and_preference_steps_are_built(
     root: Path, recipe: str, sets: tuple[str, ...]
 ) -> None:
     """Two layers at their real sizes, lowered for virtual devices: nothing is computed."""
@@ -165,7 +165,7 @@ def test_quantised_full_and_preference_steps_are_built(
         copies = 2 if settings.train.objective == "dpo" else 1  # the reference
         assert made.sizes.adapters == 0 and made.sizes.weights == pytest.approx(copies * whole, rel=0.01)
         return
-    # The embedding and the head stay as they are, and most of two layers is quantised.
+    # The embedding and the head stay as they are, and most of two layers is quantized.
     outside = 2 * 2 * a.vocab_size * a.hidden_size / 8
     bytes_a_number = {"nf4": 4.5 / 8, "int8": 1.0}[lora.quantize or ""]
     expected = outside + (whole - outside) / 2 * bytes_a_number

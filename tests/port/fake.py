@@ -37,7 +37,7 @@ def port(ledger: Ledger) -> None:
     if main.has("noise"):
         ledger.unsupported(main, "noise", "no noise is added to the embeddings")
     if main.has("images"):
-        ledger.refused(main, "images", "E1101", "images are not learnt here", "remove `images`")
+        ledger.refused(main, "images", "E1101", "images are not learned here", "remove `images`")
     if main.has("sets"):
         ledger.exact(main, "sets", {"data.train": [{"path": each.get("path")} for each in main.get("sets")]})
     for other in ledger.sources.others.values():

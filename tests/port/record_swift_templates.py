@@ -3,8 +3,8 @@
     PYTHON tests/port/record_swift_templates.py TOKENIZER
 
 PYTHON is one with the ms-swift of scripts/dialects.py; TOKENIZER a folder with the tokenizer of
-tests.runtime.chats. A conversation's text is cut where it begins and ends to be learnt: the first part is not
-learnt, the second is.
+tests.runtime.chats. A conversation's text is cut where what is learned begins and ends: the first part is not
+learned, the second is.
 """
 
 from __future__ import annotations

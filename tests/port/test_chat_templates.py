@@ -21,7 +21,7 @@ RECORDED = json.loads(OUTPUT.read_text(encoding="utf-8"))
 
 
 def test_the_file_is_what_the_tools_say() -> None:
-    made = chat_templates.text(chat_templates.catalogue(wheels.fetch()))
+    made = chat_templates.text(chat_templates.catalog(wheels.fetch()))
     assert TEMPLATES.read_text(encoding="utf-8") == made, (
         "run: python -m scripts.chat_templates build/dialects"
     )
@@ -35,8 +35,8 @@ def test_swifts_templates_write_and_learn_what_its_own_code_does() -> None:
         for talk, parts in zip(([*TALK], [SYSTEM, *TALK]), recorded, strict=False):
             text, spans = template.render_marked(talk)
             assert text == "".join(parts), name
-            learnt = [any(start <= at < end for start, end in spans) for at in range(len(text))]
-            runs = groupby(zip(text, learnt, strict=True), lambda pair: pair[1])
+            learned = [any(start <= at < end for start, end in spans) for at in range(len(text))]
+            runs = groupby(zip(text, learned, strict=True), lambda pair: pair[1])
             assert ["".join(letter for letter, _ in run) for _, run in runs] == parts, name
         if len(recorded) == 1:  # it asserts that there is no system message
             with pytest.raises(ValueError, match="no system message"):
@@ -81,7 +81,7 @@ def test_a_template_is_the_models_own_or_written_out_or_told_why_not() -> None:
         ("oumi", "gpt2", "Short.</s>Hi</s>[Yes</s>]"),
     ],
 )
-def test_what_is_learnt_of_a_template_that_is_jinja(tool: str, name: str, text: str) -> None:
+def test_what_is_learned_of_a_template_that_is_jinja(tool: str, name: str, text: str) -> None:
     read = templates.unsloth(name, None) if tool == "unsloth" else templates.of(tool, name, None)
     made = read.sets["data.chat_template"]
     marked = made.replace("{%- generation -%}", "[").replace("{%- endgeneration -%}", "]")

@@ -17,12 +17,12 @@ def folder() -> Path:
 
 
 def test_the_file_is_what_the_sources_say(folder: Path) -> None:
-    made = dialects.text(dialects.catalogue(folder))
+    made = dialects.text(dialects.catalog(folder))
     assert DATA.read_text(encoding="utf-8") == made, "run: python scripts/dialects.py build/dialects"
 
 
 def test_it_is_made_alike_each_time(folder: Path) -> None:
-    assert dialects.text(dialects.catalogue(folder)) == dialects.text(dialects.catalogue(folder))
+    assert dialects.text(dialects.catalog(folder)) == dialects.text(dialects.catalog(folder))
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_keys_have_the_types_and_defaults_of_their_tool(
 
 def test_a_builder_that_is_made_of_another_has_its_keys_and_its_own() -> None:
     whole = keys_of("torchtune", "torchtune.models.llama3_2.lora_llama3_2_1b")
-    quantised = keys_of("torchtune", "torchtune.models.llama3_2.qlora_llama3_2_1b")
-    assert quantised == {**whole, "quantize_base": ["bool", True]}
+    quantized = keys_of("torchtune", "torchtune.models.llama3_2.qlora_llama3_2_1b")
+    assert quantized == {**whole, "quantize_base": ["bool", True]}
     assert whole["lora_attn_modules"] == ["List[LORA_ATTN_MODULES]"]
 
 

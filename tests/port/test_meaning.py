@@ -1,4 +1,4 @@
-"""What the tools' common notions mean: schedules, optimizers, quantisation, batches, placement."""
+"""What the tools' common notions mean: schedules, optimizers, quantization, batches, placement."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_arguments_of_an_optimizer_are_read_from_text_and_from_mappings() -> Non
         (8, "nf4", False, "int8", False),
     ],
 )
-def test_quantisation_becomes_the_recipes_or_the_nearest_with_a_note(
+def test_quantization_becomes_the_recipes_or_the_nearest_with_a_note(
     bits: int | None, kind: str, nested: bool, expected: str | None, exact: bool
 ) -> None:
     found = adapters.quantized(bits, kind, nested)

@@ -78,10 +78,10 @@ def test_a_warm_up_of_a_share_of_max_steps_is_rounded_as_axolotl_does(tmp_path: 
     assert verdict(made, "warmup_ratio") is Verdict.APPROXIMATED
 
 
-def test_a_quantised_base_is_taken_over_with_what_differs(tmp_path: Path) -> None:
+def test_a_quantized_base_is_taken_over_with_what_differs(tmp_path: Path) -> None:
     made = port(tmp_path, adapter="qlora", load_in_4bit=True)
     assert made.value("lora.quantize") == "nf4"
-    assert "float32" in finding(made, "bnb_config_kwargs").note, "double quantisation is Axolotl's default"
+    assert "float32" in finding(made, "bnb_config_kwargs").note, "double quantization is Axolotl's default"
     plain = port(
         tmp_path, adapter="qlora", load_in_4bit=True, bnb_config_kwargs={"bnb_4bit_use_double_quant": False}
     )

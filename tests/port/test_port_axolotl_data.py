@@ -90,7 +90,7 @@ def test_segments_become_a_prompt_and_a_completion(tmp_path: Path) -> None:
     assert convert(text, row(True, False)) is None and convert(text, row(False)) is None
 
 
-def test_completions_become_text_that_is_learnt_whole(tmp_path: Path) -> None:
+def test_completions_become_text_that_is_learned_whole(tmp_path: Path) -> None:
     made = one(tmp_path, type="completion", field="body")
     assert values(made, "data.format", "data.fields", "data.loss_on") == ["text", {"text": "body"}, "all"]
 
@@ -106,7 +106,7 @@ def test_completions_become_text_that_is_learnt_whole(tmp_path: Path) -> None:
         ({"roles_to_train": ["narrator"]}, "assistant", "approximated"),
     ],
 )
-def test_which_turns_are_learnt(tmp_path: Path, keys: dict[str, Any], loss: Any, how: str) -> None:
+def test_which_turns_are_learned(tmp_path: Path, keys: dict[str, Any], loss: Any, how: str) -> None:
     made = one(tmp_path, type="chat_template", **keys)
     assert made.value("data.loss_on") == loss
     assert verdict(made, "datasets[0].roles_to_train").value == how

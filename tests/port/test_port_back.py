@@ -305,7 +305,7 @@ def test_instructions_are_read_by_llama_factory_as_the_report_says(
     if fields.get("system"):
         given |= {"system": "Short.", "history": [["Why?", "So."]]}
 
-    def learnt(settings: dict[str, Any], row: dict[str, Any], loss_on: str) -> tuple[list[int], str]:
+    def learned(settings: dict[str, Any], row: dict[str, Any], loss_on: str) -> tuple[list[int], str]:
         parsed = parse_row(settings["format"], "row 1", row, settings.get("fields", {}))
         assert parsed.messages is not None
         renderer = Renderer.of(chats.tokenizer(), chats.published("qwen3"), loss_on)
@@ -314,8 +314,8 @@ def test_instructions_are_read_by_llama_factory_as_the_report_says(
 
     for asked in ("", "1 and 2") if "query" in columns else ("",):
         row = {fields.get(name, name): value for name, value in {**given, "input": asked}.items()}
-        tokens, after = learnt(data["data"], row, "completion")
-        theirs, answer = learnt(again, space["convert"](row), again["loss_on"])
+        tokens, after = learned(data["data"], row, "completion")
+        theirs, answer = learned(again, space["convert"](row), again["loss_on"])
         assert answer + "\n" == after, "which the report says of data.loss_on"
         if asked:
             there = chats.tokenizer().decode(theirs)

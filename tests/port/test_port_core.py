@@ -15,7 +15,7 @@ from recipec.compiler.port.keys import tools
 from recipec.compiler.port.ledger import Line, Verdict
 from recipec.compiler.port.port import Ported, name_of
 from recipec.compiler.port.read import read
-from recipec.compiler.port.recognise import UNREAD, Recognised, recognise
+from recipec.compiler.port.recognize import UNREAD, Recognized, recognize
 from recipec.compiler.port.report import markdown
 from recipec.compiler.port.write import HEAD, recipe_text
 from recipec.spec.load import load
@@ -148,11 +148,11 @@ def test_a_file_of_a_tool_that_is_not_read_is_named(tool: str, tmp_path: Path) -
     (tmp_path / "config.yaml").write_text(UNREAD_FILES[tool])
     file, _ = read(tmp_path / "config.yaml")
     assert file is not None
-    found = recognise([file])
+    found = recognize([file])
     assert isinstance(found, list) and [each.code for each in found] == ["E1193"]
     assert f"is a file of {tool}, which" in found[0].message
-    forced = recognise([file], "trl")
-    assert isinstance(forced, Recognised) and forced.dialect.NAME == "trl"
+    forced = recognize([file], "trl")
+    assert isinstance(forced, Recognized) and forced.dialect.NAME == "trl"
 
 
 def test_no_tool_that_is_read_has_a_key_by_which_another_is_told() -> None:

@@ -34,7 +34,7 @@ RANK = 4
 
 
 def small(name: str, folder: Path) -> tuple[Model, Any]:
-    """The text model of one of the catalogue at a toy's size, here and in transformers."""
+    """The text model of one of the catalog at a toy's size, here and in transformers."""
     import transformers
 
     known = entries()[name]["config"]

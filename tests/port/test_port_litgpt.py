@@ -86,7 +86,7 @@ def test_rows_that_litgpt_holds_out_are_held_out(tmp_path: Path) -> None:
     assert ledger.value("data.eval") == ["rows/val.json"]
 
 
-def test_full_fine_tuning_of_a_quantised_base_is_refused(tmp_path: Path) -> None:
+def test_full_fine_tuning_of_a_quantized_base_is_refused(tmp_path: Path) -> None:
     content = {"checkpoint_dir": LORA["checkpoint_dir"], "quantize": "bnb.nf4"}
     assert codes(ported("litgpt", tmp_path, content, name="full.yaml")) == [("E1146", "quantize")]
 

@@ -35,7 +35,7 @@ def test_what_changes_the_run_comes_first_and_the_gravest_before_the_rest(ported
     assert lines.index("config.yaml") > lines.index(OTHER_DEFAULTS)
     page = markdown(made.title, made.files, made.rows)
     assert page.index(f"## {CHANGES}") < page.index("## config.yaml")
-    assert "- unsupported: `images` of `config.yaml:8`: images are not learnt here\n" in page
+    assert "- unsupported: `images` of `config.yaml:8`: images are not learned here\n" in page
 
 
 def test_a_screen_is_enough_before_the_details(ported: Port) -> None:

@@ -189,12 +189,12 @@ def test_what_depends_on_anything_else_is_named(before: str, given: str, why: st
     assert value(ported(text, sets=("seed=5",)), "train.seed") == 5
 
 
-def test_quantised_lora_is_put_together_from_its_parts() -> None:
+def test_quantized_lora_is_put_together_from_its_parts() -> None:
     made = ported(
         HEAD
         + """\
-quantised = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
-model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B", quantization_config=quantised)
+quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B", quantization_config=quantized)
 lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 SFTTrainer(model=model, train_dataset=rows, args=SFTConfig(gradient_accumulation_steps=4), peft_config=lora)
 """

@@ -1,4 +1,4 @@
-"""ms-swift's templates: what they write, and what of it is learnt. scripts/same_run.py holds runs against
+"""ms-swift's templates: what they write, and what of it is learned. scripts/same_run.py holds runs against
 ms-swift's own."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TALK = [
 ]
 
 
-def test_an_empty_thought_stands_before_an_answer_without_being_learnt(tmp_path: Path) -> None:
+def test_an_empty_thought_stands_before_an_answer_without_being_learned(tmp_path: Path) -> None:
     ledger = ported("swift", tmp_path, BASE)
     template = str(ledger.value("data.chat_template"))
     assert finding(ledger, "template").verdict is Verdict.DEFAULTED and codes(ledger) == []
@@ -55,7 +55,7 @@ def test_a_model_without_a_template_has_ms_swifts(
 
 
 @pytest.mark.parametrize(
-    ("more", "learnt", "alone"),
+    ("more", "learned", "alone"),
     [
         ({}, "No.", False),
         ({"disable_ignore_empty_think": True}, "<think>\n\n</think>\n\nNo.", False),
@@ -66,15 +66,15 @@ def test_a_model_without_a_template_has_ms_swifts(
         ({"rlhf_type": "dpo"}, "No.", True),
     ],
 )
-def test_what_is_learnt_of_thoughts(
-    tmp_path: Path, more: dict[str, object], learnt: str, alone: bool
+def test_what_is_learned_of_thoughts(
+    tmp_path: Path, more: dict[str, object], learned: str, alone: bool
 ) -> None:
     ledger = ported("swift", tmp_path, {**BASE, **more})
     template = str(ledger.value("data.chat_template"))
     marked = template.replace("{%- generation -%}", "{{- '[' -}}").replace(
         "{%- endgeneration -%}", "{{- ']' -}}"
     )
-    assert rendered(marked, TALK).rpartition("[")[2] == f"{learnt}<|im_end|>\n]"
+    assert rendered(marked, TALK).rpartition("[")[2] == f"{learned}<|im_end|>\n]"
     assert ("assistant\nSo.<|im_end|>" in rendered(template, TALK)) is alone, "earlier thoughts are taken out"
 
 

@@ -22,7 +22,7 @@ ROWS = table("""
 exact a b: they mean
     the same
 lost c=null/off: nothing is lost
-learnt d=[1]/0: nothing is learnt
+learned d=[1]/0: nothing is learned
 setting e -> c
 switch f -> lora.rslora: alpha / sqrt(rank)
 integer g -> lora.rank
@@ -67,7 +67,7 @@ def test_a_row_goes_on_on_indented_lines() -> None:
         ({"c": False}, "c", "exact", "off"),
         ({"c": 2}, "c", "unsupported", "nothing is lost"),
         ({"d": [1]}, "d", "exact", "off"),
-        ({"d": 1}, "d", "unsupported", "`d` changes what is learnt: nothing is learnt"),
+        ({"d": 1}, "d", "unsupported", "`d` changes what is learned: nothing is learned"),
         ({"e": 1}, "e", "exact", "without c it says nothing"),
         ({"c": True, "e": 1}, "e", "unsupported", "a setting of c, which there is not here"),
         ({"f": True}, "f", "exact", "alpha / sqrt(rank)"),
@@ -108,7 +108,7 @@ def test_a_common_key_is_spoken_of_where_the_tool_has_it_and_nothing_was_said(
 def test_no_key_stands_twice_and_each_has_its_reason(rows: tuple[Row, ...]) -> None:
     keys = [key for row in rows for key in row.keys]
     assert len(keys) == len(set(keys)), sorted(key for key in keys if keys.count(key) > 1)
-    assert all(row.note for row in rows if row.verdict in ("lost", "learnt"))
+    assert all(row.note for row in rows if row.verdict in ("lost", "learned"))
     assert all(row.target for row in rows if row.verdict == "setting")
     for row in rows:
         if row.target and row.verdict != "setting":

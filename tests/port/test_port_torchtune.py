@@ -134,9 +134,9 @@ def test_no_key_of_a_data_set_is_passed_over(tmp_path: Path, name: str) -> None:
         assert all(column in written for column in COLUMNS[name])
 
 
-@pytest.mark.parametrize("learnt, expected", [(None, "all"), (False, "assistant"), (True, "all")])
-def test_alpaca_trains_on_its_prompt_unless_told(tmp_path: Path, learnt: bool | None, expected: str) -> None:
-    entry = {"_component_": "torchtune.datasets.alpaca_dataset", "train_on_input": learnt}
+@pytest.mark.parametrize("learned, expected", [(None, "all"), (False, "assistant"), (True, "all")])
+def test_alpaca_trains_on_its_prompt_unless_told(tmp_path: Path, learned: bool | None, expected: str) -> None:
+    entry = {"_component_": "torchtune.datasets.alpaca_dataset", "train_on_input": learned}
     content = {**LORA, "dataset": {key: value for key, value in entry.items() if value is not None}}
     ledger = ported("torchtune", tmp_path, content)
     assert values(ledger, "data.loss_on", "data.format") == [expected, "chat"]
@@ -187,7 +187,7 @@ def test_projections_have_other_names(tmp_path: Path) -> None:
     assert verdict(ledger, "model.apply_lora_to_output") is Verdict.APPROXIMATED
 
 
-def test_a_quantised_builder_has_a_quantised_base(tmp_path: Path) -> None:
+def test_a_quantized_builder_has_a_quantized_base(tmp_path: Path) -> None:
     component = "torchtune.models.llama3_2.qlora_llama3_2_3b"
     content = {**changed("model", _component_=component), "checkpointer": {}}
     ledger = ported("torchtune", tmp_path, content)
@@ -221,7 +221,7 @@ def test_full_fine_tuning_in_bfloat16_has_no_master_weights(tmp_path: Path) -> N
     assert values(ledger, "train.optimizer.master_weights") == [False]
 
 
-def test_data_sets_of_two_kinds_have_each_its_own_unless_they_are_learnt_in_two_ways(tmp_path: Path) -> None:
+def test_data_sets_of_two_kinds_have_each_its_own_unless_they_are_learned_in_two_ways(tmp_path: Path) -> None:
     packed = bool(LORA["dataset"].get("packed"))
     text = {"_component_": "torchtune.datasets.text_completion_dataset", "source": "c/d", "packed": packed}
     asked = {"_component_": "torchtune.datasets.samsum_dataset", "source": "e/f", "packed": packed}
@@ -272,11 +272,11 @@ def test_qwen3_is_built(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "whole", "learnt", "after"),
+    ("length", "whole", "learned", "after"),
     [(64, False, "", "<|im_end|>"), (None, False, "<|im_end|>", ""), (64, True, "", "")],
 )
-def test_what_an_answer_begins_with_is_learnt_and_its_end_where_it_is_not_masked(
-    tmp_path: Path, length: int | None, whole: bool, learnt: str, after: str
+def test_what_an_answer_begins_with_is_learned_and_its_end_where_it_is_not_masked(
+    tmp_path: Path, length: int | None, whole: bool, learned: str, after: str
 ) -> None:
     """As torchtune 0.6.1 trains: scripts/same_run.py holds its tokens and masks against a port's."""
     tokenizer = {"_component_": "torchtune.models.qwen2_5.qwen2_5_tokenizer", "max_seq_len": length}
@@ -289,7 +289,7 @@ def test_what_an_answer_begins_with_is_learnt_and_its_end_where_it_is_not_masked
     messages = [{"role": role, "content": content} for role, content in turns]
     assert rendered(marks, messages) == (
         "<|im_start|>user\nWhy?<|im_end|>\n[<|im_start|>assistant\nSo.<|im_end|>\n]"
-        f"<|im_start|>user\nAnd?<|im_end|>\n[<|im_start|>assistant\nNo.{learnt}]{after}"
+        f"<|im_start|>user\nAnd?<|im_end|>\n[<|im_start|>assistant\nNo.{learned}]{after}"
     )
 
 

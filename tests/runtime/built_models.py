@@ -9,7 +9,7 @@ import numpy as np
 from tests.runtime import training
 
 
-def randomise(built: Any, seed: int = 0, scale: float = 0.3) -> None:
+def randomize(built: Any, seed: int = 0, scale: float = 0.3) -> None:
     """Gives B values, without which a delta is zero; masked entries stay zero."""
     from flax import nnx
 

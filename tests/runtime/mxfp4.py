@@ -18,7 +18,7 @@ PROJECTIONS = ("gate_up_proj", "down_proj")
 
 
 def make(folder: Path) -> Any:
-    """Writes a checkpoint and returns transformers' model of the values that its own code dequantises.
+    """Writes a checkpoint and returns transformers' model of the values that its own code dequantizes.
 
     It lies in two files; the scales of one layer are in another file than its blocks.
     """

@@ -213,7 +213,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "integers for weights": (
         rewrite(FIRST, recast),
         f"MODEL/{FIRST}: {TEXT}layers.0.self_attn.q_proj.weight has type I8, which is no float",
-        "quantised checkpoints cannot be trained or merged; use the original one",
+        "quantized checkpoints cannot be trained or merged; use the original one",
     ),
     "tokenizer is a pointer": (
         put("tokenizer.json", POINTER),

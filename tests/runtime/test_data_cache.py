@@ -1,4 +1,4 @@
-"""Tokenising in several processes, and tokenised data kept on disk: the same samples, whichever way."""
+"""Tokenizing in several processes, and tokenized data kept on disk: the same samples, whichever way."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipec.runtime.data import tokenising
+from recipec.runtime.data import tokenizing
 from recipec.runtime.data.epochs import pack
-from recipec.runtime.data.prepare import PreparedData, Tokenising, prepare
+from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
 from recipec.runtime.data.samples import Samples
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, TrainSettings
@@ -38,7 +38,7 @@ def prepared(
     data = DataSettings(
         **{"packing": False, "train": ("train.jsonl", "more.jsonl"), "max_length": 96, **settings}
     )
-    return prepare(data, TRAIN, 4, tokenizer(), folder, tokenising=Tokenising(cache, workers))
+    return prepare(data, TRAIN, 4, tokenizer(), folder, tokenizing=Tokenizing(cache, workers))
 
 
 def equal(a: PreparedData, b: PreparedData) -> bool:
@@ -54,7 +54,7 @@ def equal(a: PreparedData, b: PreparedData) -> bool:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenising, "CHUNK", 16 * tokenising.ROW)
+    monkeypatch.setattr(tokenizing, "CHUNK", 16 * tokenizing.ROW)
 
 
 def test_the_number_of_processes_changes_nothing(folder: Path, small_chunks: None) -> None:
@@ -67,13 +67,13 @@ def test_the_number_of_processes_changes_nothing(folder: Path, small_chunks: Non
 
 def test_many_rows_start_processes_and_few_do_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
-    start = tokenising._Pool._start
-    monkeypatch.setattr(tokenising._Pool, "_start", lambda pool: started.append(1) or start(pool))
-    monkeypatch.setattr(tokenising, "_cores", lambda: 2)
+    start = tokenizing._Pool._start
+    monkeypatch.setattr(tokenizing._Pool, "_start", lambda pool: started.append(1) or start(pool))
+    monkeypatch.setattr(tokenizing, "_cores", lambda: 2)
     few = prepared(folder, workers=None)
     assert not started
-    monkeypatch.setattr(tokenising, "CHUNK", 8 * tokenising.ROW)
-    monkeypatch.setattr(tokenising, "ALONE", 32 * tokenising.ROW)
+    monkeypatch.setattr(tokenizing, "CHUNK", 8 * tokenizing.ROW)
+    monkeypatch.setattr(tokenizing, "ALONE", 32 * tokenizing.ROW)
     assert equal(prepared(folder, workers=None), few)
     assert len(started) == 2
 
@@ -86,29 +86,29 @@ def test_an_error_in_a_process_is_the_users_to_read(folder: Path, small_chunks: 
 def test_a_process_that_dies_is_told_of(
     folder: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenising, "_PROGRAM", "import os; os._exit(9)")
-    with pytest.raises(UserError, match=r"a tokenising process ended by itself \(exit status 9\)"):
+    monkeypatch.setattr(tokenizing, "_PROGRAM", "import os; os._exit(9)")
+    with pytest.raises(UserError, match=r"a tokenizing process ended by itself \(exit status 9\)"):
         prepared(folder, workers=2)
 
 
-def no_tokenising(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_tokenizing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
-        raise AssertionError("it was tokenised again")
+        raise AssertionError("it was tokenized again")
 
-    monkeypatch.setattr("recipec.runtime.data.prepare.tokenise", refuse)
+    monkeypatch.setattr("recipec.runtime.data.prepare.tokenize", refuse)
 
 
 def kept(cache: Path) -> list[Path]:
     return sorted((cache / "data").iterdir())
 
 
-def test_a_second_run_tokenises_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_run_tokenizes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = folder / "cache"
     first = prepared(folder, cache)
     assert equal(first, prepared(folder))
     (entry,) = kept(cache)
     assert (entry / "split.json").is_file()
-    no_tokenising(monkeypatch)
+    no_tokenizing(monkeypatch)
     again = prepared(folder, cache)
     assert equal(again, first)
     assert "malformed" in again.report.text() and again.report.text() == first.report.text()
@@ -119,7 +119,7 @@ def test_a_second_run_tokenises_nothing(folder: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("change", ["data", "template", "length", "loss", "tokenizer", "name"])
-def test_other_data_or_settings_are_tokenised_anew(
+def test_other_data_or_settings_are_tokenized_anew(
     folder: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = folder / "cache"
@@ -165,7 +165,7 @@ def test_a_damaged_entry_is_made_again_and_said_so(
     capsys.readouterr()
     assert equal(prepared(folder, cache), first)
     assert "is not whole" in capsys.readouterr().err
-    no_tokenising(monkeypatch)
+    no_tokenizing(monkeypatch)
     assert equal(prepared(folder, cache), first)
     assert capsys.readouterr().err == ""
 

@@ -120,7 +120,7 @@ def test_nulls_of_column_formats_are_no_keys() -> None:
         {"conversations": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
     ],
 )
-def test_conversations_are_recognised_as_trl_does(row: dict[str, Any]) -> None:
+def test_conversations_are_recognized_as_trl_does(row: dict[str, Any]) -> None:
     from trl.data_utils import maybe_convert_to_chatml
 
     assert parse("chat", row).messages == maybe_convert_to_chatml(copy.deepcopy(row))["messages"]
@@ -223,7 +223,7 @@ def test_renamed_columns_are_read() -> None:
         ({"messages": chat("a", "b"), "tools": [{"type": "function"}]}, "tool 0 names no function"),
     ],
 )
-def test_chat_rows_that_cannot_be_learnt_are_left_out_with_the_reason(row: dict[str, Any], why: str) -> None:
+def test_chat_rows_that_cannot_be_learned_are_left_out_with_the_reason(row: dict[str, Any], why: str) -> None:
     assert why in reason("chat", row)
 
 
@@ -250,7 +250,7 @@ def test_an_instruction_becomes_a_conversation() -> None:
         ({"instruction": "a", "output": "b", "history": [["c"]]}, "'history' is not a list of pairs"),
     ],
 )
-def test_instruction_rows_that_cannot_be_learnt_are_left_out_with_the_reason(
+def test_instruction_rows_that_cannot_be_learned_are_left_out_with_the_reason(
     row: dict[str, Any], why: str
 ) -> None:
     assert why in reason("instruction", row)
@@ -284,7 +284,7 @@ def test_a_prompt_and_its_completion_are_read_from_texts_and_turns() -> None:
         ({"prompt": "a", "completion": "b", "label": "False"}, "an answer that is judged, for KTO"),
     ],
 )
-def test_prompts_that_cannot_be_learnt_are_left_out_with_the_reason(row: dict[str, Any], why: str) -> None:
+def test_prompts_that_cannot_be_learned_are_left_out_with_the_reason(row: dict[str, Any], why: str) -> None:
     assert why in reason("prompt_completion", row)
 
 
@@ -303,7 +303,7 @@ def test_an_answer_is_desirable_or_not_by_its_label(label: Any, liked: Any) -> N
     assert "no 'label'" in reason("unpaired_preference", {"prompt": "a", "completion": " b"})
 
 
-def test_text_is_learnt_as_it_stands() -> None:
+def test_text_is_learned_as_it_stands() -> None:
     assert parse("text", {"text": " a\n"}) == ParsedSample("a:1", completion=" a\n")
     assert reason("text", {"text": ["a"]}) == "'text' is a list, not a string"
     assert reason("text", {"content": "a"}) == "no 'text' (it has 'content')"
@@ -361,7 +361,7 @@ def test_a_prompt_that_is_repeated_is_taken_once() -> None:
         ({"chosen": [{}], "rejected": LIKED}, "'chosen' message 0 has the role None"),
     ],
 )
-def test_preferences_that_cannot_be_learnt_are_left_out_with_the_reason(
+def test_preferences_that_cannot_be_learned_are_left_out_with_the_reason(
     row: dict[str, Any], why: str
 ) -> None:
     assert why in reason("preference", row)

@@ -212,7 +212,7 @@ def test_white_space_that_a_token_swallows_is_seen(trim_offsets: bool) -> None:
     assert swallowing.decode(made[0].tokens[made[0].targets]) == "Zebra<turn|>"
 
 
-def test_letters_of_several_bytes_are_learnt_whole() -> None:
+def test_letters_of_several_bytes_are_learned_whole() -> None:
     made = sample(GEMMA4, chat("Grüße 🎉", "Ωμέγα 🎉 ok"))
     assert tokenizer().decode(made.tokens[made.targets]) == "Ωμέγα 🎉 ok<turn|>"
 
@@ -225,35 +225,35 @@ def test_a_turn_that_repeats_the_prompt_is_told_apart_from_it() -> None:
     )
 
 
-def learnt(template: str, messages: list, tools: Any = None, loss_on: str = "assistant") -> list[str]:
+def learned(template: str, messages: list, tools: Any = None, loss_on: str = "assistant") -> list[str]:
     rendered = Renderer.of(tokenizer(), template, loss_on).render(messages, tools)
     assert not rendered.substituted
     return [rendered.text[start:end] for start, end in rendered.spans]
 
 
-def test_gemma4s_tool_calls_are_learnt_and_end_for_the_response() -> None:
+def test_gemma4s_tool_calls_are_learned_and_end_for_the_response() -> None:
     """The response is not the model's to write; the call and what it stops with are."""
-    assert learnt(published("gemma4"), CALL, TOOLS) == [
+    assert learned(published("gemma4"), CALL, TOOLS) == [
         '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|><|tool_response>',
         "It is sunny in Rome.<turn|>",
     ]
 
 
-def test_qwens_tool_calls_are_learnt() -> None:
+def test_qwens_tool_calls_are_learned() -> None:
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>'
-    assert learnt(published("qwen2_5"), CALL, TOOLS) == [call, "It is sunny in Rome.<|im_end|>"]
-    assert learnt(published("qwen2_5"), CALL, TOOLS, "last_assistant") == ["It is sunny in Rome.<|im_end|>"]
+    assert learned(published("qwen2_5"), CALL, TOOLS) == [call, "It is sunny in Rome.<|im_end|>"]
+    assert learned(published("qwen2_5"), CALL, TOOLS, "last_assistant") == ["It is sunny in Rome.<|im_end|>"]
 
 
-def test_reasoning_beside_the_text_is_learnt_or_reported() -> None:
+def test_reasoning_beside_the_text_is_learned_or_reported() -> None:
     thought = [*chat("Hello"), {"role": "assistant", "content": "Hi", "reasoning_content": "They greet."}]
     template = published("qwen3")
-    assert learnt(template, thought) == ["<think>\nThey greet.\n</think>\n\nHi<|im_end|>"]
+    assert learned(template, thought) == ["<think>\nThey greet.\n</think>\n\nHi<|im_end|>"]
     prompting = template.replace(
         "{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>\\n' }}"
     ).replace("'<|im_start|>' + message.role + '\\n<think>", "'<|im_start|>' + message.role + '\\n <think>")
     with pytest.raises(Inconsistent):
-        learnt(prompting, thought)
+        learned(prompting, thought)
 
 
 THOUGHT = {"role": "assistant", "content": "Hi", "reasoning_content": "They greet."}
@@ -326,9 +326,9 @@ def test_a_turn_of_weight_0_carries_no_loss(template: str) -> None:
     ]
     plain = [{key: value for key, value in message.items() if key != "weight"} for message in light]
     for loss_on in ("assistant", "last_assistant", "all"):
-        learnt = "".join(targets(template, light, loss_on))
-        assert "Hi there" not in learnt and "Good bye" in learnt
-        assert ("And?" in learnt) == (loss_on == "all")
+        learned = "".join(targets(template, light, loss_on))
+        assert "Hi there" not in learned and "Good bye" in learned
+        assert ("And?" in learned) == (loss_on == "all")
     light[1]["weight"] = 1
     assert targets(template, light) == targets(template, plain)
     light[1]["weight"] = light[3]["weight"] = 0

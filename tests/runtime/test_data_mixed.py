@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipec.runtime.data.prepare import PreparedData, Tokenising, prepare
+from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source, TrainSettings
 from tests.runtime.chats import MARKED, tokenizer, write
@@ -52,7 +52,7 @@ def run(
     folder: Path, data: DataSettings, cache: Path | None = None, workers: int | None = None
 ) -> PreparedData:
     train = TrainSettings(epochs=1, global_batch_size=4, micro_batch_size=1)
-    return prepare(data, train, 4, tokenizer(), folder, tokenising=Tokenising(cache, workers))
+    return prepare(data, train, 4, tokenizer(), folder, tokenizing=Tokenizing(cache, workers))
 
 
 MIXED = DataSettings(train=SOURCES, max_length=96, packing=True)
@@ -134,8 +134,8 @@ def test_what_a_source_has_of_its_own_names_what_is_kept(folder: Path, change: d
 
 
 def test_processes_know_which_source_a_row_is_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipec.runtime.data.tokenising.CHUNK", 1200)
-    monkeypatch.setattr("recipec.runtime.data.tokenising.ALONE", 0)
+    monkeypatch.setattr("recipec.runtime.data.tokenizing.CHUNK", 1200)
+    monkeypatch.setattr("recipec.runtime.data.tokenizing.ALONE", 0)
     assert run(folder, MIXED, workers=2).fingerprint == run(folder, MIXED, workers=0).fingerprint
 
 

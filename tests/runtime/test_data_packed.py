@@ -14,7 +14,7 @@ from recipec.runtime.data.prepare import PreparedData, prepare
 from recipec.runtime.settings import DataSettings, TrainSettings
 from tests import tiny
 from tests.runtime import training
-from tests.runtime.built_models import randomise
+from tests.runtime.built_models import randomize
 from tests.runtime.chats import tokenizer, write
 from tests.runtime.preparing import conversations
 
@@ -69,7 +69,7 @@ def differentiated(built: Any, mesh: Any) -> Callable[[dict[str, np.ndarray]], t
 def test_packed_and_padded_rows_have_one_loss_and_one_gradient(tmp_path: Path, model: str) -> None:
     MODELS[model](tmp_path / "model")
     mesh, built = training.build(tmp_path / "model", {"fsdp": 4, "tp": 2}, remat="none")
-    randomise(built)
+    randomize(built)
     write(tmp_path / "train.jsonl", conversations(SAMPLES))
     packed, padded = one_step(tmp_path, True), one_step(tmp_path, False)
     assert packed.report.train.rows <= 12 and packed.micro_batch(0)["segment_ids"].max() > 1
@@ -83,7 +83,7 @@ def test_packed_and_padded_rows_have_one_loss_and_one_gradient(tmp_path: Path, m
         assert np.abs(gradient).max() > 1e-4 or "lora_b" in name, name
         np.testing.assert_allclose(gradients[name], gradient, rtol=0, atol=1e-5, err_msg=name)
 
-    # One sample that sees its neighbour is seen by both.
+    # One sample that sees its neighbor is seen by both.
     leaking = packed.micro_batch(0)
     leaking["segment_ids"] = (leaking["segment_ids"] > 0).astype(np.int32)
     loss, _ = run(leaking)

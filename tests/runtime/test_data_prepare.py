@@ -224,7 +224,7 @@ def test_overlong_samples_are_dropped_cut_or_refused_as_the_recipe_says(folder: 
         prepared(folder, train=(name,), overlong="error")
 
 
-def test_the_report_counts_what_was_read_kept_and_learnt(folder: Path) -> None:
+def test_the_report_counts_what_was_read_kept_and_learned(folder: Path) -> None:
     run = prepared(folder, eval=("eval.jsonl",), packing=True)
     report = run.report
     targets = sum(int(run.micro_batch(i)["loss_mask"].sum()) for i in range(run.steps_per_epoch * 2))
@@ -464,8 +464,8 @@ def test_formats_without_a_conversation_need_no_template(tmp_path: Path) -> None
 def test_instructions_are_rendered_with_the_chat_template(tmp_path: Path) -> None:
     row = {"instruction": "Greet.", "input": "the fox", "output": "hello"}
     (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
-    for loss_on, learnt in (("completion", "hello<turn|>\n"), ("assistant", "hello<turn|>")):
+    for loss_on, learned in (("completion", "hello<turn|>\n"), ("assistant", "hello<turn|>")):
         run = prepared(tmp_path, train=("t.jsonl",), format="instruction", loss_on=loss_on, rows=1, batch=1)
         batch = run.micro_batch(0)
-        assert tokenizer().decode(batch["tokens"][batch["loss_mask"]]) == learnt
+        assert tokenizer().decode(batch["tokens"][batch["loss_mask"]]) == learned
         assert "user\nGreet.\n\nthe fox<turn|>" in tokenizer().decode(pieces(batch)[0])

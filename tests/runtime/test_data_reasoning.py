@@ -34,7 +34,7 @@ LARGE = published("gemma4").replace(
 assert "channel>thought\\n<channel|>" in LARGE
 
 
-def learnt(
+def learned(
     template: str, messages: list[dict[str, Any]], reasoning: str | None, loss_on: Any = "assistant"
 ) -> Any:
     """The text, and what of it carries loss; or why the sample is left out."""
@@ -82,7 +82,7 @@ def learnt(
 def test_reasoning_is_kept_dropped_or_empty_whatever_it_is_called(
     template: str, loss_on: str, reasoning: str, expected: list[str], messages: list[dict[str, Any]]
 ) -> None:
-    text, found = learnt(template, messages, reasoning, loss_on)
+    text, found = learned(template, messages, reasoning, loss_on)
     assert found == expected
     assert ("They leave." in text) == (reasoning == "keep")
     assert ("<|think|>" in text) == (reasoning == "keep" and template.startswith("gemma4"))
@@ -101,24 +101,24 @@ def test_empty_is_what_a_model_that_is_told_not_to_think_is_prompted_with(name: 
         add_generation_prompt=True,
         enable_thinking=False,
     )
-    text, found = learnt(name, THOUGHT, "empty", "last_assistant")
+    text, found = learned(name, THOUGHT, "empty", "last_assistant")
     assert text == f"{prompt}Good bye<|im_end|>\n" and found == ["Good bye<|im_end|>"]
 
 
 def test_what_cannot_be_kept_is_left_out_with_the_reason() -> None:
-    assert learnt("qwen3", THOUGHT, "keep") == "the chat template leaves the reasoning of message 1 out"
-    assert learnt("llama3", THOUGHT[:2], "keep") == "the chat template leaves the reasoning of message 1 out"
+    assert learned("qwen3", THOUGHT, "keep") == "the chat template leaves the reasoning of message 1 out"
+    assert learned("llama3", THOUGHT[:2], "keep") == "the chat template leaves the reasoning of message 1 out"
     light = [THOUGHT[0], {**THOUGHT[1], "weight": 0}, *THOUGHT[2:]]
-    assert learnt("qwen3", light, "keep")[1] == ["<think>\nThey leave.\n</think>\n\nGood bye<|im_end|>"]
+    assert learned("qwen3", light, "keep")[1] == ["<think>\nThey leave.\n</think>\n\nGood bye<|im_end|>"]
     unclosed = chat("Hello", "<think>They greet. Hi there")
     for mode in ("keep", "drop", "empty"):
-        assert learnt("qwen3", unclosed, mode) == "message 1 opens <think> and does not close it"
+        assert learned("qwen3", unclosed, mode) == "message 1 opens <think> and does not close it"
     odd = [*chat("Hello"), {"role": "assistant", "content": "Hi", "thinking": [["They greet."]]}]
-    assert learnt("qwen3", odd, "drop") == "the reasoning of message 1 is no text"
+    assert learned("qwen3", odd, "drop") == "the reasoning of message 1 is no text"
     twice = [*chat("Hello"), {**THOUGHT[1], "content": "<think>They wave.</think>Hi"}]
-    assert learnt("qwen3", twice, "keep") == "message 1 has two texts of reasoning"
+    assert learned("qwen3", twice, "keep") == "message 1 has two texts of reasoning"
     alone = chat("Hello", "<think>They greet.</think>")
-    assert "writes nothing of an assistant's turn" in learnt("qwen2_5", alone, "drop")
+    assert "writes nothing of an assistant's turn" in learned("qwen2_5", alone, "drop")
 
 
 def test_an_empty_thought_is_asked_of_templates_that_know_it(tmp_path: Path) -> None:
@@ -133,5 +133,5 @@ def test_an_empty_thought_is_asked_of_templates_that_know_it(tmp_path: Path) -> 
 
 
 def test_all_tokens_carry_loss_the_empty_thought_too() -> None:
-    text, found = learnt(LARGE, THOUGHT[:2], "empty", "all")
+    text, found = learned(LARGE, THOUGHT[:2], "empty", "all")
     assert "".join(found) == text.removeprefix("<bos>") and "<channel|>Hi there" in text

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recipec.runtime.data.prepare import PreparedData, Tokenising, prepare
+from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
 from recipec.runtime.data.sources import choose, count, open_rows, open_split, splits
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source, TrainSettings
@@ -169,7 +169,7 @@ def run(folder: Path, cache: Path | None = None, **given: Any) -> PreparedData:
     data = DataSettings(
         **{"packing": False, "train": ("chats.jsonl",), "max_length": 64, "eval_fraction": 0.2, **given}
     )
-    return prepare(data, train, 4, tokenizer(), folder, tokenising=Tokenising(cache, workers=0))
+    return prepare(data, train, 4, tokenizer(), folder, tokenizing=Tokenizing(cache, workers=0))
 
 
 @pytest.fixture

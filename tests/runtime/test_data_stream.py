@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recipec.runtime.data import shards, stream, text_files
-from recipec.runtime.data.prepare import PreparedData, Tokenising, prepare
+from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source, TrainSettings
 from tests.runtime.chats import tokenizer, write
@@ -33,7 +33,7 @@ def streamed(
     given = {"train": ("shards",), "packing": True, "max_length": 96, "stream_window": 20, **settings}
     train = TrainSettings(steps=steps, global_batch_size=batch, micro_batch_size=1)
     return prepare(
-        DataSettings(**given), train, rows, tokenizer(), folder, tokenising=Tokenising(workers=0, after=after)
+        DataSettings(**given), train, rows, tokenizer(), folder, tokenizing=Tokenizing(workers=0, after=after)
     )
 
 

@@ -72,8 +72,8 @@ def test_tool_calls_have_trls_tokens_and_targets(tmp_path: Path, template: str) 
     # As JSON text, since a column of tables would fill every schema's gaps with nulls.
     assert found == theirs([{"messages": CALL, "tools": json.dumps(TOOLS)}], text, assistant_only_loss=True)
     ((tokens, targets),) = found
-    learnt = tokenizer().decode([t for t, target in zip(tokens, targets, strict=True) if target])
-    assert "Rome" in learnt and "It is sunny in Rome." in learnt and "Tells the weather" not in learnt
+    learned = tokenizer().decode([t for t, target in zip(tokens, targets, strict=True) if target])
+    assert "Rome" in learned and "It is sunny in Rome." in learned and "Tells the weather" not in learned
 
 
 def test_plain_prompts_and_completions_have_trls_tokens_and_targets(tmp_path: Path) -> None:

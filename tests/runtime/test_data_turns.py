@@ -80,7 +80,7 @@ TWICE: list[dict[str, Any]] = [
 ]
 
 
-def learnt(template: str, messages: list[dict[str, Any]], tools: Any, loss_on: Any) -> list[str]:
+def learned(template: str, messages: list[dict[str, Any]], tools: Any, loss_on: Any) -> list[str]:
     text = template if "{" in template else published(template)
     renderer = Renderer(ChatTemplate(text, {"bos_token": "<s>", "eos_token": "</s>"}), SPECIAL, loss_on)
     made = renderer.render(messages, tools)
@@ -113,18 +113,18 @@ ANSWERS = ("It is sunny in Rome.", "It rains.")
         (MISTRAL, (OWN.format("Rome", 1), OWN.format("Bern", 2)), "</s>", ("sunny", '{"sky": "rainy"}')),
     ],
 )
-def test_calls_of_tools_are_learnt_and_their_results_where_they_are_asked_for(
+def test_calls_of_tools_are_learned_and_their_results_where_they_are_asked_for(
     template: str, calls: tuple[str, str], ends: str, results: tuple[str, str]
 ) -> None:
     first, second = (answer + ends for answer in ANSWERS)
     second = EMPTY + second if template == "qwen3" else second
-    assert learnt(template, TWICE, TOOLS, "assistant") == [calls[0], first, calls[1], second]
-    assert learnt(template, TWICE, TOOLS, ("tool", "assistant")) == [
+    assert learned(template, TWICE, TOOLS, "assistant") == [calls[0], first, calls[1], second]
+    assert learned(template, TWICE, TOOLS, ("tool", "assistant")) == [
         *(calls[0], results[0], first, calls[1], results[1], second)
     ]
-    assert learnt(template, TWICE, TOOLS, ("tool",)) == [*results]
+    assert learned(template, TWICE, TOOLS, ("tool",)) == [*results]
     light = [{**TWICE[0]}, {**TWICE[1], "weight": 0}, {**TWICE[2], "weight": 0}, *TWICE[3:]]
-    assert learnt(template, light, TOOLS, ("assistant", "tool")) == [first, calls[1], results[1], second]
+    assert learned(template, light, TOOLS, ("assistant", "tool")) == [first, calls[1], results[1], second]
 
 
 def test_two_calls_at_once_and_words_before_them() -> None:
@@ -134,7 +134,7 @@ def test_two_calls_at_once_and_words_before_them() -> None:
         "tool_calls": [*TWICE[1]["tool_calls"], *TWICE[5]["tool_calls"]],
     }
     messages = [TWICE[0], both, TWICE[2], TWICE[6], *TWICE[3:5], {"role": "assistant", "content": "Why?"}]
-    found = learnt("qwen3", messages, TOOLS, "assistant")
+    found = learned("qwen3", messages, TOOLS, "assistant")
     assert found[0] == "I look.\n" + QWEN.format("Rome").replace("<|im_end|>", "\n") + QWEN.format("Bern")
 
 
@@ -142,7 +142,7 @@ def test_a_call_that_is_written_otherwise_as_the_last_turn_is_refused() -> None:
     odd = published("qwen3").replace("{{- '}\\n</tool_call>' }}", "{{- ('}' ~ messages | length) }}")
     assert odd != published("qwen3")
     with pytest.raises(Inconsistent, match="message 1 calls tools"):
-        learnt(odd, CALL, TOOLS, "assistant")
+        learned(odd, CALL, TOOLS, "assistant")
 
 
 @pytest.mark.parametrize("template", [GEMMA4, MARKED])

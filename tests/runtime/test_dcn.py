@@ -41,7 +41,7 @@ def computed(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[
     mesh, built = training.build(directory, axes, seed=1, **options)
     for number, path in enumerate(sorted(training.arrays(built.model))):
         if path.endswith("lora_b"):  # zero at first, so that the gradients of lora_a would be
-            _randomised(built.model, path, number)
+            _randomized(built.model, path, number)
     settings = TrainSettings(steps=1, global_batch_size=training.ROWS, micro_batch_size=1)
     with mesh:
         optimizer = nnx.Optimizer(built.model, optax.sgd(1e-3), wrt=trained_type(built))
@@ -68,7 +68,7 @@ def computed(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[
     return float(loss), flat
 
 
-def _randomised(model: Any, path: str, seed: int) -> None:
+def _randomized(model: Any, path: str, seed: int) -> None:
     import jax
     from flax import nnx
 

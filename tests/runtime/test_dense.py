@@ -64,7 +64,7 @@ def traced(built: Any) -> str:
 
 
 @pytest.mark.parametrize("family", MODEL_TYPES)
-def test_rematerialisation_is_switched_on_with_every_adapter_in_place(family: str) -> None:
+def test_rematerialization_is_switched_on_with_every_adapter_in_place(family: str) -> None:
     """Attention and feed-forward of each of the two layers, or each layer; Llama's config is frozen."""
     counts = {}
     for policy in ("none", "block", "decoder"):

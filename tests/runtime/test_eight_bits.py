@@ -95,7 +95,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def learnt(model: Path, axes: dict[str, int], products: str | None, quantize: str | None = "int8") -> Any:
+def learned(model: Path, axes: dict[str, int], products: str | None, quantize: str | None = "int8") -> Any:
     """The loss of one batch and the adapters' gradients."""
     import jax
     from flax import nnx
@@ -141,10 +141,10 @@ def test_a_model_learns_by_rounded_products(model: Path, monkeypatch: pytest.Mon
 
     product = eight_bits.product_of_codes
     with jax.default_matmul_precision("highest"):
-        loss, gradients, text = learnt(model, MESH, "forward")
-        both, rough, both_text = learnt(model, MESH, "both")
-        alone, single, _ = learnt(model, {"fsdp": 8, "tp": 1}, "both")
-        stored, exact, _ = learnt(model, MESH, None)
+        loss, gradients, text = learned(model, MESH, "forward")
+        both, rough, both_text = learned(model, MESH, "both")
+        alone, single, _ = learned(model, {"fsdp": 8, "tp": 1}, "both")
+        stored, exact, _ = learned(model, MESH, None)
 
         def straight_through(equation: str, both: bool, x: Any, codes: Any, scale: Any) -> Any:
             value = jax.lax.stop_gradient(product(equation, both, x, codes, scale))
@@ -152,7 +152,7 @@ def test_a_model_learns_by_rounded_products(model: Path, monkeypatch: pytest.Mon
             return value + plain - jax.lax.stop_gradient(plain)
 
         monkeypatch.setattr(eight_bits, "product_of_codes", straight_through)
-        expected, wanted, _ = learnt(model, MESH, "forward")
+        expected, wanted, _ = learned(model, MESH, "forward")
     found = {
         "straight through": cosine(gradients, wanted),
         "forward": cosine(gradients, exact),

@@ -12,7 +12,7 @@ import pytest
 
 from recipec.runtime.errors import UserError
 from tests.runtime import decoders, training
-from tests.runtime.built_models import randomise
+from tests.runtime.built_models import randomize
 
 AXES = {"fsdp": 2, "tp": 2}
 
@@ -192,7 +192,7 @@ def test_a_model_without_its_adapters_is_the_one_that_training_began_with(
     decoders.make("qwen3_moe", tmp_path, num_hidden_layers=1, mlp_only_layers=[])
     targets = ("q_proj", "experts", "router")
     mesh, built = training.build(tmp_path, AXES, remat="decoder", targets=targets)
-    randomise(built)
+    randomize(built)
     one = training.batch(0)
     rows = [one[name] for name in ("tokens", "positions", "segment_ids")]
     graph, state = nnx.split(built.model)

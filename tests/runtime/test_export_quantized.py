@@ -1,4 +1,4 @@
-"""Quantised weights: the rounding, the scales, which tensors, and what config.json says of them."""
+"""Quantized weights: the rounding, the scales, which tensors, and what config.json says of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Any]] = {
 
 
 def encoded(name: str, weight: np.ndarray, rows: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The quantised weight and its scales, made of blocks of `rows`."""
+    """The quantized weight and its scales, made of blocks of `rows`."""
     rows = rows or max(1, len(weight))
     scheme = quantization(name)
     assert scheme is not None
@@ -163,21 +163,21 @@ def test_no_quantization_is_none() -> None:
 
 
 @pytest.mark.parametrize("kind", CHECKPOINTS)
-def test_what_can_carry_lora_is_quantised_and_no_other_linear_module_is_left_to_the_loader(
+def test_what_can_carry_lora_is_quantized_and_no_other_linear_module_is_left_to_the_loader(
     kind: str, tmp_path: Path
 ) -> None:
     model = CHECKPOINTS[kind](tmp_path / "base")
     base = HFCheckpoint.open(tmp_path / "base")
     scheme = quantization("fp8")
     assert scheme is not None
-    quantised = {name for name in base.tensors if scheme.applies(base, name)}
+    quantized = {name for name in base.tensors if scheme.applies(base, name)}
     targets = base.family.lora_targets(base.architecture)
-    assert quantised == {f"{base.prefix}{module}.weight" for target in targets for module in target.modules}
+    assert quantized == {f"{base.prefix}{module}.weight" for target in targets for module in target.modules}
 
-    ignore = scheme.config(base, quantised)["ignore"]
+    ignore = scheme.config(base, quantized)["ignore"]
     linear = {name for name, module in model.named_modules() if type(module) is torch.nn.Linear}
     kept = {name for name in linear if not is_ignored(name, ignore)}
-    assert kept == {name.removesuffix(".weight") for name in quantised}
+    assert kept == {name.removesuffix(".weight") for name in quantized}
 
 
 def is_ignored(name: str, ignore: list[str]) -> bool:
@@ -233,8 +233,8 @@ def test_config_says_what_loaders_read(tmp_path: Path) -> None:
     for name, kind in (("fp8", "float"), ("int8", "int")):
         scheme = quantization(name)
         assert scheme is not None
-        quantised = [tensor for tensor in base.tensors if scheme.applies(base, tensor)]
-        assert scheme.config(base, quantised) == {
+        quantized = [tensor for tensor in base.tensors if scheme.applies(base, tensor)]
+        assert scheme.config(base, quantized) == {
             "quant_method": "compressed-tensors",
             "format": f"{kind}-quantized",
             "quantization_status": "compressed",

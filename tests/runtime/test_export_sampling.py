@@ -303,7 +303,7 @@ def encoded(weight: np.ndarray, kind: str, rows: bool) -> tuple[np.ndarray, np.n
 
 @pytest.mark.parametrize("rows", [True, False], ids=["row-scales", "one-scale"])
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
-def test_quantised_weights_are_within_half_a_step(case: Case, kind: str, rows: bool, tmp_path: Path) -> None:
+def test_quantized_weights_are_within_half_a_step(case: Case, kind: str, rows: bool, tmp_path: Path) -> None:
     untouched = UP.replace("layers.1", "layers.0")
     wide = merged_tensors(case.base, case.trained, "float32")
     tensors = dict(case.tensors)

@@ -12,7 +12,7 @@ import pytest
 
 from tests import tiny
 from tests.runtime import training
-from tests.runtime.built_models import randomise
+from tests.runtime.built_models import randomize
 from tests.runtime.references import split
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -161,7 +161,7 @@ class Run:
         self.prepared = prepare(data, self.train, MICRO, checkpoint[1], checkpoint[0], vocabulary=512)
         self.checkpoint = checkpoint[0]
         self.mesh, self.built = training.build(checkpoint[0], axes, remat="none")
-        randomise(self.built, scale=0.1)
+        randomize(self.built, scale=0.1)
         self.start = split(self.built)
 
     def go(self) -> None:

@@ -14,7 +14,7 @@ from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import Adapter, LoraSettings, build_adapters
 from tests import tiny
 from tests.runtime import training
-from tests.runtime.built_models import jaxpr, randomise
+from tests.runtime.built_models import jaxpr, randomize
 
 MESH = {"fsdp": 4, "tp": 2}
 TWO = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
@@ -128,13 +128,13 @@ def _named(mesh: Any, spec: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", ["gemma3"])
-def test_rematerialisation_changes_no_logit(family: str, request: pytest.FixtureRequest) -> None:
+def test_rematerialization_changes_no_logit(family: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(family)
     one, found, programs = training.batch(0), {}, {}
     for policy in ("none", "block", "decoder"):
         mesh, built = training.build(folder, MESH, remat=policy)
         assert len(training.adapters(built)) == 24
-        randomise(built)
+        randomize(built)
         found[policy] = training.logits(built, mesh, one)
         programs[policy] = jaxpr(built, mesh)
         built.provider.check_used()
@@ -178,7 +178,7 @@ def test_bfloat16_computes_in_bfloat16_with_float32_adapters(
     folder = request.getfixturevalue(family)
     one = training.batch(0)
     mesh, built = training.build(folder, MESH, dtype="bfloat16", remat="none")
-    randomise(built)
+    randomize(built)
     assert {array.dtype for array in training.adapters(built).values()} == {np.dtype("float32")}
     low = training.logits(built, mesh, one)
     text = jaxpr(built, mesh)
@@ -188,7 +188,7 @@ def test_bfloat16_computes_in_bfloat16_with_float32_adapters(
     residual = re.findall(rf"(bf16|f32)\[{rows},{length},128\] = dot_general", text)
     assert residual.count("bf16") >= 4, "gate and up of two layers"
     mesh, exact = training.build(folder, MESH, remat="none")
-    randomise(exact)
+    randomize(exact)
     high = training.logits(exact, mesh, one)
     difference = np.abs(low - high)[one["segment_ids"] > 0]
     assert 1e-3 < difference.mean() < 0.5, "bfloat16 rounds, and rounds no more than that"
@@ -286,7 +286,7 @@ def test_dropout_is_a_function_of_seed_row_and_projection() -> None:
         assert abs(mask.mean() - 0.9) < 0.003
         for axis in range(3):
             others = tuple(i for i in range(3) if i != axis)
-            assert np.abs(mask.mean(others) - 0.9).max() < 0.06, "no axis is favoured"
+            assert np.abs(mask.mean(others) - 0.9).max() < 0.06, "no axis is favored"
     for i in range(4):
         for j in range(i):
             correlation = np.corrcoef(masks[i].ravel(), masks[j].ravel())[0, 1]
@@ -308,7 +308,7 @@ def test_dropout_is_in_the_loss_and_the_same_when_it_is_recomputed(gemma4: Path)
     from recipec.runtime.training.loss import batch_loss
 
     mesh, built = training.build(gemma4, MESH, dropout=0.5, remat="decoder")
-    randomise(built)
+    randomize(built)
     graph, state = nnx.split(built.model)
     one = training.batch(0)
 
@@ -328,7 +328,7 @@ def test_dropout_is_in_the_loss_and_the_same_when_it_is_recomputed(gemma4: Path)
     assert plain not in first
 
     mesh, without = training.build(gemma4, MESH, dropout=0.0, remat="decoder")
-    randomise(without)
+    randomize(without)
     graph, state = nnx.split(without.model)
     with mesh:
         assert plain == float(whole(state)), "evaluation has no dropout"

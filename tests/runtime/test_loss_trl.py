@@ -1,4 +1,4 @@
-"""Both normalisations of the loss against TRL's trainer, over one accumulation window."""
+"""Both normalizations of the loss against TRL's trainer, over one accumulation window."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def trl_loss(model: Any, folder: Path, batches: list[dict[str, np.ndarray]]) -> 
 
 
 @pytest.mark.parametrize("normalization", ["tokens", "micro_batches"])
-def test_normalisation_is_trls(normalization: str, tmp_path: Path) -> None:
+def test_normalization_is_trls(normalization: str, tmp_path: Path) -> None:
     import jax
     from flax import nnx
 

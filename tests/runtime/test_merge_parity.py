@@ -188,7 +188,7 @@ def test_the_merged_model_and_the_adapter_compute_what_tunix_trained(
     from recipec.runtime.training.first_values import residual
 
     case = cases(name)
-    # Merged are the weights as they were, into which adapters of quantised ones were trained.
+    # Merged are the weights as they were, into which adapters of quantized ones were trained.
     lora = replace(case.trained.settings, quantize=None)
     rows = token_rows(case.base.architecture.vocab_size, 8)
     rows["tokens"] %= 500  # beyond are the image and audio placeholders, which transformers replaces

@@ -201,7 +201,7 @@ def test_twenty_training_steps_are_those_of_peft(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """20 steps of 2 micro-batches with rematerialisation, from the same initial adapters."""
+    """20 steps of 2 micro-batches with rematerialization, from the same initial adapters."""
     folder, _ = checkpoint(kind)
     policy, targets = "decoder", training.TARGETS
     if kind == "gemma4-experts":

@@ -10,7 +10,7 @@ import pytest
 
 from tests import tiny
 from tests.runtime import training
-from tests.runtime.built_models import randomise
+from tests.runtime.built_models import randomize
 from tests.runtime.preferred import BETA, PAIRS, SMOOTHING, collated, trainer_of
 from tests.runtime.references import split
 
@@ -37,7 +37,7 @@ def built(checkpoint: tuple[Path, Any, Any]) -> tuple[Any, Any]:
 
     with jax.default_matmul_precision("highest"):
         mesh, built = training.build(checkpoint[0], MESH, remat="none")
-        randomise(built)
+        randomize(built)
     return mesh, built
 
 
@@ -230,7 +230,7 @@ def prepared(folder: Path, tokenizer: Any, **options: Any) -> Any:
     return prepare(data, train, 4, tokenizer, folder, vocabulary=512)
 
 
-def test_pairs_are_tokenised_as_trl_does(
+def test_pairs_are_tokenized_as_trl_does(
     checkpoint: tuple[Path, Any, Any], built: tuple[Any, Any], tmp_path: Path
 ) -> None:
     write_pairs(tmp_path, PAIRS)

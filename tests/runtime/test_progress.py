@@ -49,10 +49,10 @@ def test_the_first_moments_foresee_nothing(clock: Clock) -> None:
 
 def test_a_job_of_unknown_length_tells_what_is_done(clock: Clock) -> None:
     out = io.StringIO()
-    with Progress("tokenising", None, out, unit="rows") as bar:
+    with Progress("tokenizing", None, out, unit="rows") as bar:
         clock.now = 3.0
         bar.advance(12345)
-    assert out.getvalue() == "tokenising: 12,345 rows\n"
+    assert out.getvalue() == "tokenizing: 12,345 rows\n"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests import tiny
 from tests.runtime import decoders, training
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
-"""The dequantised models are one program."""
+"""The dequantized models are one program."""
 
 MESH = {"fsdp": 4, "tp": 2}
 SIZES: dict[str, Any] = {
@@ -123,7 +123,7 @@ def variables(built: Any) -> dict[str, Any]:
 
 
 def replaced(model: Path, quantized: Any) -> Any:
-    """The model with each quantised weight replaced by what it stands for, in the model's dtype."""
+    """The model with each quantized weight replaced by what it stands for, in the model's dtype."""
     import jax
 
     plain = training.build(model, MESH, targets=targets(model))[1]
@@ -195,7 +195,7 @@ def test_adapters_start_from_what_nf4_loses_or_it_stores_what_they_leave(
         assert np.abs(stored - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
-def test_dequantising_is_qwixs_to_the_bit() -> None:
+def test_dequantizing_is_qwixs_to_the_bit() -> None:
     import jax.numpy as jnp
     import qwix
 
@@ -231,7 +231,7 @@ def test_int8_errs_by_at_most_half_a_step_of_its_channel(built: Callable[[str | 
     ],
     ids=["nf4", "int8", "nf4 whole"],
 )
-def test_quantised_experts_are_the_same_on_every_mesh(kind: str, features: int, specs: Any) -> None:
+def test_quantized_experts_are_the_same_on_every_mesh(kind: str, features: int, specs: Any) -> None:
     """Their sum and its gradient. A rule may keep arrays whole; their blocks are then not those of a device's
     features, and these not split."""
     import jax
@@ -278,7 +278,7 @@ def test_no_block_is_split_over_devices() -> None:
     assert block(4 * 67, 4) == 67, "a part without a divisor is one block"
 
 
-def test_a_block_is_of_inputs_that_are_neighbours_in_hugging_faces_tensor() -> None:
+def test_a_block_is_of_inputs_that_are_neighbors_in_hugging_faces_tensor() -> None:
     """An output projection's inputs are heads times their size: small heads share a block, as bitsandbytes',
     which knows no heads, has them."""
     from recipec.runtime.model.quantize import layout
@@ -333,7 +333,7 @@ def stepper(built: Any) -> Any:
     return step
 
 
-def test_training_is_that_of_the_dequantised_base(model: Path, built: Callable[[str | None], Any]) -> None:
+def test_training_is_that_of_the_dequantized_base(model: Path, built: Callable[[str | None], Any]) -> None:
     """Three steps from the same adapters: losses and adapters."""
 
     def steps(step: Any, built: Any) -> tuple[list[float], dict[str, np.ndarray]]:
@@ -355,15 +355,15 @@ def test_training_is_that_of_the_dequantised_base(model: Path, built: Callable[[
     difference = max(np.abs(found[path] - expected[path]).max() for path in expected)
     apart = np.abs(np.subtract(losses, expected_losses)).max()
     effect = abs(losses[0] - plain[0])
-    print(f"\nlosses {apart:.1e}, adapters {difference:.1e}; quantising moves the loss by {effect:.1e}")
+    print(f"\nlosses {apart:.1e}, adapters {difference:.1e}; quantizing moves the loss by {effect:.1e}")
     assert max(apart, difference) <= 1e-5
     assert effect > 1e-3
     assert losses[2] < losses[0], "the adapters are trained"
     assert all(array.any() for array in found.values())
 
 
-def test_the_backward_pass_keeps_no_dequantised_weight(built: Callable[[str | None], Any]) -> None:
-    """Without rematerialisation a plain model's weights are residuals; of quantised ones the codes are."""
+def test_the_backward_pass_keeps_no_dequantized_weight(built: Callable[[str | None], Any]) -> None:
+    """Without rematerialization a plain model's weights are residuals; of quantized ones the codes are."""
     kept = {kind: residuals(built(kind)) for kind in (None, "nf4")}
     weight = (SIZES["intermediate_size"], SIZES["hidden_size"])
     assert (weight, "float32") in kept[None]
@@ -379,15 +379,15 @@ def expert_shapes(built: Any) -> list[tuple[int, ...]]:
 
 
 def residuals(built: Any) -> set[tuple[tuple[int, ...], str]]:
-    """Shapes and dtypes of what the backward pass is handed by the forward pass, nothing rematerialised."""
+    """Shapes and dtypes of what the backward pass is handed by the forward pass, nothing rematerialized."""
     from flax import nnx
     from jax._src.ad_checkpoint import saved_residuals
 
-    from recipec.runtime.model.loading import rematerialise
+    from recipec.runtime.model.loading import rematerialize
     from recipec.runtime.training.loss import batch_loss
 
     one = training.batch(0)
-    rematerialise(built.model, "none")
+    rematerialize(built.model, "none")
     graph, adapters, base = nnx.split(built.model, nnx.LoRAParam, ...)
 
     def loss(adapters: Any) -> Any:
@@ -395,13 +395,13 @@ def residuals(built: Any) -> set[tuple[tuple[int, ...], str]]:
 
     with start(MESH):
         found = saved_residuals(loss, adapters)
-    rematerialise(built.model, "decoder")
+    rematerialize(built.model, "decoder")
     return {(aval.shape, str(aval.dtype)) for aval, _ in found}
 
 
 @pytest.mark.e2e
-def test_a_run_on_quantised_experts_resumes_exactly(tmp_path: Path) -> None:
-    """The base is quantised again; a checkpoint holds the adapters alone."""
+def test_a_run_on_quantized_experts_resumes_exactly(tmp_path: Path) -> None:
+    """The base is quantized again; a checkpoint holds the adapters alone."""
     import optax
 
     model = tmp_path / "model"
@@ -437,10 +437,10 @@ def gathers(program: Any) -> set[tuple[str, int]]:
 @pytest.mark.parametrize(
     ("kind", "expected"), [("nf4", 4 + 32 / 64), pytest.param("int8", 8 + 32 / 256, marks=pytest.mark.e2e)]
 )
-def test_a_quantised_base_computes_the_dequantised_one_s_logits_in_less_memory(
+def test_a_quantized_base_computes_the_dequantized_one_s_logits_in_less_memory(
     kind: str, expected: float, model: Path, built: Callable[[str | None], Any]
 ) -> None:
-    """Logits of the dequantised base, and a device's arguments in bytes, as the compiler counts them. Of
+    """Logits of the dequantized base, and a device's arguments in bytes, as the compiler counts them. Of
     experts, the codes are what is gathered."""
     import jax
     from flax import nnx

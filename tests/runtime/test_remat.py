@@ -51,11 +51,11 @@ def loss_of(built: Any, policy: str) -> Any:
     """The loss under a policy, a function of the model's state and a batch, and the model's graph."""
     from flax import nnx
 
-    from recipec.runtime.model.loading import rematerialise
+    from recipec.runtime.model.loading import rematerialize
     from recipec.runtime.training.loss import batch_loss
 
     forward = replace(built.forward, settings=replace(built.forward.settings, remat=policy))
-    rematerialise(built.model, policy)
+    rematerialize(built.model, policy)
 
     def loss(model: Any, one: Any) -> Any:
         with built.provider.training(0, one["index"], len(one["tokens"])):

@@ -21,7 +21,7 @@ QUICK = {
 
 
 def batch(index: int, accumulation: int = 1, seed: int = 0) -> dict[str, np.ndarray]:
-    """Micro-batch `index`: rows of random length, right-padded, normalised over its window's targets."""
+    """Micro-batch `index`: rows of random length, right-padded, normalized over its window's targets."""
     rows = _rows(index, seed)
     first = index - index % accumulation
     targets = sum(int(_rows(i, seed)[2].sum()) for i in range(first, first + accumulation))

@@ -39,7 +39,7 @@ train: {steps: 10}
 
 ROW = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
 
-SECRET = "the-neighbours-password"
+SECRET = "the-neighbors-password"
 
 
 @pytest.fixture

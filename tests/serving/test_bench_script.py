@@ -150,7 +150,7 @@ def test_published_figures_stand_beside_the_same_server_alone(tmp_path: Path) ->
         assert "--published-source" not in words_of(program_of(tmp_path, another))
 
 
-def test_the_price_is_the_recipes_or_the_catalogues(tmp_path: Path) -> None:
+def test_the_price_is_the_recipes_or_the_catalogs(tmp_path: Path) -> None:
     def price(*sets: str) -> list[str]:
         words = words_of(program_of(tmp_path, *sets))
         at = words.index("--accelerator-usd-per-hour")

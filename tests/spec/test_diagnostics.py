@@ -65,7 +65,7 @@ def test_no_diagnostics_print_nothing() -> None:
     assert render_text([]) == "" and render_json([]) == [] and summary([]) == ""
 
 
-def test_diagnostics_are_coloured_only_when_asked() -> None:
+def test_diagnostics_are_colored_only_when_asked() -> None:
     assert "\x1b[" not in render_text([ERROR])
     assert "\x1b[1;31merror[E0105]\x1b[0m" in render_text([ERROR], color=True)
 

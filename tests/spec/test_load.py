@@ -254,7 +254,7 @@ def test_harmless_names_are_no_secrets(folder: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["HF_TOKEN", "API_KEY", "OPENAI_APIKEY", "db_password", "AWS_SECRET_ACCESS_KEY", "my-secret"]
 )
-def test_names_of_secrets_are_recognised(folder: Path, name: str) -> None:
+def test_names_of_secrets_are_recognized(folder: Path, name: str) -> None:
     write(folder, recipe=RECIPE + f"serve: {{env: {{{name}: x}}}}\n")
     assert codes(load(Path("recipe.yaml"))) == ["E0703"]
 

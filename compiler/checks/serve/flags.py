@@ -231,7 +231,7 @@ def _parsers(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     for what, registered, parser, where in asked:
         if not isinstance(parser, str) or parser.lower() in ("", "none"):
             continue
-        known = vllm.catalogue()[registered]
+        known = vllm.catalog()[registered]
         if parser not in known:
             close = difflib.get_close_matches(parser, known, 3, 0.5)
             said = f"did you mean {listing((f'`{one}`' for one in close), 'or')}?" if close else None
@@ -243,7 +243,7 @@ def _parsers(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             )
     served = facts_of(facts.model.family.name).served if facts.model else Served()
     expected, parser = served.tool_call_parser, serve.tool_call_parser
-    if parser in vllm.catalogue()["tool_parsers"] and expected not in (None, parser):
+    if parser in vllm.catalog()["tool_parsers"] and expected not in (None, parser):
         yield Diagnostic(
             "W0619",
             f"tool_call_parser `{parser}` is for another model's markup; vLLM accepts it but would find no "
@@ -379,7 +379,7 @@ def _variables(serve: Serve) -> Iterator[Diagnostic]:
                 "remove it",
                 at_key=True,
             )
-        elif said := _misspelt(name):
+        elif said := _misspelled(name):
             yield Diagnostic("W0632", said[0], where, said[1], at_key=True)
 
 
@@ -389,9 +389,9 @@ def _refused(name: str) -> str | None:
     return next(found, None)
 
 
-def _misspelt(name: str) -> tuple[str, str | None] | None:
+def _misspelled(name: str) -> tuple[str, str | None] | None:
     """What to say of a variable that neither vLLM nor tpu-inference reads, if it looks like one of theirs."""
-    own, tpu = (vllm.catalogue()["environment"][which] for which in ("vllm", "tpu_inference"))
+    own, tpu = (vllm.catalog()["environment"][which] for which in ("vllm", "tpu_inference"))
     if name in own or name in tpu:
         return None
     close = difflib.get_close_matches(name, [*own, *tpu], 1, CLOSE)

@@ -26,7 +26,7 @@ FOLDER = re.compile(r"[\w./~@+=-]+")
 
 BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[\w.@+=-]+)*/?")
 
-MODEL_FORMS = "./FOLDER, /FOLDER, gs://BUCKET/FOLDER, or ORGANISATION/NAME on the Hugging Face hub"
+MODEL_FORMS = "./FOLDER, /FOLDER, gs://BUCKET/FOLDER, or ORGANIZATION/NAME on the Hugging Face hub"
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:

@@ -1,4 +1,4 @@
-"""The text of an optimised HLO module as instructions, and how often its loops run."""
+"""The text of an optimized HLO module as instructions, and how often its loops run."""
 
 from __future__ import annotations
 

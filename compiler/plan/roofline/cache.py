@@ -2,7 +2,7 @@
 
 From the sources of tpu-inference: a token's keys and values of a layer lie interleaved in slots, one of each
 for every head that the device stores, also where the checkpoint has one projection for both: they are
-normalised and rotated differently. Slots are padded to the 32 bits of a word, and heads to 128 numbers.
+normalized and rotated differently. Slots are padded to the 32 bits of a word, and heads to 128 numbers.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _cache_notes(program: Program, kinds: Sequence[Cache], windows_bound: bool) 
     if getattr(program.architecture, "k_eq_v", False):
         yield (
             "keys serve as values in the weights of the global layers alone: the cache holds both, which are "
-            "normalised and rotated differently"
+            "normalized and rotated differently"
         )
 
 

@@ -81,7 +81,7 @@ def shares_cache(architecture: Any, layer: int) -> bool:
 
 
 def weights(program: Program) -> list[Weights]:
-    """What one device holds. Arrays that are alike are one line; quantisation's scales, below 0.1 %, are left
+    """What one device holds. Arrays that are alike are one line; quantization's scales, below 0.1 %, are left
     out."""
     lines: dict[tuple[str, int, str], Weights] = {}
     for one in (*_text(program), *_vision(program)):

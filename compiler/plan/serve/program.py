@@ -95,9 +95,9 @@ def _refuse(program: Program) -> None:
 
 
 def config_of(program: Program) -> dict[str, Any]:
-    """config.json of the model, with what transformers has to know and the catalogue leaves out.
+    """config.json of the model, with what transformers has to know and the catalog leaves out.
 
-    The catalogue has no vision tower: then the text model alone is compiled.
+    The catalog has no vision tower: then the text model alone is compiled.
     """
     config = copy.deepcopy(dict(program.config))
     text = config.get("text_config", config)

@@ -43,7 +43,7 @@ exact recipe: finetuning for the next token
 lost fp8.enabled=false: bfloat16 in its place: products are more precise, and take longer
 setting fp8.recipe_name fp8.filter_fqns fp8.emulate fp8.enable_fsdp_float8_all_gather
     fp8.precompute_float8_dynamic_scale_for_fsdp fp8.force_recompute_fp8_weight_in_bwd -> fp8.enabled
-learnt qat teacher_model kd_loss_fn=null: the loss is that of the next token alone
+learned qat teacher_model kd_loss_fn=null: the loss is that of the next token alone
 """)
 OF_MODEL = table("""
 kernels backend use_liger_kernel
@@ -64,10 +64,10 @@ OF_LORA = table("""
 integer dim -> lora.rank
 number alpha -> lora.alpha
 kernels use_triton use_memory_efficient_lora
-learnt moe_rank_scaling=false: adapters of experts have the rank of all others
+learned moe_rank_scaling=false: adapters of experts have the rank of all others
 lost expert_weight_format=unquantized: experts stay in model.dtype
 """)
-OF_QUANTISED = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
+OF_QUANTIZED = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
 OF_SCHEDULE = table("""
 checkpoints use_checkpoint_opt_param_scheduler override_opt_param_scheduler
 lost start_wd=null end_wd=null wd_incr_steps=null wd_incr_style=constant: the weight decay stays as it is here
@@ -136,7 +136,7 @@ def _model(keys: Keys) -> Named | None:
     target = str(keys.value("_target_") or "NeMoAutoModelForCausalLM.from_pretrained")
     if not target.endswith("NeMoAutoModelForCausalLM.from_pretrained"):
         if target.endswith("from_config"):
-            message = "`model._target_` changes what is learnt: training starts from new weights there"
+            message = "`model._target_` changes what is learned: training starts from new weights there"
             help = "model._target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained"
             keys.refuse("_target_", "E1180", message, help)
         else:
@@ -164,12 +164,12 @@ def _listed(keys: Keys, key: str) -> list[str]:
 
 
 def _lora(keys: Keys, named: Named | None) -> None:
-    peft, quantised = keys.below("peft", defaults_of(NAME, "peft")), keys.below("quantization")
-    bits = 4 if quantised.flag("load_in_4bit") else 8 if quantised.flag("load_in_8bit") else None
+    peft, quantized = keys.below("peft", defaults_of(NAME, "peft")), keys.below("quantization")
+    bits = 4 if quantized.flag("load_in_4bit") else 8 if quantized.flag("load_in_8bit") else None
     key = "load_in_4bit" if bits == 4 else "load_in_8bit"
     if not keys.given("peft"):
         keys.ledger.set("lora", None, "full fine-tuning: there is no peft")
-        adapters.refuse_quantised(quantised, key, "add peft, or remove quantization")
+        adapters.refuse_quantized(quantized, key, "add peft, or remove quantization")
     else:
         peft.same("_target_", note="the lora section")
         peft.follow(OF_LORA)
@@ -201,14 +201,14 @@ def _lora(keys: Keys, named: Named | None) -> None:
             "lora.dtype", "float32" if dtype == "float32" else "bfloat16", "as the base's weights there"
         )
         if bits is not None and chosen is not None:
-            code = str(quantised.value("bnb_4bit_quant_type") or "fp4")
-            nested = quantised.flag("bnb_4bit_use_double_quant")
+            code = str(quantized.value("bnb_4bit_quant_type") or "fp4")
+            nested = quantized.flag("bnb_4bit_use_double_quant")
             made = adapters.quantized(
                 bits, code if code in ("nf4", "fp4") else "nf4", nested, experts.has_experts(model)
             )
-            quantised.say(key, {"lora.quantize": made.value}, made.note)
-    quantised.passive(
-        (*OF_QUANTISED, "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_storage"), "part of lora.quantize"
+            quantized.say(key, {"lora.quantize": made.value}, made.note)
+    quantized.passive(
+        (*OF_QUANTIZED, "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_storage"), "part of lora.quantize"
     )
 
 
@@ -298,7 +298,7 @@ def _rows(keys: Keys, named: Named | None) -> Rows | None:
         return Rows("instruction" if chats else "prompt_completion", transform=text)
     if kind == "HellaSwag":
         ledger.set("data.loss_on", "completion", "the ending alone carries loss")
-        note = "the ending's text, as there; the end of text after it is learnt here too"
+        note = "the ending's text, as there; the end of text after it is learned here too"
         return Rows("prompt_completion", transform=HELLASWAG_ROWS, note=note)
     mapping = keys.mapping("column_mapping")
     if kind == "ColumnMappedTextInstructionDataset" and isinstance(mapping.get("answer"), str):

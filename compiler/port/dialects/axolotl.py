@@ -124,7 +124,7 @@ def _model(keys: Keys) -> Model | None:
 
 
 def _objective(keys: Keys) -> str:
-    """What is learnt, with the keys that only preferences read."""
+    """What is learned, with the keys that only preferences read."""
     kind = keys.text("rl")
     if kind is not None and kind not in KINDS:
         message = f"`rl: {kind}` is another kind of training: recipes have {listing(OBJECTIVES)}"
@@ -143,7 +143,7 @@ def _objective(keys: Keys) -> str:
         keys.default("rl_beta", 0.1, {"train.beta": 0.1}, "TRL's default")
     if kind == "dpo":
         losses.of_pairs(keys, "dpo", ("dpo_loss_type", "dpo_label_smoothing"))
-        keys.learnt("dpo_loss_weights", ([1], [1.0]), "the one loss has the weight 1 here")
+        keys.learned("dpo_loss_weights", ([1], [1.0]), "the one loss has the weight 1 here")
     elif kind == "simpo":
         if not keys.given("simpo_gamma"):
             keys.refuse("simpo_gamma", "E1145", "Axolotl's simpo stops without a margin", "simpo_gamma: 0.5")
@@ -153,7 +153,7 @@ def _objective(keys: Keys) -> str:
     elif kind == "kto":
         losses.weights(keys, "kto_desirable_weight", "kto_undesirable_weight")
     keys.passive(("dpo_loss_type", "dpo_label_smoothing"), "the loss does not read it")
-    keys.learnt("dpo_use_weighting", (False,), "preferences count alike here")
+    keys.learned("dpo_use_weighting", (False,), "preferences count alike here")
     keys.passive(("precompute_ref_log_probs",), "when the reference is computed, not what it is")
     keys.below("trl").passive(keys.mapping("trl"), "a setting of reinforcement learning, which this is not")
     return kind
@@ -178,7 +178,7 @@ def _plugins(keys: Keys) -> None:
     names = [str(name).rpartition(".")[2] for name in given] if isinstance(given, list) else []
     lost = [name for name in names if name not in KNOWN_PLUGINS]
     if lost:
-        keys.learnt("plugins", (), f"what {listing(lost)} changes in the run is not done here")
+        keys.learned("plugins", (), f"what {listing(lost)} changes in the run is not done here")
     keys.same("plugins", note="the same arithmetic in fused kernels, or a log")
 
 
@@ -224,7 +224,7 @@ def _adapters(keys: Keys, model: Model | None) -> None:
     if settings:  # Axolotl asks PEFT for LoftQ where its bits are given
         adapters.say_loftq(keys, "peft", settings)
     keys.same("peft")
-    _quantised(keys, adapter, model)
+    _quantized(keys, adapter, model)
 
 
 def _dropout(keys: Keys, chosen: Chosen | None) -> None:
@@ -250,7 +250,7 @@ def _full(keys: Keys) -> None:
     if not keys.stands("adapter"):
         keys.default("adapter", None, {"lora": None}, "Axolotl's default: all parameters are trained")
     for name, way in (("load_in_4bit", "qlora"), ("load_in_8bit", "lora")):
-        adapters.refuse_quantised(keys, name, f"adapter: {way}")
+        adapters.refuse_quantized(keys, name, f"adapter: {way}")
         keys.same(name, note="off")
     keys.passive(OF_ADAPTERS, "there are no adapters: everything is trained")
 
@@ -284,7 +284,7 @@ def _targets(keys: Keys, model: Model | None) -> Chosen | None:
     return chosen
 
 
-def _quantised(keys: Keys, adapter: str | None, model: Model | None) -> None:
+def _quantized(keys: Keys, adapter: str | None, model: Model | None) -> None:
     four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
     if adapter == "qlora" and not four:
         message = "`adapter: qlora` without `load_in_4bit: true`, which Axolotl requires beside it"
@@ -313,8 +313,8 @@ def _quantised(keys: Keys, adapter: str | None, model: Model | None) -> None:
     keys.same("bnb_config_kwargs", note="the base is not stored in 4 bits")
 
 
-def _experts_too(keys: Keys, quantised: bool) -> bool:
-    """Whether experts are quantised as linear layers are, and what Axolotl refuses beside it."""
+def _experts_too(keys: Keys, quantized: bool) -> bool:
+    """Whether experts are quantized as linear layers are, and what Axolotl refuses beside it."""
     key = "quantize_moe_experts"
     if not keys.flag(key):
         keys.same(key, note="off")
@@ -322,7 +322,7 @@ def _experts_too(keys: Keys, quantised: bool) -> bool:
     if keys.flag("lora_target_linear"):
         message = "`lora_target_linear` with `quantize_moe_experts`, which Axolotl refuses"
         keys.refuse(key, "E1145", message, "name lora_target_modules in place of lora_target_linear")
-    if not quantised:
+    if not quantized:
         message = "`quantize_moe_experts` without `load_in_4bit` or `load_in_8bit`, which Axolotl requires"
         keys.refuse(key, "E1145", message, "load_in_4bit: true")
     keys.same(key, note="as lora.quantize stores all weights of layers")
@@ -554,7 +554,7 @@ def _attention(keys: Keys, model: Model | None) -> None:
     held = keys.text("attn_implementation") or (_FLAGS[on[0]] if on else None)
     flashes = model is None or model.family.flash_attention
     sets = {"model.attention": "dot" if held in (None, "eager", "sdpa") or not flashes else "splash"}
-    note = "scores are not quantised here" if held in ("sage", "fp8") else ""
+    note = "scores are not quantized here" if held in ("sage", "fp8") else ""
     for key in ("attn_implementation", *on):
         keys.say(key, sets if keys.given(key) else None, note)
     keys.passive(_FLAGS, "off")
@@ -623,35 +623,35 @@ exact vllm: the server is vLLM-TPU's, and is described by the recipe's serve sec
 exact dataloader_drop_last: a last batch that is not full is left out of an epoch here
 exact shuffle_merged_datasets: each epoch has an order of its own, there and here
 exact float32: as model.dtype has it
-learnt peft_layer_replication: layers are not repeated here: the model keeps its depth
-learnt peft_trainable_token_indices: rows of the embedding are not trained here: those tokens keep theirs
-learnt relora: adapters are not merged and begun anew during the run
-learnt lisa_n_layers: all layers are trained throughout, not a few drawn ones
-learnt unfrozen_parameters: parameters cannot be chosen by name here: without lora everything is trained
-learnt use_onebitllms: weights of one bit are not trained here
-learnt use_eaft: the loss is plain cross-entropy, not weighted by entropy
-learnt embedding_lr embedding_lr_scale lr_groups: one learning rate for all parameters here
-learnt jagged_restart_steps: the schedule is not restarted here
-learnt optim_target_modules: the optimizer treats all parameters alike here
-learnt grokfast_alpha grokfast_lamb: slow gradients are not amplified here
-learnt spectrum_top_fraction spectrum_model_name: all layers are trained, not those of the highest
+learned peft_layer_replication: layers are not repeated here: the model keeps its depth
+learned peft_trainable_token_indices: rows of the embedding are not trained here: those tokens keep theirs
+learned relora: adapters are not merged and begun anew during the run
+learned lisa_n_layers: all layers are trained throughout, not a few drawn ones
+learned unfrozen_parameters: parameters cannot be chosen by name here: without lora everything is trained
+learned use_onebitllms: weights of one bit are not trained here
+learned use_eaft: the loss is plain cross-entropy, not weighted by entropy
+learned embedding_lr embedding_lr_scale lr_groups: one learning rate for all parameters here
+learned jagged_restart_steps: the schedule is not restarted here
+learned optim_target_modules: the optimizer treats all parameters alike here
+learned grokfast_alpha grokfast_lamb: slow gradients are not amplified here
+learned spectrum_top_fraction spectrum_model_name: all layers are trained, not those of the highest
     signal-to-noise ratio
-learnt dense_mixer: experts' gradients come from the chosen experts alone
-learnt liger_use_token_scaling: each token's loss counts alike here
-learnt scaling_softmax: attention is not scaled by the length of the context here
-learnt use_pose: positions are not skipped to lengthen the context here
-learnt fix_untrained_tokens: untrained embeddings keep their values here
-learnt added_tokens_overrides: the tokenizer's tokens are not renamed here
-learnt reinit_weights: training starts from the checkpoint's weights here, not from random ones
-learnt overrides_of_model_config model_config: config.json is taken as it is
-learnt trainer_cls: the trainer is the runtime's here: what another class does is not done
-learnt qat: weights are not rounded while training here
-learnt llmcompressor: weights are neither pruned nor quantised while training here
-learnt nvfp4_merge_aware nvfp4_merge_aware_start_step: weights in nvfp4 are not trained here
-learnt mora: plain LoRA in its place: MoRA's square matrices are others
-learnt diffusion: the loss is the next token's, not a diffusion's
+learned dense_mixer: experts' gradients come from the chosen experts alone
+learned liger_use_token_scaling: each token's loss counts alike here
+learned scaling_softmax: attention is not scaled by the length of the context here
+learned use_pose: positions are not skipped to lengthen the context here
+learned fix_untrained_tokens: untrained embeddings keep their values here
+learned added_tokens_overrides: the tokenizer's tokens are not renamed here
+learned reinit_weights: training starts from the checkpoint's weights here, not from random ones
+learned overrides_of_model_config model_config: config.json is taken as it is
+learned trainer_cls: the trainer is the runtime's here: what another class does is not done
+learned qat: weights are not rounded while training here
+learned llmcompressor: weights are neither pruned nor quantized while training here
+learned nvfp4_merge_aware nvfp4_merge_aware_start_step: weights in nvfp4 are not trained here
+learned mora: plain LoRA in its place: MoRA's square matrices are others
+learned diffusion: the loss is the next token's, not a diffusion's
 lost peft_ensure_weight_tying: embeddings carry no adapters here, so nothing is to be tied
-lost gptq: GPTQ weights cannot be read here: the unquantised base's are taken
+lost gptq: GPTQ weights cannot be read here: the unquantized base's are taken
 lost lr_quadratic_warmup: the warm-up is linear here
 lost cosine_constant_lr_ratio: the cosine reaches the run's end here, without a constant stretch
 lost lr_div_factor: the warm-up starts from zero here
@@ -666,12 +666,12 @@ lost resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings: 
     here
 lost overrides_of_model_kwargs model_kwargs: config.json is taken as it is
 lost tokenizer_use_mistral_common: the tokenizer is Hugging Face's here
-lost model_quantization_config: the base is read as it is published, and quantised by lora.quantize alone
+lost model_quantization_config: the base is read as it is published, and quantized by lora.quantize alone
 lost expert_parallel_token_capacity=null: no token is dropped here: an expert takes all that choose it
 mesh expert_parallel_backend expert_parallel_num_nvl_bytes expert_parallel_num_rdma_bytes
     expert_parallel_fallback_on_unsupported
 lost cls_model_config: the model is a language model here
-lost quantization: quantised after the training by merge.quantization, not trained with
+lost quantization: quantized after the training by merge.quantization, not trained with
 lost max_packed_sequence_len dpo_use_logits_to_keep dpo_generate_during_eval dpo_norm_loss rpo_alpha
     s2_attention flash_attn_rms_norm: Axolotl refuses this key
 lost eval_sequence_len: evaluation has rows of data.max_length here

@@ -1,4 +1,4 @@
-"""Axolotl's data sets: where they lie, how each type writes a row, which tokens are learnt."""
+"""Axolotl's data sets: where they lie, how each type writes a row, which tokens are learned."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PACKED = (
     "as many tokens in a step, in rows that hold other samples together; there the last ones of an epoch are"
     " left out where they fill no micro-batch"
 )
-MARKS = "the marks between the messages are learnt too"
-TOOL_ENDS = "of a tool's result what it says is learnt; there the end of its turn too, where it is near"
-MARKED = "a message that it marks is learnt there whatever its role is, and here where roles_to_train has it"
-STRIPPED = "a line break that the template ends with is learnt here; there it is taken off both answers"
+MARKS = "the marks between the messages are learned too"
+TOOL_ENDS = "of a tool's result what it says is learned; there the end of its turn too, where it is near"
+MARKED = "a message that it marks is learned there whatever its role is, and here where roles_to_train has it"
+STRIPPED = "a line break that the template ends with is learned here; there it is taken off both answers"
 PRETRAINING = "pretraining_dataset"
 JOINED = "texts share rows; there one sees those before it in the row, unless sample_packing is on"
 OF_SOURCES = table("""
@@ -41,7 +41,7 @@ lost temperature logprobs_field: it is for distillation, which there is not here
 OF_MESSAGES = table("""
 lost field_thinking=reasoning_content template_thinking_key=reasoning_content: messages keep their other keys'
     own names
-lost message_field_training_detail: parts of a message cannot be chosen: all of it is learnt
+lost message_field_training_detail: parts of a message cannot be chosen: all of it is learned
 lost split_thinking=false: reasoning stays in the content of its message
 lost drop_system_message=false: system messages stay
 lost input_format: the template is Jinja here
@@ -53,7 +53,7 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> None:
     """The keys of `data`: sources, formats, template, masks, lengths, packing, evaluation.
 
     Args:
-        objective: what is learnt, a kind of `rl` or "sft".
+        objective: what is learned, a kind of `rl` or "sft".
     """
     pretrains = bool(keys.value(PRETRAINING))
     train = _sources(keys, PRETRAINING if pretrains else "datasets", objective)
@@ -211,7 +211,7 @@ def _loss(keys: Keys, train: Sequence[Entry], kinds: Sequence[Kind]) -> None:
         return
     keys.say("train_on_inputs", {"data.loss_on": "all"} if whole else {}, MARKS if whole else "")
     chats = [each for each in train if each.kind is not None and each.kind.format == "chat"]
-    losses = [_learnt(each.keys) for each in chats]
+    losses = [_learned(each.keys) for each in chats]
     one = len(formats) == 1 and all(loss == losses[0] for loss in losses)
     placed = [each for each in train if each.source is not None]
     own = {
@@ -231,8 +231,8 @@ def _roles(keys: Keys) -> list[str]:
     return [ALIASES.get(str(role), str(role)) for role in given] if isinstance(given, list) else ["assistant"]
 
 
-def _learnt(keys: Keys) -> Any:
-    """The turns that are learnt, as `data.loss_on`; the assistant's for roles that there are not here."""
+def _learned(keys: Keys) -> Any:
+    """The turns that are learned, as `data.loss_on`; the assistant's for roles that there are not here."""
     roles = _roles(keys)
     if not roles or not set(roles) <= set(ROLES) or set(roles) == {"assistant"}:
         return "assistant"
@@ -240,15 +240,15 @@ def _learnt(keys: Keys) -> Any:
 
 
 def _turns(keys: Keys, loss: Any, sets: Mapping[str, Any]) -> None:
-    """Which turns are learnt, and whether their ends are."""
+    """Which turns are learned, and whether their ends are."""
     if keys.value("roles_to_train") is not None:
         known = _roles(keys) and set(_roles(keys)) <= set(ROLES)
-        unknown = "" if known else "all turns of the assistant are learnt here, and no others"
+        unknown = "" if known else "all turns of the assistant are learned here, and no others"
         keys.say("roles_to_train", sets, TOOL_ENDS if "tool" in loss else unknown)
     for name in ("train_on_eos", "train_on_eot"):
         ends = keys.choice(name, ("all", "turn", "last", "none"))
         if ends not in (None, "turn"):
-            keys.say(name, {}, "the end of each learnt turn is learnt here, and of no other")
+            keys.say(name, {}, "the end of each learned turn is learned here, and of no other")
         keys.same(name)
 
 
@@ -283,7 +283,7 @@ def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> None:
         _own_templates(keys, train, others)
     if model is not None and not jinja and "chat" in formats:
         _ends(keys, model, found.ends)
-    keys.same("eot_tokens", note="the end of a turn, which is learnt")
+    keys.same("eot_tokens", note="the end of a turn, which is learned")
 
 
 def _named_template(keys: Keys, model: Model | None) -> templates.Template:
@@ -332,11 +332,11 @@ def _ends(keys: Keys, model: Model, written: str) -> None:
     given = keys.value("eot_tokens")
     if isinstance(given, list) and given:
         if mark not in given:
-            keys.say("eot_tokens", {}, f"{mark}, which ends a turn in the template, is learnt here")
+            keys.say("eot_tokens", {}, f"{mark}, which ends a turn in the template, is learned here")
     elif (own and mark != own[1]) or not (
         model.chat and tokenizer_of(model) in known("axolotl", "turn_ends")
     ):
-        note = f"{mark}, the end of a turn, is learnt here; in Axolotl only where it is the eos_token"
+        note = f"{mark}, the end of a turn, is learned here; in Axolotl only where it is the eos_token"
         keys.default("eot_tokens", None, {}, note)
 
 
@@ -361,7 +361,7 @@ def _kind(keys: Keys, objective: str) -> Kind | None:
 
     Args:
         keys: of the data set.
-        objective: what is learnt, a kind of `rl` or "sft".
+        objective: what is learned, a kind of `rl` or "sft".
     """
     given = keys.value("type")
     if objective == "kto":
@@ -423,7 +423,7 @@ def _chat(keys: Keys) -> Kind:
     names |= {"weight": marks} if marks else {}
     fields = {name: given for name, given in names.items() if name != given}
     words = _words(keys)
-    unmarked = "messages are learnt by their roles alone, whose words are converted here"
+    unmarked = "messages are learned by their roles alone, whose words are converted here"
     keys.say("message_field_training", {}, (MARKED if words is None else unmarked) if marks else "")
     for name in ("field_messages", "field_tools", "message_field_role", "message_field_content"):
         keys.same(name, {"data.fields": fields} if fields and keys.given(name) else None)
@@ -516,7 +516,7 @@ def _unpaired(keys: Keys, given: Any) -> Kind | None:
     if rows == "argilla_chat":
         made = conversion.tagged(conversion.Tagged("completion", label="label"))
     else:
-        made = conversion.labelled(KTO_COLUMNS[rows], "completion", "label")
+        made = conversion.labeled(KTO_COLUMNS[rows], "completion", "label")
     return Kind(UNPAIRED, transform=made, note=note)
 
 
@@ -552,13 +552,13 @@ class Kind:
 
 
 PLAIN = (
-    "the same text, tokenised as a whole: a row whose completion fuses with the prompt's last token is left"
+    "the same text, tokenized as a whole: a row whose completion fuses with the prompt's last token is left"
     " out and counted"
 )
 PIECES = (
     "a text longer than sequence_len is cut at its end here, where Axolotl goes on with it in further rows"
 )
-SEGMENTS = "rows whose learnt segments are not all at the end are left out, and each row ends its sequence"
+SEGMENTS = "rows whose learned segments are not all at the end are left out, and each row ends its sequence"
 
 _TASK = "Below is an instruction that describes a task"
 _ALPACA = (

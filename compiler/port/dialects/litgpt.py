@@ -44,7 +44,7 @@ FLAGS = {
     "lora_projection": ("o_proj",),
     "lora_mlp": ("gate_proj", "up_proj", "down_proj"),
 }
-QUANTISED = {
+QUANTIZED = {
     "bnb.nf4": (4, "nf4", False),
     "bnb.nf4-dq": (4, "nf4", True),
     "bnb.fp4": (4, "fp4", False),
@@ -73,7 +73,7 @@ def port(ledger: Ledger) -> None:
         _lora(keys, named.model if named else None)
     else:
         ledger.set("lora", None, "full fine-tuning")
-        adapters.refuse_quantised(keys, "quantize", "add lora_r, or remove quantize")
+        adapters.refuse_quantized(keys, "quantize", "add lora_r, or remove quantize")
     devices = _devices(keys)
     _batch(train, devices)
     _length(train)
@@ -91,7 +91,7 @@ def _method(keys: Keys) -> str:
         return "lora"
     if "adapter" in name:
         help = "port a configuration of finetune lora or full"
-        message = "litgpt's adapter methods have no counterpart here: prefixes that are learnt"
+        message = "litgpt's adapter methods have no counterpart here: prefixes that are learned"
         keys.refuse("checkpoint_dir", "E1149", message, help)
     return "lora" if "lora" in name else "full"
 
@@ -133,16 +133,16 @@ def _lora(keys: Keys, model: Model | None) -> None:
         keys.say(flag, {"lora.targets": targets} if targets else None, note if keys.flag(flag) else "")
     adapters.say_head(keys, "lora_head")
     keys.ledger.set("lora.init", "peft", "A uniform with the bound 1/sqrt(fan_in), B zero, as there")
-    name = keys.choice("quantize", QUANTISED)
+    name = keys.choice("quantize", QUANTIZED)
     precision = keys.text("precision") or "bf16-mixed"
     if name is None:
-        keys.same("quantize", note="not quantised")
+        keys.same("quantize", note="not quantized")
         return
     if "mixed" in precision:
-        message = "litgpt stops on a quantised base with mixed precision"
+        message = "litgpt stops on a quantized base with mixed precision"
         key = "precision" if keys.given("precision") else "quantize"
         keys.refuse(key, "E1145", message, "precision: bf16-true")
-    made = adapters.quantized(*QUANTISED[name])
+    made = adapters.quantized(*QUANTIZED[name])
     keys.say("quantize", {"lora.quantize": made.value}, made.note)
 
 
@@ -154,7 +154,7 @@ def _devices(keys: Keys) -> int:
         return keys.ledger.devices or nodes
     count = keys.integer("devices") or 1
     if keys.given("quantize") and count * nodes > 1:
-        keys.refuse("devices", "E1145", "litgpt trains on a quantised base with one GPU alone", "devices: 1")
+        keys.refuse("devices", "E1145", "litgpt trains on a quantized base with one GPU alone", "devices: 1")
     note = f"{count * nodes} data-parallel devices, which share the global batch"
     keys.passive(("devices", "num_nodes"), note)
     return keys.ledger.devices or count * nodes

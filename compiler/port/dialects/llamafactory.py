@@ -39,12 +39,12 @@ MARKS = words(
     quantization_method pref_beta pref_loss mask_history train_on_prompt neat_packing do_train"""
 )
 
-OWN = "the tokenizer's own template; of what it ends an answer with, a line break is learnt there, not here"
+OWN = "the tokenizer's own template; of what it ends an answer with, a line break is learned there, not here"
 CUT = "the end of a long sample is cut off here; there its questions and answers are shortened in proportion"
 MIXED = "samples of a row do not attend to each other here, as with neat_packing"
 BLOCKS = "texts are not cut into blocks that go on in the next row: the end of a long one is cut off"
 TURN_ENDS = (
-    "the end of text is learnt after the last answer alone, not in place of each later question's start"
+    "the end of text is learned after the last answer alone, not in place of each later question's start"
 )
 
 
@@ -66,7 +66,7 @@ def port(ledger: Ledger) -> None:
             keys.same(name, note=sharding.MESH)
     if run.lora:
         _lora(keys, model)
-    _quantised(keys, run, model)
+    _quantized(keys, run, model)
     experts.say_coefficient(keys, "moe_aux_loss_coef", model, BALANCED)
     _data(keys, model, stage)
     trainer.say_run(keys, run, launch, taken, _dtype(keys, run))
@@ -113,7 +113,9 @@ def _stage(keys: Keys) -> str:
         keys.passive(OF_PREFERENCES - {"pref_beta", "pref_ftx"}, "the stage kto does not read it")
         return stage
     if stage != "dpo":
-        keys.say("stage", {"train.objective": "sft"}, "texts are learnt as they are" if stage == "pt" else "")
+        keys.say(
+            "stage", {"train.objective": "sft"}, "texts are learned as they are" if stage == "pt" else ""
+        )
         keys.passive(OF_PREFERENCES, f"the stage {stage} does not read it")
         return stage
     if loss not in LOSSES:
@@ -210,12 +212,12 @@ def target_modules(model: Model, names: list[str], freeze_tower: bool = True) ->
     ]
 
 
-def _quantised(keys: Keys, run: Run, model: Model | None) -> None:
+def _quantized(keys: Keys, run: Run, model: Model | None) -> None:
     details = ("quantization_type", "double_quantization", "quantization_method")
     bits = keys.integer("quantization_bit")
     if bits is None or not run.lora:
-        adapters.refuse_quantised(keys, "quantization_bit", "finetuning_type: lora")
-        keys.passive(("quantization_bit", *details), "the base is not quantised")
+        adapters.refuse_quantized(keys, "quantization_bit", "finetuning_type: lora")
+        keys.passive(("quantization_bit", *details), "the base is not quantized")
         return
     method = str(keys.value("quantization_method") or "bnb").lower()
     other = "" if method in ("bnb", "bitsandbytes") else f"nf4 or int8 here, in place of {method}'s codes"
@@ -675,29 +677,29 @@ method kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epo
     oft_block_size oft_target
 exact eval_on_each_dataset: each source of data.eval is evaluated together with the others
 exact gradient_checkpointing: disable_gradient_checkpointing tells whether activations are kept
-learnt create_new_adapter: there is one adapter here, on the base itself
-learnt use_llama_pro: no layers are added to the model here
-learnt use_galore: gradients are not projected to a low rank here: other updates, and a larger state
-learnt use_apollo: gradients are not scaled by a low-rank projection here: other updates
-learnt use_badam: all parameters are trained at each step here, not one block after another
-learnt use_adam_mini: AdamW in its place keeps a second moment for each parameter
-learnt use_muon: AdamW in its place: updates are not orthogonalised
-learnt use_dft_loss: the loss is plain cross-entropy, not weighted by the token's probability
-learnt use_asft_loss: the loss is plain cross-entropy, without a term that keeps it near the base
-learnt use_eaft_loss: the loss is plain cross-entropy, not weighted by entropy
-learnt freeze_language_model: the language model is what is trained here
-learnt split_special_tokens: marks of the template are read as the tokens that they are here
-learnt add_tokens: no tokens are added to the tokenizer here but special ones: they are written in several
+learned create_new_adapter: there is one adapter here, on the base itself
+learned use_llama_pro: no layers are added to the model here
+learned use_galore: gradients are not projected to a low rank here: other updates, and a larger state
+learned use_apollo: gradients are not scaled by a low-rank projection here: other updates
+learned use_badam: all parameters are trained at each step here, not one block after another
+learned use_adam_mini: AdamW in its place keeps a second moment for each parameter
+learned use_muon: AdamW in its place: updates are not orthogonalized
+learned use_dft_loss: the loss is plain cross-entropy, not weighted by the token's probability
+learned use_asft_loss: the loss is plain cross-entropy, without a term that keeps it near the base
+learned use_eaft_loss: the loss is plain cross-entropy, not weighted by entropy
+learned freeze_language_model: the language model is what is trained here
+learned split_special_tokens: marks of the template are read as the tokens that they are here
+learned add_tokens: no tokens are added to the tokenizer here but special ones: they are written in several
     tokens each
-learnt new_special_tokens_config: no tokens are added to the tokenizer here
-learnt shift_attn: attention is over the whole row here, not over shifted groups
-learnt mixture_of_depths: every layer handles every token here
-learnt train_from_scratch: training starts from the checkpoint's weights here, not from random ones
-learnt tokenized_path: the step tokenises rows, or trains on ones that another step has tokenised
-learnt pref_ftx: the supervised loss of the chosen answer is not added here
-learnt pref_bco_weight: the classifier's loss is not added here
-learnt ld_alpha: answers are not weighted by their length here
-learnt ref_model ref_model_adapters: the reference is the model that training starts from here
+learned new_special_tokens_config: no tokens are added to the tokenizer here
+learned shift_attn: attention is over the whole row here, not over shifted groups
+learned mixture_of_depths: every layer handles every token here
+learned train_from_scratch: training starts from the checkpoint's weights here, not from random ones
+learned tokenized_path: the step tokenizes rows, or trains on ones that another step has tokenized
+learned pref_ftx: the supervised loss of the chosen answer is not added here
+learned pref_bco_weight: the classifier's loss is not added here
+learned ld_alpha: answers are not weighted by their length here
+learned ref_model ref_model_adapters: the reference is the model that training starts from here
 lost use_mca: the runtime's own sharding in place of Megatron's
 lost use_hyper_parallel: the runtime's own sharding in place of HyperParallel's
 lost resize_vocab: the embedding has the rows of model.vocab_size here

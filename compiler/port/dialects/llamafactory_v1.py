@@ -20,7 +20,7 @@ MARKS = words(
     custom_chat_template enable_activation_checkpointing"""
 )
 KEYS = table("""
-learnt peft_config.adapter_name_or_path: training starts from one adapter here, and trains that one on
+learned peft_config.adapter_name_or_path: training starts from one adapter here, and trains that one on
 files sample_backend max_new_tokens trust_remote_code batching_workers
 kernels kernel_config
 mesh dp_size mp_replicate_size mp_shard_size cp_mode
@@ -30,8 +30,8 @@ launch dist_timeout
 checkpoints save_steps save_epochs save_ckpt_as_hf save_total_limit resume_from_checkpoint
 evaluation eval_dataset
 method pref_loss pref_beta pref_ftx simpo_gamma dpo_label_smoothing ld_alpha
-learnt optim_config: AdamW as torch has it, without settings
-learnt lr_scheduler_config: the rate stays at its peak
+learned optim_config: AdamW as torch has it, without settings
+learned lr_scheduler_config: the rate stays at its peak
 """)
 OF_LORA = table("""
 integer r -> lora.rank
@@ -44,7 +44,7 @@ exact name: how it is trained
 LORA = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "target_modules": "all"}
 """What LLaMA-Factory's get_lora_model takes where the section has no such key."""
 CONVERTERS = {"alpaca": "instruction", "sharegpt": "chat"}
-OPENING = "`<|im_start|>assistant` before an answer is learnt there too"
+OPENING = "`<|im_start|>assistant` before an answer is learned there too"
 OWN = "rows in LLaMA-Factory's own form are not read here"
 DRAWN = "the first rows here; there as many are drawn, some of them twice"
 JOINED = "a line is between instruction and input here, and nothing there"
@@ -77,8 +77,8 @@ def _lora(keys: Keys, model: Model | None) -> bool:
     if not keys.mapping("peft_config"):
         keys.same("peft_config", {"lora": None}, "full fine-tuning")
         keys.ledger.set("lora", None, "full fine-tuning")
-        adapters.refuse_quantised(keys, "quant_config", "peft_config: {name: lora}, or remove quant_config")
-        keys.same("quant_config", note="not quantised")
+        adapters.refuse_quantized(keys, "quant_config", "peft_config: {name: lora}, or remove quant_config")
+        keys.same("quant_config", note="not quantized")
         return False
     name = section.text("name")
     if name != "lora":
@@ -102,12 +102,12 @@ def _lora(keys: Keys, model: Model | None) -> bool:
             nested, left = quant.flag("double_quantization"), experts.has_experts(model)
             made = adapters.quantized(bits, kind, nested, left)
         except ValueError as error:
-            quant.refuse("quantization_bit", "E1145", f"no such quantisation: {error}", "quantization_bit: 4")
+            quant.refuse("quantization_bit", "E1145", f"no such quantization: {error}", "quantization_bit: 4")
         else:
             quant.say("quantization_bit", {"lora.quantize": made.value}, made.note)
         names = ["name", "quantization_type", "double_quantization", "compute_dtype"]
         quant.passive(names, "part of lora.quantize")
-    keys.same("quant_config", note="not quantised")
+    keys.same("quant_config", note="not quantized")
     return True
 
 
@@ -132,7 +132,7 @@ def _batch(keys: Keys) -> None:
     strategy = keys.choice("batching_strategy", kinds)
     if str(strategy).startswith("dynamic"):
         note = "steps have as many rows each here; there as many tokens"
-        keys.learnt("batching_strategy", (), note)
+        keys.learned("batching_strategy", (), note)
     keys.same("batching_strategy", note=REASONS["padding"])
     steps = keys.integer("max_steps")
     if steps and steps > 0:

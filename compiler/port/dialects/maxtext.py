@@ -52,22 +52,22 @@ lost matmul_precision=default: the accelerator's own precision for products of m
 lost logits_dot_in_fp32 float32_qk_product float32_logits activations_in_float32: sums of products are
     float32 here, and what is multiplied is of model.dtype
 lost cast_logits_to_fp32=true: logits are float32 here
-learnt dropout_rate: the model here has no dropout of its own
-learnt adamw_mask: the decay is for all weights here
-learnt adam_eps_root: the root is of the second moment alone
-learnt trainable_parameters_mask: all weights, or the adapters, are trained
-learnt skip_step_on_spikes: no step is passed over here
-learnt enable_diloco: one optimizer over all devices
-learnt enable_rampup_batch_size: every step has the same rows
-learnt reuse_example_batch: each batch is of other rows
-learnt training_objective=causal_lm: the next token is learnt
-learnt formatting_func_path: a function that writes the rows: copy it into data.transform
-learnt load_full_state_path: a run begins at step 0; --resume goes on
+learned dropout_rate: the model here has no dropout of its own
+learned adamw_mask: the decay is for all weights here
+learned adam_eps_root: the root is of the second moment alone
+learned trainable_parameters_mask: all weights, or the adapters, are trained
+learned skip_step_on_spikes: no step is passed over here
+learned enable_diloco: one optimizer over all devices
+learned enable_rampup_batch_size: every step has the same rows
+learned reuse_example_batch: each batch is of other rows
+learned training_objective=causal_lm: the next token is learned
+learned formatting_func_path: a function that writes the rows: copy it into data.transform
+learned load_full_state_path: a run begins at step 0; --resume goes on
 """)
 OF_LORA = table("""
 integer lora_rank -> lora.rank
 number lora_alpha -> lora.alpha
-learnt lora_restore_path: training starts from new adapters; merge.py --import-adapter goes on
+learned lora_restore_path: training starts from new adapters; merge.py --import-adapter goes on
 """)
 GROUPS = {
     "checkpoints": "Checkpointing OrbaxStorage EmergencyCheckpointing",
@@ -227,7 +227,7 @@ def _lora(keys: Keys, lora: Keys, model: Model | None) -> None:
     if kind:
         lora.say("lora_weight_qtype", {"lora.quantize": kind}, note)
     lora.passive(
-        ("lora_weight_qtype", "lora_tile_size"), "part of lora.quantize" if kind else "not quantised"
+        ("lora_weight_qtype", "lora_tile_size"), "part of lora.quantize" if kind else "not quantized"
     )
 
 
@@ -300,7 +300,7 @@ def _data(keys: Keys, named: Named | None) -> None:
 
 
 def _rows(keys: Keys, named: Named | None) -> None:
-    """What the rows hold, by the columns that are read, and which tokens of them are learnt."""
+    """What the rows hold, by the columns that are read, and which tokens of them are learned."""
     columns = keys.value("train_data_columns")
     parts = columns if isinstance(columns, list) else str(columns).split(",")
     names = [str(part).strip(" []'\"") for part in parts]
@@ -401,4 +401,4 @@ def _rest(keys: Keys) -> None:
     keys.below("dpo").passive(keys_of(NAME, "DPO"), REASONS["method"])
     shape = "the model is the one that its name says, as its config.json has it"
     for key in [key for key in keys.defaults if not key.startswith("lora")]:
-        keys.learnt(key, (*training.OFF, keys.defaults[key]), shape)
+        keys.learned(key, (*training.OFF, keys.defaults[key]), shape)

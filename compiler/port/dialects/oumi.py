@@ -44,9 +44,9 @@ generation chat_template_kwargs tool_call_parser
 lost tokenizer_kwargs={}: the tokenizer is taken as it is
 lost processor_kwargs={}: there is no processor: the models here read text
 lost model_kwargs={}: config.json is taken as it is
-learnt load_pretrained_weights=true: training starts from the checkpoint's weights here, there from new ones
-learnt adapter_model=null: training starts from new adapters; merge.py --import-adapter and --resume go on
-learnt freeze_layers=[]: all layers are trained, or have adapters
+learned load_pretrained_weights=true: training starts from the checkpoint's weights here, there from new ones
+learned adapter_model=null: training starts from new adapters; merge.py --import-adapter and --resume go on
+learned freeze_layers=[]: all layers are trained, or have adapters
 setting adapter_trainable -> adapter_model
 """)
 OF_TRAINING = table("""
@@ -214,7 +214,7 @@ def _lora(run: Keys, keys: Keys, named: Named | None, kind: str) -> Chosen | Non
     if not run.flag("use_peft"):
         run.say("use_peft", {"lora": None}, "" if run.given("use_peft") else "full fine-tuning")
         run.same("use_peft", note="full fine-tuning")
-        adapters.refuse_quantised(keys, "q_lora", "training.use_peft: true, or remove peft.q_lora")
+        adapters.refuse_quantized(keys, "q_lora", "training.use_peft: true, or remove peft.q_lora")
         keys.unused(keys_of(NAME, "peft"), "training.use_peft is off")
         return None
     run.same("use_peft", note="the lora section")
@@ -232,16 +232,16 @@ def _lora(run: Keys, keys: Keys, named: Named | None, kind: str) -> Chosen | Non
     adapters.say_parameters(keys, "lora_target_parameters", chosen)
     start = str(keys.value("lora_init_weights")).lower()
     adapters.say_init(keys, "lora_init_weights", INITS.get(start, start))
-    _quantised(keys, model, kind)
+    _quantized(keys, model, kind)
     return chosen
 
 
-def _quantised(keys: Keys, model: Any, kind: str) -> None:
+def _quantized(keys: Keys, model: Any, kind: str) -> None:
     keys.ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
     details = ("q_lora_bits", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_compute_dtype")
     if not keys.flag("q_lora"):
-        keys.same("q_lora", note="not quantised")
-        keys.passive(details, "not quantised")
+        keys.same("q_lora", note="not quantized")
+        keys.passive(details, "not quantized")
         return
     bits, code = keys.integer("q_lora_bits"), keys.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "fp4"
     if bits not in (4, 8):
@@ -257,7 +257,7 @@ def _quantised(keys: Keys, model: Any, kind: str) -> None:
         keys.say("bnb_4bit_compute_dtype", {}, "products of the base are in model.dtype here")
     keys.passive(details, "part of lora.quantize")
     if kind.startswith("trl"):
-        keys.ledger.set("lora.dtype", "bfloat16", "TRL trains bfloat16 adapters on a quantised base")
+        keys.ledger.set("lora.dtype", "bfloat16", "TRL trains bfloat16 adapters on a quantized base")
 
 
 def _data(keys: Keys, run: Keys, inner: Keys, named: Named | None, kind: str) -> None:
@@ -406,7 +406,7 @@ def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Rows | N
     return what
 
 
-def _loss(split: Keys, inner: Keys, form: str, tokenised: bool) -> None:
+def _loss(split: Keys, inner: Keys, form: str, tokenized: bool) -> None:
     """Which tokens carry loss: oumi's collator says it, or TRL for rows that it reads itself."""
     name, target = split.text("collator_name") or "", str(split.value("train_target") or "").lower()
     kwargs = split.mapping("collator_kwargs")
@@ -418,7 +418,7 @@ def _loss(split: Keys, inner: Keys, form: str, tokenised: bool) -> None:
         turns = {"end_of_turn_template", "instruction_template"} & set(kwargs)
         every = "all" in target or (not target and turns)
         split.say("collator_name", {"data.loss_on": "assistant" if every else "last_assistant"})
-    elif tokenised:
+    elif tokenized:
         if "data.loss_on" not in split.ledger.lines:
             split.default(
                 "collator_name", name or None, {"data.loss_on": "all"}, "oumi's default: every token"
@@ -426,7 +426,7 @@ def _loss(split: Keys, inner: Keys, form: str, tokenised: bool) -> None:
     elif form != "None":
         losses.masks(inner, form)
     split.same("collator_name", note="padding alone")
-    inner.passive(("assistant_only_loss", "completion_only_loss", "dataset_kwargs"), "rows come tokenised")
+    inner.passive(("assistant_only_loss", "completion_only_loss", "dataset_kwargs"), "rows come tokenized")
 
 
 def _packing(split: Keys, inner: Keys, form: Rows | None) -> None:
@@ -437,7 +437,7 @@ def _packing(split: Keys, inner: Keys, form: Rows | None) -> None:
         inner.passive(("packing", "packing_strategy"), "data.train.pack holds")
     elif form is not None:
         split.say("pack", {"data.packing": False})
-        inner.passive(("packing", "packing_strategy"), "rows that come tokenised are not packed by TRL")
+        inner.passive(("packing", "packing_strategy"), "rows that come tokenized are not packed by TRL")
     else:
         losses.packing(inner)
     split.same("pack", note="off")

@@ -71,16 +71,16 @@ exact use_hf max_model_len: an id is taken as one of the Hugging Face hub
 exact group_by_length: samples of like length do not come together here
 lost early_stop_interval=null: the run goes on to its last step here
 lost model_kwargs=null/{}: not passed on
-lost hqq_axis=null: of another quantisation
-learnt adapters=[]: training starts from one adapter here, and trains that one on
-learnt external_plugins=[] custom_register_path=[] callbacks=[]: code of its own, which is not read
-learnt custom_dataset_info=[]: a file of its own, which is not read
-learnt init_strategy=null: the checkpoint's weights are taken as they are
-learnt freeze_parameters=[] freeze_parameters_regex=null freeze_parameters_ratio=0 trainable_parameters=[]
+lost hqq_axis=null: of another quantization
+learned adapters=[]: training starts from one adapter here, and trains that one on
+learned external_plugins=[] custom_register_path=[] callbacks=[]: code of its own, which is not read
+learned custom_dataset_info=[]: a file of its own, which is not read
+learned init_strategy=null: the checkpoint's weights are taken as they are
+learned freeze_parameters=[] freeze_parameters_regex=null freeze_parameters_ratio=0 trainable_parameters=[]
     trainable_parameters_regex=null freeze_llm=false: all weights are trained, or have adapters
-learnt enable_dft_loss=false enable_channel_loss=false mrl_dims=null: the loss is the plain cross-entropy
-learnt use_galore=false lisa_activated_layers=0 optimizer=null: the optimizer is optim's
-learnt decision_drop_instructions=0 decision_subsample_options=0 decision_state_as_text=0
+learned enable_dft_loss=false enable_channel_loss=false mrl_dims=null: the loss is the plain cross-entropy
+learned use_galore=false lisa_activated_layers=0 optimizer=null: the optimizer is optim's
+learned decision_drop_instructions=0 decision_subsample_options=0 decision_state_as_text=0
     decision_shuffle_fields=false: rows are not changed at random here
 """)
 OF_LORA = table("""
@@ -90,8 +90,8 @@ switch use_rslora -> lora.rslora: alpha / sqrt(rank)
 switch use_dora -> lora.kind=dora
 """)
 OF_RLHF = table("""
-learnt rpo_alpha=null: no negative log-likelihood is added to the loss here
-learnt ref_adapters=[]: the reference is the model that training starts from here
+learned rpo_alpha=null: no negative log-likelihood is added to the loss here
+learned ref_adapters=[]: the reference is the model that training starts from here
 derived ref_model_type ref_model_revision
 """)
 PRESETS = re.compile(r"(galore|lisa|lora_ga|fourier|boft|vera|adapter|adalora|llamapro|reft)_")
@@ -114,7 +114,7 @@ OWN = {
 FOLLOWS = (
     "the tokenizer's own template, which ms-swift's follows: blanks and thoughts may be written otherwise"
 )
-END = "what ends the last answer is learnt after that one alone"
+END = "what ends the last answer is learned after that one alone"
 NO_TOOLS = "rows with calls of tools are left out: it writes none here"
 BOTH = "an empty thought before both answers counts with them here: of dpo's loss it changes nothing"
 CUT_OFF = "a row with no answer left is left out here; there it takes a place in its step"
@@ -253,7 +253,7 @@ def _lora(keys: Keys, named: Named | None, objective: str) -> Run:
     )
     if not run.lora:
         keys.ledger.set("lora", None, "full fine-tuning")
-        adapters.refuse_quantised(keys, "quant_method", "tuner_type: lora, or remove quant_method")
+        adapters.refuse_quantized(keys, "quant_method", "tuner_type: lora, or remove quant_method")
         off = (
             "quant_bits",
             "target_modules",
@@ -337,7 +337,7 @@ def _data(keys: Keys, named: Named | None, objective: str) -> None:
     kinds = {"ranking": judged == "preference", "label": judged == losses.UNPAIRED}
     made = conversion.by_columns(system, names, filled=_filled(keys), prefix=_prefix(keys), **kinds)
     rows.say(keys, "dataset", [Rows(judged or "chat", transform=made)])
-    keys.learnt("cached_dataset", ([],), "rows that are tokenised already are not read")
+    keys.learned("cached_dataset", ([],), "rows that are tokenized already are not read")
     _held_out(keys)
     _loss(keys, ranking)
     _template(keys, named, ranking)
@@ -423,7 +423,7 @@ def _held_out(keys: Keys) -> None:
 
 
 def _scale(keys: Keys, ranking: bool) -> list[str]:
-    """What is learnt, with what changes that."""
+    """What is learned, with what changes that."""
     return (keys.text("loss_scale") or ("last_round" if ranking else "default")).split("+")
 
 
@@ -434,7 +434,7 @@ def _loss(keys: Keys, ranking: bool) -> None:
     others = [part for part in parts if part not in kinds]
     if others:
         message = (
-            f"`loss_scale` changes what is learnt: {'+'.join(others)} weighs tokens, and here all count alike"
+            f"`loss_scale` changes what is learned: {'+'.join(others)} weighs tokens, and here all are equal"
         )
         keys.refuse("loss_scale", "E1180", message, f"loss_scale: {base}")
     if ranking:

@@ -40,7 +40,7 @@ log profiler log_level profile_memory
 speed fsdp_sharding_strategy data_parallel_shard_dim data_parallel_replicate_dim memory_efficient_fsdp_wrap
 lost collate_fn=null/torchtune.data.padded_collate_sft/torchtune.data.padded_collate_dpo: rows are put
     together by the run itself here
-learnt quantizer=null: weights are not quantised while they are trained here
+learned quantizer=null: weights are not quantized while they are trained here
 exact ref_checkpointer base_model_path: the reference is the model that training starts from
 exact checkpointer: where the checkpoint lies: `model.id` names it, or --model of train.py
 exact model.tie_word_embeddings model.quantize_base model.attn_dropout model.max_seq_len: the model's own
@@ -141,8 +141,8 @@ def _batch(keys: Keys) -> None:
     keys.same("tensor_parallel_dim", note=sharding.sharing(shared))
 
 
-CUT = "a sample that is cut keeps its last token here; there an end takes its place, which is not learnt"
-WEIGHED = "micro-batches weigh by the tokens that are learnt here; there the first of each sample counts too"
+CUT = "a sample that is cut keeps its last token here; there an end takes its place, which is not learned"
+WEIGHED = "micro-batches weigh by the tokens that are learned here; there the first of each sample counts too"
 SHORTER = "as many steps, also where an epoch has fewer; there the run ends with it"
 
 
@@ -257,7 +257,7 @@ def _built(keys: Keys) -> Built:
         _lora(section, model)
     else:
         keys.ledger.set("lora", None, "full fine-tuning: the builder's name does not begin with lora_")
-        adapters.refuse_quantised(section, "quantize_base", "a builder whose name begins with qlora_")
+        adapters.refuse_quantized(section, "quantize_base", "a builder whose name begins with qlora_")
     return Built(model, lora)
 
 
@@ -412,7 +412,7 @@ def _read(keys: Keys, entries: list[Keys], objective: str, before: Read, path: s
         if found is None:
             continue
         if any(_at_odds(found[1], its) for _, its in (*before, *made)):
-            message = "data sets that are learnt or packed in two ways cannot be mixed"
+            message = "data sets that are learned or packed in two ways cannot be mixed"
             help = keeps(entries[0].prefix.partition("[")[0].rstrip("."), [_whole(each) for each in alike])
             if path == "data.eval":
                 help = "--set run_val_every_n_steps=null ports the run without its evaluation"
@@ -420,7 +420,7 @@ def _read(keys: Keys, entries: list[Keys], objective: str, before: Read, path: s
         else:
             alike.append(entry)
         made.append(found)
-        entry.same("_component_", note="how rows become what is learnt: data.format and data.loss_on")
+        entry.same("_component_", note="how rows become what is learned: data.format and data.loss_on")
     return made
 
 
@@ -490,7 +490,7 @@ def _one(keys: Keys, entry: Keys, objective: str, path: str) -> tuple[Any, dict[
     settings = {"transform": "", **_SETTINGS[kind](keys, entry, builder)}
     if kind == "text":
         settings["data.loss_on"] = "all"
-        entry.same("train_on_input", note="all of a text is learnt")
+        entry.same("train_on_input", note="all of a text is learned")
     elif kind == "preference":
         entry.unless("train_on_input", (False,), "the prompt carries no loss in dpo")
     else:
@@ -597,7 +597,7 @@ def _differs(turns: templates.Turns, opened: bool) -> str:
     """
     if not turns.opening:
         once = "; a system message stands before the first question alone" if turns.system != "{}" else ""
-        return f"as torchtune writes messages, though each is tokenised by itself there{once}"
+        return f"as torchtune writes messages, though each is tokenized by itself there{once}"
     missing = [] if turns.final is not None else ["no end-of-text token after the last"]
     missing += [] if opened else ["no loss on an answer's first"]
     return f"torchtune's marks around messages, though {', and '.join(missing)}" if missing else ""

@@ -32,7 +32,7 @@ files config_name tokenizer_name cache_dir use_fast_tokenizer token use_auth_tok
 exact torch_dtype dtype: with bf16 and fp16 it gives model.dtype
 exact dataset_config_name validation_file validation_split_percentage: the run does not evaluate
 exact model_type: the model is that of model_name_or_path
-learnt config_overrides: the model is as its config.json says
+learned config_overrides: the model is as its config.json says
 exact attn_implementation: the same attention, without a fused kernel
 exact max_train_samples max_eval_samples: of the evaluation, or no limit
 """)

@@ -158,7 +158,7 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> Chosen | None:
     details = ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage")
     if not run.lora:
         for key in ("load_in_4bit", "load_in_8bit"):
-            adapters.refuse_quantised(keys, key, "use_peft: true, or remove the quantisation")
+            adapters.refuse_quantized(keys, key, "use_peft: true, or remove the quantization")
         ours = [key for key in keys_of("trl", "model") if key.startswith("lora_")]
         of_adapters = (*ours, "use_rslora", "use_dora", *details, "load_in_4bit", "load_in_8bit")
         keys.passive(of_adapters, "use_peft is off")
@@ -182,11 +182,11 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> Chosen | None:
     if made.value is not None:
         keys.say("load_in_4bit" if four else "load_in_8bit", {"lora.quantize": made.value}, made.note)
         rounded = keys.tool == TITLE
-        why = "TRL trains bfloat16 adapters on a quantised base" if rounded else ""
+        why = "TRL trains bfloat16 adapters on a quantized base" if rounded else ""
         keys.ledger.set("lora.dtype", "bfloat16" if rounded else "float32", why)
     else:
         keys.ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
-    note = "part of lora.quantize" if made.value else "not quantised"
+    note = "part of lora.quantize" if made.value else "not quantized"
     keys.passive(("load_in_4bit", "load_in_8bit", *details), note)
     return chosen
 
@@ -411,7 +411,7 @@ def _data(keys: Keys, objective: str, named: Named | None) -> None:
     datasets.length(keys, "max_length")
     kwargs = keys.mapping("dataset_kwargs")
     skipped = bool(kwargs.get("skip_prepare_dataset"))
-    note = "rows that are tokenised already cannot be read here"
+    note = "rows that are tokenized already cannot be read here"
     keys.unless("dataset_kwargs", () if skipped else (kwargs,), note)
 
 

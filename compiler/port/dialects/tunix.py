@@ -55,8 +55,8 @@ lost max_seq_token_per_tpu: data.packing packs rows here
 """)
 OF_OPTIMIZER = table("""
 lost eps_root mu_dtype nesterov accumulator_dtype: the update has no such setting here
-learnt mask: the decay is for all weights here
-learnt exponent=1/1.0 transition_begin=0: the schedule has no such setting here
+learned mask: the decay is for all weights here
+learned exponent=1/1.0 transition_begin=0: the schedule has no such setting here
 unused warmup_ratio: a key of Tunix's RL, which peft_main does not read
 """)
 CLIPPED = "peft_main hands it to optax's optimizer, which has no such argument: no gradient is clipped there"
@@ -73,7 +73,7 @@ PROJECTIONS = {
 REMAT = {"1": "none", "2": "block", "3": "decoder", "none": "none", "block": "block", "decoder": "decoder"}
 OPTIMIZERS = ("adam", "adamw", "lion", "sgd")
 OPUS = "Helsinki-NLP/opus-100"
-TRANSLATED = '''"""Rows of opus-100 as Tunix asks for a translation: a prompt, and what is learnt."""
+TRANSLATED = '''"""Rows of opus-100 as Tunix asks for a translation: a prompt, and what is learned."""
 
 
 def convert(row):
@@ -81,7 +81,7 @@ def convert(row):
     english, french = row["translation"]["en"], row["translation"]["fr"]
     return {"prompt": f"Translate this into French:\\n{english}\\n", "completion": french}
 '''
-STARTS = "there the answer begins with the tokenizer's bos_token once more, which is learnt"
+STARTS = "there the answer begins with the tokenizer's bos_token once more, which is learned"
 FLOAT = "activations are of this type here; those of most of Tunix's models are float32"
 SCHEDULES = {
     "constant_schedule": "constant",
@@ -187,7 +187,7 @@ def _lora(keys: Keys, model: Keys, named: Named | None) -> None:
     note = {None: "", "nf4": "" if size == 64 else tile, "int8": "a scale for each output channel here"}[code]
     if code:
         lora.say("weight_qtype", {"lora.quantize": code}, note)
-    lora.passive(("weight_qtype", "tile_size"), "part of lora.quantize" if code else "not quantised")
+    lora.passive(("weight_qtype", "tile_size"), "part of lora.quantize" if code else "not quantized")
 
 
 def _targeted(path: str, modules: tuple[str, ...]) -> bool:

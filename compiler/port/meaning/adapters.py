@@ -22,17 +22,17 @@ from recipec.runtime.model.families.decoder import DecoderArchitecture
 from recipec.spec.language.lora import PROJECTIONS
 
 FEATURES = table("""
-learnt lora_bias=null/false: no bias of B is trained
-learnt bias=null/none: biases stay frozen
-learnt trainable_token_indices=null: the embedding stays frozen: new tokens are not learnt
-learnt layer_replication=null: the model keeps its own layers
-learnt alora_invocation_tokens=null: the adapter applies to all tokens
-learnt use_qalora=null/false: A takes all inputs, not pooled ones
-learnt use_bdlora=null/false: A and B are whole, not block-diagonal
-learnt arrow_config=null: one adapter, without a router
-learnt kasa_config=null: the base's weights stay as they are
-learnt monteclora_config=null: nothing is sampled beside A and B
-learnt velora_config=null: activations are kept whole
+learned lora_bias=null/false: no bias of B is trained
+learned bias=null/none: biases stay frozen
+learned trainable_token_indices=null: the embedding stays frozen: new tokens are not learned
+learned layer_replication=null: the model keeps its own layers
+learned alora_invocation_tokens=null: the adapter applies to all tokens
+learned use_qalora=null/false: A takes all inputs, not pooled ones
+learned use_bdlora=null/false: A and B are whole, not block-diagonal
+learned arrow_config=null: one adapter, without a router
+learned kasa_config=null: the base's weights stay as they are
+learned monteclora_config=null: nothing is sampled beside A and B
+learned velora_config=null: activations are kept whole
 """)
 """PEFT's keys beside A and B, which have no counterpart."""
 
@@ -167,7 +167,7 @@ def say_loftq(keys: Keys, key: str, config: Any) -> None:
     config = config if isinstance(config, Mapping) else {}
     bits, iterations = config.get("loftq_bits", 4), config.get("loftq_iter", 1)
     if bits != 4:
-        keys.learnt(key, (), f"LoftQ of {bits} bits is not computed here, only that of nf4")
+        keys.learned(key, (), f"LoftQ of {bits} bits is not computed here, only that of nf4")
         return
     notes = [] if iterations == 1 else [f"one iteration, not {iterations}"]
     if keys.ledger.value("lora.alpha") != keys.ledger.value("lora.rank"):
@@ -198,7 +198,7 @@ def say_init(keys: Keys, key: str, found: Any) -> None:
         keys.say(key, {"lora.init": "peft"}, "B starts at zero here, not at random")
     else:
         note = f"{name} starts from other weights of the base; here from the checkpoint's own, and B at zero"
-        keys.learnt(key, (), note)
+        keys.learned(key, (), note)
         keys.ledger.set("lora.init", "peft")
 
 
@@ -209,10 +209,10 @@ def say_head(keys: Keys, key: str) -> None:
     keys.same(key, note="off")
 
 
-def refuse_quantised(keys: Keys, key: str, help: str) -> None:
-    """Refuses a switch for a quantised base, where there are no adapters to train on it."""
+def refuse_quantized(keys: Keys, key: str, help: str) -> None:
+    """Refuses a switch for a quantized base, where there are no adapters to train on it."""
     if keys.flag(key) if isinstance(keys.value(key), bool) else keys.given(key):
-        message = f"`{key}` with full fine-tuning: a quantised base cannot be trained itself"
+        message = f"`{key}` with full fine-tuning: a quantized base cannot be trained itself"
         keys.refuse(key, "E1146", message, help)
 
 
@@ -479,7 +479,7 @@ def _tower(model: Model) -> Iterable[str]:
 
 @dataclass(frozen=True)
 class Quantization:
-    """What a quantised base means here.
+    """What a quantized base means here.
 
     Attributes:
         value: of `lora.quantize`: "nf4", "int8", or None for weights in model.dtype.
@@ -491,7 +491,7 @@ class Quantization:
 
 
 NESTED = (
-    "scales are stored in float32 here, not quantised a second time: the weights are a little more precise, "
+    "scales are stored in float32 here, not quantized a second time: the weights are a little more precise, "
     "with 0.4 bits more for each"
 )
 INT8 = (
@@ -502,12 +502,12 @@ FP4 = "nf4 in its place: the same size and blocks, other code points"
 
 
 def quantized(bits: int | None, kind: str = "nf4", nested: bool = False, left: bool = False) -> Quantization:
-    """The recipe's quantisation for bitsandbytes'.
+    """The recipe's quantization for bitsandbytes'.
 
     Args:
         bits: 4 or 8; None or 16 and more for none.
         kind: of 4 bits: "nf4" or "fp4".
-        nested: whether the scales are quantised too (`bnb_4bit_use_double_quant`).
+        nested: whether the scales are quantized too (`bnb_4bit_use_double_quant`).
         left: whether there are experts, which the tool leaves as they are.
 
     Raises:

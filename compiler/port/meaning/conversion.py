@@ -65,7 +65,7 @@ def prompts(prompt: Prompt, origin: str) -> str:
     if system:
         text = SYSTEM.format(system=system) + text
 """
-    return f'''"""Rows as the plain text of {origin}: a prompt, and the completion that is learnt."""
+    return f'''"""Rows as the plain text of {origin}: a prompt, and the completion that is learned."""
 
 {system}{templates}
 
@@ -76,12 +76,12 @@ def {FUNCTION}(row):
 
 
 def segments() -> str:
-    """Axolotl's input_output: segments, each learnt or not."""
-    return f'''"""Rows of segments as the text before the first that is learnt, and the text from there on."""
+    """Axolotl's input_output: segments, each learned or not."""
+    return f'''"""Rows of segments as the text before the first learned one, and the text from there on."""
 
 
 def {FUNCTION}(row):
-    """A row of `segments`; one whose learnt segments are not the last ones is left out."""
+    """A row of `segments`; one whose learned segments are not the last ones is left out."""
     labels = [bool(segment["label"]) for segment in row["segments"]]
     if True not in labels or False in labels[labels.index(True) :]:
         return None
@@ -428,7 +428,7 @@ def {FUNCTION}(row):
 '''
 
 
-def labelled(asked: str, completion: str, label: str, system: str = "system") -> str:
+def labeled(asked: str, completion: str, label: str, system: str = "system") -> str:
     """A question, its answer and whether that is desirable, as messages; the arguments are their columns."""
     named = ", ".join(f"`{docstring(column)}`" for column in (asked, completion, label))
     return f'''"""Rows of a question and an answer that is desirable or not, as messages."""

@@ -94,7 +94,7 @@ def _leaves(pattern: str, table: Mapping[str, str], every: Sequence[str]) -> lis
     return list(matched)
 
 
-LEFT = "experts are quantised too here; there they stay in 16 bits, as they are no linear layers"
+LEFT = "experts are quantized too here; there they stay in 16 bits, as they are no linear layers"
 
 AUX = "train.router_aux_loss_coef"
 MEANS = "over all tokens of a micro-batch here; there over those of each device by itself"

@@ -25,10 +25,10 @@ exact loss_type: the objective's own loss
 exact f_divergence_type: dpo's own
 exact f_alpha_divergence_coef discopop_tau: of a loss that the run does not have
 exact label_smoothing: the loss does not read it
-learnt loss_weights=null/[1.0]/[1]: the one loss has the weight 1 here
-learnt ld_alpha=null/1.0: tokens beyond the shorter answer count in full here
-learnt use_weighting=false: pairs are not weighted here
-learnt sync_ref_model=false: the reference stays the model that training starts from here
+learned loss_weights=null/[1.0]/[1]: the one loss has the weight 1 here
+learned ld_alpha=null/1.0: tokens beyond the shorter answer count in full here
+learned use_weighting=false: pairs are not weighted here
+learned sync_ref_model=false: the reference stays the model that training starts from here
 exact ref_model_mixup_alpha ref_model_sync_steps: the reference stays the model that training starts from here
 exact precompute_ref_log_probs precompute_ref_batch_size: when they are computed changes no number
 """)
@@ -36,11 +36,11 @@ exact precompute_ref_log_probs precompute_ref_batch_size: when they are computed
 OF_CPO = table("""
 exact loss_type: the objective's own loss
 exact label_smoothing simpo_gamma: the loss does not read it
-learnt alpha=0/0.0: rewards are log-probabilities here, without AlphaPO's form
+learned alpha=0/0.0: rewards are log-probabilities here, without AlphaPO's form
 """)
 OF_KTO = table("""
 exact loss_type: the objective's own loss
-learnt sync_ref_model=false: the reference stays the model that training starts from here
+learned sync_ref_model=false: the reference stays the model that training starts from here
 exact ref_model_mixup_alpha ref_model_sync_steps: the reference stays the model that training starts from here
 exact precompute_ref_log_probs precompute_ref_batch_size: when they are computed changes no number
 """)
@@ -121,7 +121,7 @@ def masks(keys: Keys, form: str) -> None:
     else:
         keys.ledger.set("data.loss_on", "all")
         names = ("completion_only_loss", "assistant_only_loss")
-        keys.passive(names, "the rows are text: all of it is learnt")
+        keys.passive(names, "the rows are text: all of it is learned")
     if form == "chat":
         keys.same("eos_token", note="the chat template ends a turn")
     keys.unless("eos_token", (None,), "the tokenizer's own end of text ends a sample here")

@@ -12,7 +12,7 @@ from recipec.compiler.lowering.catalog import (
     entries,
     find,
     is_directory,
-    is_quantised,
+    is_quantized,
     original_of,
 )
 from recipec.compiler.port.keys import Keys
@@ -46,10 +46,10 @@ def resolve(name: str, folder: Path) -> Named:
     if not is_directory(name) and (folder / name).is_dir() and name not in entries():
         given = f"./{name}"
     model = _found(given, folder)
-    kept = is_directory(given) or given in entries() or (model is not None and model.origin != "catalogue")
+    kept = is_directory(given) or given in entries() or (model is not None and model.origin != "catalog")
     if kept or (original := original_of(name)) is None:
         return Named(given, model)
-    same = "quantised by its publisher" if is_quantised(name) else "the same weights and tokens"
+    same = "quantized by its publisher" if is_quantized(name) else "the same weights and tokens"
     note = f"the original of {name}, which is a copy: {same}"
     return Named(original, _found(original, folder), note)
 

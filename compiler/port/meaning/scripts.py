@@ -130,29 +130,29 @@ UNSLOTH_LORA: Mapping[str, Any] = {
 KEYS = table("""
 exact random_state: the seed of the adapters' start: other draws of the same distribution
 exact full_finetuning load_in_16bit: whether adapters are trained, and on what
-learnt finetune_language_layers=null/true: the language layers are what is trained
+learned finetune_language_layers=null/true: the language layers are what is trained
 exact finetune_attention_modules finetune_mlp_modules: part of lora.targets
 exact finetune_vision_layers finetune_audio_layers: the model here has no tower for them
 lost finetune_last_n_layers=null: adapters on all layers here
-learnt qat_scheme=null: nothing is rounded while training
-learnt embedding_learning_rate=null: one learning rate for all that is trained
-learnt float32_mixed_precision=null/false/true: the precision is model.dtype
-learnt optimizers=null: another optimizer than the arguments name
-learnt optimizer_cls_and_kwargs=null: another optimizer than the arguments name
-learnt compute_loss_func=null: another loss
-learnt ref_model=null: the reference is the model that training starts from here
-learnt resize_model_vocab=null: no new tokens are learnt
-learnt text_only=false/true: the text model alone is trained here
+learned qat_scheme=null: nothing is rounded while training
+learned embedding_learning_rate=null: one learning rate for all that is trained
+learned float32_mixed_precision=null/false/true: the precision is model.dtype
+learned optimizers=null: another optimizer than the arguments name
+learned optimizer_cls_and_kwargs=null: another optimizer than the arguments name
+learned compute_loss_func=null: another loss
+learned ref_model=null: the reference is the model that training starts from here
+learned resize_model_vocab=null: no new tokens are learned
+learned text_only=false/true: the text model alone is trained here
 log callbacks
 evaluation compute_metrics preprocess_logits_for_metrics eval_dataset
-learnt
+learned
     data_collator=null/DataCollatorForSeq2Seq/DataCollatorForLanguageModeling/default_data_collator: rows are
     padded here, and nothing else
-learnt resize_token_embeddings: no new tokens are learnt: the tokenizer and the embeddings are the model's own
-learnt loftq_config=null/{}: the adapters start without a share of what quantisation loses
-learnt init_lora_weights=true/null/default: the adapters start as PEFT's do by themselves
-learnt layers_to_transform=null layers_pattern=null exclude_modules=null: adapters on all layers alike
-learnt rank_pattern=null/{} alpha_pattern=null/{}: one rank and one alpha for all
+learned resize_token_embeddings: no new tokens are learned: tokenizer and embeddings are the model's own
+learned loftq_config=null/{}: the adapters start without a share of what quantization loses
+learned init_lora_weights=true/null/default: the adapters start as PEFT's do by themselves
+learned layers_to_transform=null layers_pattern=null exclude_modules=null: adapters on all layers alike
+learned rank_pattern=null/{} alpha_pattern=null/{}: one rank and one alpha for all
 exact peft_type inference_mode auto_mapping: what the adapters are
 files token use_auth_token fix_tokenizer use_exact_model_name data_files
 speed max_memory use_safetensors offload_embedding fast_inference gpu_memory_utilization max_lora_rank

@@ -1,7 +1,7 @@
 """How a run lay on its GPUs: accelerate's file, FSDP's and DeepSpeed's settings.
 
 A recipe's mesh is chosen for its TPU; of these files the number of data-parallel devices bears on the run (it
-multiplies the batch), and what goes with it: precision, clipping, rematerialisation.
+multiplies the batch), and what goes with it: precision, clipping, rematerialization.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Launch:
         processes: GPUs in all; None where the files do not say.
         shared: GPUs that work on the same rows: tensor, context and sequence parallelism.
         mixed_precision: "no", "fp16", "bf16", "fp8"; None where the files do not say.
-        remat: whether FSDP rematerialises activations.
+        remat: whether FSDP rematerializes activations.
         fsdp, deepspeed: whether FSDP or DeepSpeed runs the training.
     """
 
@@ -153,7 +153,7 @@ def fsdp(keys: Keys) -> bool:
     """Speaks of the keys of an `fsdp_config`, written with the prefix fsdp_ or without.
 
     Returns:
-        whether it rematerialises activations.
+        whether it rematerializes activations.
     """
     remat = False
     for name in _names(keys):

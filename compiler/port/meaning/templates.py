@@ -124,7 +124,7 @@ TORCHTUNE = {name: _torchtune(row) for name, row in known("torchtune", "tokenize
 PLAIN = TORCHTUNE["gemma_tokenizer"]
 """Of a tokenizer of torchtune's that has no marks, or no prompt template."""
 
-PIECES = "each turn is tokenised with what is around it: other tokens where an answer begins with white space"
+PIECES = "each turn is tokenized with what is around it: other tokens where an answer begins with white space"
 NOT_TOKENS = "its marks are no tokens of {title}, and are written as text, in several tokens each"
 
 
@@ -182,7 +182,7 @@ def unsloth(name: str, model: Model | None) -> Template:
     row = written_by("unsloth").get(name, "")
     if isinstance(row, str):
         return replace(UNKNOWN, note=row)
-    # What is learnt ends with the mark, which is its tokenizer's eos_token.
+    # What is learned ends with the mark, which is its tokenizer's eos_token.
     said = turns_of(row).assistant
     ends = len(said.rstrip())
     return of("unsloth", name, model, {"assistant": said[:ends], "after": said[ends:]})
@@ -286,14 +286,14 @@ def written(turns: Turns, thinking: bool = True) -> str:
     inside, outside = thought, ""
     if not (thinking and turns.learns_empty):
         inside, outside = outside, inside
-    before, learnt = ("", opening) if turns.learns_opening else (opening, "")
+    before, learned = ("", opening) if turns.learns_opening else (opening, "")
     out += [
         "{%- for message in turns -%}",
         "{%- if message.role == 'user' -%}",
         f"{{{{- {_expression(turns.user, asked)} -}}}}",
         "{%- elif message.role == 'assistant' and not message.tool_calls -%}",
         f"{before}{outside}",
-        f"{{%- generation -%}}{learnt}{inside}{said}{{%- endgeneration -%}}{tail}",
+        f"{{%- generation -%}}{learned}{inside}{said}{{%- endgeneration -%}}{tail}",
         "{%- else -%}",
         "{{- raise_exception('this template writes no tools') -}}",
         "{%- endif -%}",

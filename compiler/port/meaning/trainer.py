@@ -300,7 +300,7 @@ def order(keys: Keys) -> None:
 
 
 def memory(keys: Keys, launch: Launch, key: str = "gradient_checkpointing") -> None:
-    """Rematerialisation.
+    """Rematerialization.
 
     Args:
         key: that switches it on.

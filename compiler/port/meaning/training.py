@@ -129,7 +129,7 @@ other grokadamw -> adamw: gradients are not filtered or amplified here
 other ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit -> adamw: AdamW in its place: there is
     no second, slow mean of the gradients
 other came_pytorch -> adafactor: Adafactor in its place: updates are not scaled by their confidence
-other adopt_adamw -> adamw: AdamW in its place: ADOPT normalises before the momentum
+other adopt_adamw -> adamw: AdamW in its place: ADOPT normalizes before the momentum
 """)
     for name in row.keys
 }

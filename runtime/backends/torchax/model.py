@@ -61,7 +61,7 @@ BASE_LAYER = ".base_layer"
 """What PEFT puts into the name of a weight that it wraps."""
 
 Arrays = dict[str, Any]
-"""jax arrays, or jax.ShapeDtypeStruct with their shardings, by name; quantised weights as qwix.QArrays."""
+"""jax arrays, or jax.ShapeDtypeStruct with their shardings, by name; quantized weights as qwix.QArrays."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class HfModel:
         trained: shapes of what is trained, by a trace's names: "layers.0.self_attn.q_proj.lora_A", or the
             module's own ("model.layers.0.self_attn.q_proj.weight") without LoRA.
         base: shapes of the other weights and of all buffers, by the module's names.
-        quantized: how those of the base lie that are stored quantised, by the module's names; {} for none.
+        quantized: how those of the base lie that are stored quantized, by the module's names; {} for none.
         computed: values of the buffers that no checkpoint holds.
         places: name in the module of each trained array.
         softcap: of the logits, None for none.
@@ -94,7 +94,7 @@ class HfModel:
 
     @property
     def dtype(self) -> Any:
-        """Of the base's weights, and of what quantised ones are computed with."""
+        """Of the base's weights, and of what quantized ones are computed with."""
         return t2j_dtype(self.module.get_input_embeddings().weight.dtype)  # type: ignore[operator]
 
     dealt = False
@@ -249,7 +249,7 @@ def abstract_model(
 def load_base(model: HfModel, checkpoint: HFCheckpoint) -> Arrays:
     """The base's arrays on their devices, by the module's names.
 
-    Each shard is read from the checkpoint's file, cast and placed by itself; what is stored quantised takes
+    Each shard is read from the checkpoint's file, cast and placed by itself; what is stored quantized takes
     its weight's place before the next one is read.
 
     Raises:

@@ -25,13 +25,13 @@ from ...model.quantize import Layout, dequantize, layouts
 from .placement import merged, tensor_specs
 
 CODES, SCALES = "codes", "scales"
-"""A quantised projection's buffers, in the place of its weight."""
+"""A quantized projection's buffers, in the place of its weight."""
 
 
 def tensor_layouts(
     family: Family, architecture: Architecture, rules: Sequence[Rule], kind: str, axes: Mapping[str, int]
 ) -> dict[str, Layout]:
-    """The layout of each tensor that is quantised, by its name without the checkpoint's prefix.
+    """The layout of each tensor that is quantized, by its name without the checkpoint's prefix.
 
     Args:
         rules: the recipe's sharding rules.
@@ -79,13 +79,13 @@ def shapes(how: Layout, mesh: Mesh) -> qwix.QArray:
 class QuantizedLinear(torch.nn.Module):
     """A linear layer that is computed with what its codes and scales stand for.
 
-    The weight is dequantised where it is used, and again in the backward pass: as a residual, it would be
+    The weight is dequantized where it is used, and again in the backward pass: as a residual, it would be
     kept from the forward pass on, in the model's dtype.
 
     Args:
         linear: on the device meta; its bias is taken over.
         stored: the shapes of its weight's codes and scales.
-        dtype: that the weight is dequantised to.
+        dtype: that the weight is dequantized to.
     """
 
     def __init__(self, linear: torch.nn.Linear, stored: qwix.QArray, dtype: Any) -> None:
@@ -125,7 +125,7 @@ def replace_linears(module: torch.nn.Module, stored: Mapping[str, qwix.QArray], 
 
 
 def spread(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays by their names in the module, from arrays and quantised weights by the weights' names."""
+    """Arrays by their names in the module, from arrays and quantized weights by the weights' names."""
     out: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, qwix.QArray):

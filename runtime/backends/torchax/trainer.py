@@ -153,7 +153,7 @@ class Trainer:
         return Numbers(self.done, losses, norm, tokens, metrics)
 
     def _add_gradients(self, trace: Trace, batch: Batch) -> None:
-        """A step's gradient is the mean of its micro-batches', whose losses are normalised accordingly."""
+        """A step's gradient is the mean of its micro-batches', whose losses are normalized accordingly."""
         for name, array in self._gradients(self.live[0], self._base, batch).items():
             share = np.asarray(array, np.float32) / self._accumulation
             trace.gradients[name] = trace.gradients.get(name, 0.0) + share

@@ -1,4 +1,4 @@
-"""What a run by TRL minimises: the loss of a piece, from the log-probabilities of TRL's fused head.
+"""What a run by TRL minimizes: the loss of a piece, from the log-probabilities of TRL's fused head.
 
 Every loss is a sum over the rows or pairs of a piece, each with the weight that `Pieces` gave it, so that the
 pieces of a step sum up to train.py's loss of the step. TRL's own trainers of preferences cannot be handed

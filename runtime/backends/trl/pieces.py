@@ -189,8 +189,8 @@ def _weighed(batch: Batch, of: int, train: TrainSettings) -> Batch:
         rows["pair_weights"] = (weights * np.repeat(answered, 2)).astype(np.float32)
         if likelihood := objective.likelihood:
             chosen = np.arange(len(weights)) % 2 == 0
-            learnt = batch["loss_mask"] if likelihood == "answer" else batch["segment_ids"] > 0
-            text = learnt & (chosen & np.repeat(answered, 2))[:, None]
+            learned = batch["loss_mask"] if likelihood == "answer" else batch["segment_ids"] > 0
+            text = learned & (chosen & np.repeat(answered, 2))[:, None]
             rows["scored"] = np.where(chosen[:, None], text, batch["loss_mask"])
             # train.py's likelihood is the mean over the tokens of its micro-batch, times the pairs in it.
             weights *= chosen * answered.sum() / max(np.count_nonzero(_targets(batch, text)), 1)

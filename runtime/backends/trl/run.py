@@ -75,7 +75,7 @@ def run(
         micro_batch_rows: rows of a micro-batch of train.py, on all of its devices together.
         max_grad_norm: the norm to which the gradient of a step is clipped, None for no clipping.
         master_weights: train float32 weights and compute in bfloat16, without LoRA.
-        cache: folder for tokenised data, relative to --output; None keeps nothing.
+        cache: folder for tokenized data, relative to --output; None keeps nothing.
 
     Returns:
         The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
@@ -107,7 +107,7 @@ class _Job:
 
     Attributes:
         directory: of the checkpoints, absolute.
-        caches: folder for tokenised data, or an address, which is not used.
+        caches: folder for tokenized data, or an address, which is not used.
     """
 
     artifact: Path
@@ -275,7 +275,7 @@ def _data(job: _Job, base: HFCheckpoint, processes: int, folder: Path | None) ->
     Args:
         folder: of the checkpoint that the run goes on from, None at its beginning.
     """
-    from ...data.prepare import Tokenising, prepare
+    from ...data.prepare import Tokenizing, prepare
     from ...data.tokenizer import load_tokenizer
 
     model, data, train = job.settings.model, job.settings.data, job.settings.train
@@ -294,7 +294,7 @@ def _data(job: _Job, base: HFCheckpoint, processes: int, folder: Path | None) ->
         tokenizer,
         job.arguments.data_dir,
         base.architecture.vocab_size,
-        Tokenising(
+        Tokenizing(
             None if job.caches is None or "://" in job.caches else Path(job.caches),
             after=None if folder is None else data_state(folder),
         ),

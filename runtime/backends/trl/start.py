@@ -122,12 +122,12 @@ def reference_model(base: HFCheckpoint, settings: TrlSettings) -> Any:
 
 
 def _nf4(base: HFCheckpoint, model: ModelSettings) -> Any:
-    """bitsandbytes' nf4 of the weights that train.py stores so: blocks of 64, scales not quantised again."""
+    """bitsandbytes' nf4 of the weights that train.py stores so: blocks of 64, scales not quantized again."""
     import torch
     from transformers import BitsAndBytesConfig
 
     prefix = module_prefix(base)
-    quantised = {
+    quantized = {
         f"{prefix}{module}"
         for target in base.family.lora_targets(base.architecture)
         for module in target.modules
@@ -135,7 +135,7 @@ def _nf4(base: HFCheckpoint, model: ModelSettings) -> Any:
     others = [
         name
         for name, module in load_model(base, model, meta=True).named_modules()
-        if isinstance(module, torch.nn.Linear) and name not in quantised
+        if isinstance(module, torch.nn.Linear) and name not in quantized
     ]
     dtype = getattr(torch, model.dtype)
     try:

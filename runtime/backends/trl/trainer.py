@@ -79,7 +79,7 @@ class Surroundings:
 
 
 class RecipeTrainer(SFTTrainer):
-    """Trains a model on micro-batches that are tokenised and packed, in the order of the recipe.
+    """Trains a model on micro-batches that are tokenized and packed, in the order of the recipe.
 
     TRL and accelerate neither shuffle, nor pad, nor split them: the data set is the numbers of the pieces
     that each process computes, and each builds its own rows of one.
@@ -143,7 +143,7 @@ class RecipeTrainer(SFTTrainer):
         self.model_accepts_loss_kwargs = False
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter.dtype != own[name].dtype:
-                # TRL casts the adapters of a quantised base to bfloat16. Cast back, they would stay rounded.
+                # TRL casts the adapters of a quantized base to bfloat16. Cast back, they would stay rounded.
                 parameter.data = own[name]
 
     def _placed(self, reference: Any) -> Any:

@@ -96,7 +96,7 @@ class DecoderFamily(Family):
         text = text_config(config)
         if any(not self.reads(part.get("quantization_config")) for part in (config, text)):
             raise UnsupportedCheckpoint(
-                "config.json: quantization_config says that the weights are stored quantised; "
+                "config.json: quantization_config says that the weights are stored quantized; "
                 "train the original checkpoint",
                 "quantization_config",
             )

@@ -222,7 +222,7 @@ def refuse(config: Mapping[str, Any]) -> None:
         raise unlike(config, "it is a diffusion model", "model_type")
     if config.get("quantization_config") is not None:
         raise UnsupportedCheckpoint(
-            "config.json: quantization_config says that the weights are stored quantised; train the original "
+            "config.json: quantization_config says that the weights are stored quantized; train the original "
             "checkpoint",
             "quantization_config",
         )

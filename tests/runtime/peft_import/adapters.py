@@ -25,7 +25,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TEXT = r"model\.language_model\.layers\.\d+\."
 
 
-def randomise(wrapped: Any) -> None:
+def randomize(wrapped: Any) -> None:
     """Gives a PEFT model's A and B values of which none is zero."""
     import torch
 

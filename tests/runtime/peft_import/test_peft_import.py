@@ -21,7 +21,7 @@ from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import decoders
-from tests.runtime.peft_import.adapters import CONFIG, LIMIT, TEXT, arrays_of, assert_same, randomise
+from tests.runtime.peft_import.adapters import CONFIG, LIMIT, TEXT, arrays_of, assert_same, randomize
 from tests.runtime.runs import lora_section, write_adapter, write_lock
 
 TWO = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
@@ -84,7 +84,7 @@ class Case:
             fields = {**fields, "layers_pattern": "layers"}
         config = peft.LoraConfig(r=4, lora_alpha=8, use_rslora=True, task_type="CAUSAL_LM", **fields)
         self.wrapped = peft.get_peft_model(self.reference(), config)
-        randomise(self.wrapped)
+        randomize(self.wrapped)
         self.adapter = folder / "adapter"
         self.wrapped.save_pretrained(self.adapter)
         names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -242,7 +242,7 @@ def test_training_goes_on_from_an_imported_adapter(
     wrapped = peft.get_peft_model(
         reference.eval(), peft.LoraConfig(r=2, lora_alpha=4, target_modules=modules)
     )
-    randomise(wrapped)
+    randomize(wrapped)
     wrapped.save_pretrained(tmp_path / "adapter")
     write_lock(tmp_path / "artifact", base, lora_section(rank=2, alpha=4.0, dropout=0.0, targets=targets))
     run = tmp_path / "work" / "checkpoints"

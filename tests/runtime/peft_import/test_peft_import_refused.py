@@ -75,7 +75,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
             ("olora", "it changed the base's weights too", "path_initial_model_for_weight_conversion"),
             ("corda", "it changed the base's weights too", "path_initial_model_for_weight_conversion"),
             ("lora_ga", "it changed the base's weights too", "merge_and_unload"),
-            ("loftq", "A and B make good what its own quantised base had lost", "merge_and_unload"),
+            ("loftq", "A and B make good what its own quantized base had lost", "merge_and_unload"),
             ("mica", "B is frozen", "merge_and_unload"),
             ("later", "it is not known whether", "merge_and_unload"),
         )

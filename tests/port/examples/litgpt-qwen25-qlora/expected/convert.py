@@ -1,4 +1,4 @@
-"""Rows as the plain text of litgpt's alpaca style: a prompt, and the completion that is learnt."""
+"""Rows as the plain text of litgpt's alpaca style: a prompt, and the completion that is learned."""
 
 WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further "

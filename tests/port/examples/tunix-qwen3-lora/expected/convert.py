@@ -1,4 +1,4 @@
-"""Rows of opus-100 as Tunix asks for a translation: a prompt, and what is learnt."""
+"""Rows of opus-100 as Tunix asks for a translation: a prompt, and what is learned."""
 
 
 def convert(row):

@@ -1,4 +1,4 @@
-"""Entries of the catalogue: Gemma's against Tunix's own model, abstractly, the others by their sizes.
+"""Entries of the catalog: Gemma's against Tunix's own model, abstractly, the others by their sizes.
 
 `make test` compares every ModelConfig of Tunix's, and traces one layer of each kind of a Gemma.
 `make nightly` traces every Gemma whole.
@@ -299,7 +299,7 @@ def test_models_have_as_many_parameters_as_published(name: str) -> None:
         ("mistralai/Ministral-3-3B-Instruct-2512-BF16", "Ministral 3 3B Instruct 2512"),
     ],
 )
-def test_ids_of_the_catalogue_are_titled_as_people_write_the_models_names(model: str, title: str) -> None:
+def test_ids_of_the_catalog_are_titled_as_people_write_the_models_names(model: str, title: str) -> None:
     assert model in ENTRIES
     assert catalog.title(model) == title
 
@@ -341,7 +341,7 @@ def test_tunix_shares_keys_and_values_in_as_many_layers_as_said(layers: int, sha
 
 
 def shallow(name: str) -> tuple[Family, Architecture]:
-    """A catalogue entry with one layer of each kind, and, where some layers use others' keys and values, as
+    """A catalog entry with one layer of each kind, and, where some layers use others' keys and values, as
     many of those again; two where all are alike. Tunix has Gemma 3 in whole periods of six alone."""
     family, architecture = model_of(name)
     if family.name == "gemma3":

@@ -106,14 +106,14 @@ MODELS = words(
 
 
 @dataclass(frozen=True)
-class Recognised:
+class Recognized:
     """The tool, and its files."""
 
     dialect: Module
     sources: Sources
 
 
-def recognise(files: Sequence[Source], chosen: str | None = None) -> Recognised | list[Diagnostic]:
+def recognize(files: Sequence[Source], chosen: str | None = None) -> Recognized | list[Diagnostic]:
     """The tool that the files are of, or why it cannot be told.
 
     Args:
@@ -148,7 +148,7 @@ def recognise(files: Sequence[Source], chosen: str | None = None) -> Recognised 
     if len(fitting) > 1:
         return [_unclear(mains[0], fitting)]
     useless = list(_useless(fitting[0], roles))
-    return useless or Recognised(fitting[0], Sources(mains[0], roles))
+    return useless or Recognized(fitting[0], Sources(mains[0], roles))
 
 
 def role_of(file: Source) -> str | None:

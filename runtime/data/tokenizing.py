@@ -41,8 +41,8 @@ MOST_WORKERS = 32
 Encoded = tuple[Samples, SplitReport]
 
 
-def tokenise(
-    sources: Sequence[Iterable[AnyRow]], coding: Coding, workers: int | None = None, label: str = "tokenising"
+def tokenize(
+    sources: Sequence[Iterable[AnyRow]], coding: Coding, workers: int | None = None, label: str = "tokenizing"
 ) -> Encoded:
     """The samples of some sources, in order, and what was left out.
 
@@ -54,12 +54,12 @@ def tokenise(
         UserError: the first row in order that may not be as it is (data.overlong: error), or a fault of the
             template or the tokenizer.
     """
-    with closing(Tokeniser(coding, workers)) as tokeniser:
-        return tokeniser(sources, label)
+    with closing(Tokenizer(coding, workers)) as tokenizer:
+        return tokenizer(sources, label)
 
 
-class Tokeniser:
-    """`tokenise`, as often as one likes with the same processes."""
+class Tokenizer:
+    """`tokenize`, as often as one likes with the same processes."""
 
     def __init__(self, coding: Coding, workers: int | None = None) -> None:
         self._coding, self._workers = coding, workers
@@ -101,7 +101,7 @@ class Tokeniser:
         self, chunks: Iterable[tuple[int, list[AnyRow]]], count: int
     ) -> Iterator[tuple[int, Encoded]]:
         if self._threads is None:
-            self._pool, self._threads = _Pool(self._coding), ThreadPoolExecutor(count, "tokenising")
+            self._pool, self._threads = _Pool(self._coding), ThreadPoolExecutor(count, "tokenizing")
         assert self._pool is not None
         encode = self._pool.encode
         jobs = ((len(rows), partial(encode, rows, source)) for source, rows in chunks)
@@ -157,13 +157,13 @@ class _Pool:
             kind, value = pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise UserError(
-                f"a tokenising process ended by itself (exit status {process.wait()})",
+                f"a tokenizing process ended by itself (exit status {process.wait()})",
                 "most likely the machine ran out of memory; free some, or split the files",
             ) from error
         if kind == "user":
             raise UserError(*value)
         if kind == "fault":
-            raise RuntimeError(f"in a tokenising process:\n{value}")
+            raise RuntimeError(f"in a tokenizing process:\n{value}")
         return value
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class _Pool:
         root = Path(__file__).absolute().parents[__name__.count(".")]
         with self._lock:
             if self._closed:
-                raise RuntimeError("tokenising has been stopped")
+                raise RuntimeError("tokenizing has been stopped")
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _PROGRAM, str(root), f"{package}.worker"],
                 stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are stored quantised, told by what their tools write; few can be trained."""
+"""Checkpoints whose weights are stored quantized, told by what their tools write; few can be trained."""
 
 from __future__ import annotations
 
