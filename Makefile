@@ -42,6 +42,7 @@ quickstart: .venv/.train
 style: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell -q 34 -D - -D words.txt
 
 lint: style
 	$(BIN)/mypy

@@ -150,7 +150,7 @@ def source(node: ast.ImportFrom, importer: str) -> str:
         assert node.module is not None
         return node.module
     parts = importer.split(".")
-    assert parts[0] == "runtime", f"{importer}:{node.lineno}: imports say whence in full"
+    assert parts[0] == "runtime", f"{importer}:{node.lineno}: imports name their source in full"
     package = parts if MODULES[importer].name == "__init__.py" else parts[:-1]
     return ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
 

@@ -635,7 +635,7 @@ def _front(search: Search) -> list[Plot]:
         "margin": {"l": 60, "r": 12, "t": 30, "b": 120},
     }
     numbered = "Numbered: no other configuration is better in time, HBM and cost at once."
-    note = Text(f"{numbered} Grey: compiled, and behind the front.")
+    note = Text(f"{numbered} Gray: compiled, and behind the front.")
     return [Plot("front", "", data, layout, 470, after=(note,))] if data else []
 
 

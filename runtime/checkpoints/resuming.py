@@ -43,7 +43,7 @@ class ResumePoint:
         step: the newest whole one, None when there are none at all.
         data: the state of the data that was saved with it.
         damaged: newer steps, the newest first, and what is wrong with each.
-        imported: whence the adapters of step 0 came, None where this program trained them.
+        imported: where the adapters of step 0 came from; None where this program trained them.
         evaluations: what was counted of the run's evaluations, None where nothing was.
     """
 

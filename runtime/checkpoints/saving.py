@@ -3,7 +3,7 @@
 ROOT/STEP/model_params, ROOT/STEP/optimizer_state   Orbax trees, each with its checksums; of the optimizer
                                                     what runtime.training.elastic.between_steps gives
 ROOT/STEP/_CHECKPOINT_METADATA                      Orbax's, with the state of the data in it
-ROOT/0/model_params, ROOT/0/_CHECKPOINT_METADATA    adapters that were trained elsewhere, and whence they came
+ROOT/0/model_params, ROOT/0/_CHECKPOINT_METADATA    adapters that were trained elsewhere, and their origin
 ROOT/corrupt-STEP                                   a damaged step that a continued run passed over
 """
 
@@ -89,7 +89,7 @@ class Checkpoints(CheckpointManager):
 
         Args:
             arrays: A and B by their paths in the model.
-            origin: whence they came, of JSON values.
+            origin: where they came from, as JSON values.
 
         Raises:
             UserError: when the step could not be written.

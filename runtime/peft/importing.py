@@ -2,7 +2,7 @@
 
 The artifact's recipe says which adapters the run trains; the PEFT adapter must be just those, with the same
 ranks and alphas. Its arrays then lie in Tunix's as if train.py had saved them, beside the record of
-the recipe. There is no optimizer's state, nor a place in the data: the step's metadata says whence it came
+the recipe. There is no optimizer's state, nor a place in the data: the step's metadata has its origin
 (`resuming.IMPORTED`), and training begins with a new optimizer.
 """
 
@@ -118,7 +118,7 @@ def _wanted(found: PeftAdapter, settings: LoraSettings) -> LoraSettings:
 
 
 def origin(found: PeftAdapter) -> dict[str, Any]:
-    """Whence an adapter came, as JSON values."""
+    """Return where an adapter came from, as JSON values."""
     return {
         "adapter": found.files.name,
         "sha256": dict(found.sha256),

@@ -15,7 +15,7 @@ BYTES = 16
 """Tokens from here on are bytes; from `WORDS` on they are words."""
 WORDS = 300
 VOCABULARY = """
-one two three four five six seven eight red green blue white black grey north south east west up down left
+one two three four five six seven eight red green blue white black gray north south east west up down left
 right sun moon star rain snow wind sea hill tree leaf root bird fish bread salt milk tea house door wall roof
 road bridge ship wheel clock bell book page ink song drum horn king queen child friend baker smith sailor
 farmer poet judge""".split()  # noqa: SIM905 (a list would be 64 lines)

@@ -29,8 +29,8 @@ def test_an_adapter_that_is_well_passes_every_check(
         "ok      served models N s  tuned, tuned-base\n"
         "ok      version N s  vLLM 0.32.0\n"
         "ok      first request N s  first token after N ms\n"
-        "ok      chat completion N s  29 tokens: "
-        '"grey fish sailor west milk five leaf wind queen root salt..."\n'
+        "ok      chat completion N s  32 tokens: "
+        '"house four down up star bird east queen six ink smith fri..."\n'
         "ok      streaming N s  64 chunks; second request: first token after N ms, then N tokens/s\n"
         "ok      unknown model N s  404\n"
         "ok      differs from base N s  answers to 3 of 3 prompts, log probabilities by up to 3.8 "

@@ -51,9 +51,9 @@ FAULTS: dict[str, tuple[str, Faults, str]] = {
     "another streamed answer": (
         "streaming",
         Faults(wobble=4, token_seconds=0.001),
-        'the streamed answer is another than the whole one from token 5 on: "grey fish sailor west tea six '
-        'root sea child bird milk on..." against "grey fish sailor west milk five leaf wind queen root '
-        'salt..."\n'
+        'the streamed answer is another than the whole one from token 5 on: "house four down up rain fish '
+        'west child seven song sailor..." against "house four down up star bird east queen six ink smith '
+        'fri..."\n'
         " = help: both are greedy: does something on the way change or cache answers?\n",
     ),
     "any model": (
@@ -83,7 +83,7 @@ def test_a_model_without_a_chat_template_is_asked_for_text(
     status, output = run(server, "--base", "tuned-base", "--text")
     assert status == 0
     assert not server.bodies("/v1/chat/completions")
-    assert line(output, "completion").startswith('ok completion N s 23 tokens: "baker')
+    assert line(output, "completion").startswith('ok completion N s 20 tokens: "down')
     assert "answers to 3 of 3 prompts" in line(output, "differs from base")
     assert server.bodies("/v1/completions")[0]["prompt"] == smoke_checks.FIRST
     server.faults.wobble = 4
