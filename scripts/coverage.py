@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -83,8 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def configs(folder: Path) -> Iterator[Config]:
-    """The files of a folder, each ported by itself."""
+    """Port each file of a folder by itself, with the folder's chat templates where its user has them."""
     with TemporaryDirectory() as place:
+        for template in folder.rglob("*.jinja"):
+            copy = Path(place, template.relative_to(folder))
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(template, copy)
         for path in sorted(path for end in ("yaml", "yml", "json") for path in folder.rglob(f"*.{end}")):
             if path.is_file():
                 yield examined(path, folder, Path(place))
@@ -95,7 +100,7 @@ def examined(path: Path, folder: Path, place: Path) -> Config:
 
     Args:
         folder: that it lies in, at whatever depth.
-        place: an empty folder, for what the recipe needs beside it while it is checked.
+        place: a folder for what the recipe needs next to it while it is checked.
     """
     name = os.path.relpath(path, folder)
     source, problems = read(path)
