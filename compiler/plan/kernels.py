@@ -1,9 +1,8 @@
 """Time of custom kernels, of which libtpu gives no cycles: from their shapes, by kernels that were measured.
 
-Splash attention follows a law that was fitted to published timings (scripts/published/attention.csv, by
-`python -m scripts.published_runs attention`; the fit's error is in docs/planning.md): each row of queries
-costs something, each block of queries and keys, and each pair of them, which the vector unit limits where
-heads are small and the matrix unit where they are large.
+Splash attention follows a law that `python -m scripts.step_times attention` fits to published timings
+(scripts/published/attention.csv). Each row of queries has a cost, each block of queries and keys, and each
+pair of them. The vector unit limits pairs where heads are small, and the matrix unit where they are large.
 """
 
 from __future__ import annotations
