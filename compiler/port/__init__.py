@@ -1,14 +1,14 @@
-"""`recipe port`: a GPU recipe of another tool, taken over as a recipe, with a report on every key.
+"""`recipe port`: turn a GPU recipe of another tool into a recipe of this project, with a report on every key.
 
-read, source            the files, as trees whose every key knows its place
-python_source, follow    scripts and notebooks: what their trainer is given, by following their statements
-recognize, settle       whose they are; today's names, references and --set
-typed                   maps of hyperparameters, whose values are all texts
-keys, ledger            a section's keys and what becomes of each, by tables or one by one
+read, source            the files as trees, in which every key has its place (file, line, column)
+python_source, follow   scripts and notebooks: follow their statements to find the trainer's arguments
+recognize, settle       which tool the files belong to; current key names, references and --set
+typed                   maps of hyperparameters, in which every value is a text
+keys, ledger            the keys of a section and the verdict on each, from tables or one by one
 common                  the table of keys that mean the same in all tools
-names                   what the tools call models, templates and tokenizers
-dialects/, meaning/     what every key of a tool becomes; what tools share
+names                   the tools' names of models, templates and tokenizers
+dialects/, meaning/     what each key of a tool becomes; the meanings that several tools share
 mesh, plan              the devices
 write, report           the recipe's text, and the report
-port                    the whole: the recipe under its checks, and the files that go with it
+port                    the complete port: the checked recipe, and the files that it needs
 """

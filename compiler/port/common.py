@@ -1,6 +1,6 @@
-"""Keys that mean the same whichever tool has them, and need no look at others: one table for all dialects.
+"""Keys that mean the same in every tool and do not depend on other keys: one table for all dialects.
 
-A word of keys.REASONS stands for keys that bear on no number here.
+A word of keys.REASONS marks keys that do not affect any number here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from recipec.compiler.port.keys import OFF, Keys, table, tools
 from recipec.runtime.training.objectives import OBJECTIVES
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-"""OWNER/NAME."""
+"""Matches an id OWNER/NAME."""
 
 COMMON = table("""
 learned use_dora peft_use_dora: no adapter is trained, whose magnitudes these would be
@@ -87,7 +87,7 @@ media audio_sampling_rate crop_to_patches freeze_mm_modules freeze_multi_modal_p
     image_do_pan_and_scan image_max_pixels image_min_pixels use_audio_in_video video_fps video_max_pixels
     video_maxlen video_min_pixels
 """)
-"""A dialect's own tables and functions come before, and win over it."""
+"""A dialect's own tables and functions are applied first, and override this table."""
 
 
 METHODS = table("""
@@ -98,15 +98,15 @@ number z_loss_multiplier -> train.z_loss
 number label_smoothing_factor -> train.label_smoothing: the Trainer takes each micro-batch's mean there, and
     adds them up in a step; here a step has one mean over its tokens
 """)
-"""Keys whose number is a recipe's own: of adapters where there are any, of the others with sft alone."""
+"""Keys whose number a recipe has too: LoRA's if adapters are trained, the others with sft only."""
 SINGLE = ("embed_tokens", "lm_head")
-"""Modules of which a model has one. PEFT takes other names for the end of any module's."""
+"""Modules of which a model has only one. PEFT matches other names against the end of every module's name."""
 WHOLE = "kept in lora.dtype here, and in the base's type by PEFT, unless the tool casts them"
 UNDECAYED = "PEFT's optimizer for LoRA+, which Axolotl takes, decays no weights"
 
 
 def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> None:
-    """Says of METHODS that are on in the file what they become."""
+    """Record what the keys of METHODS become that are on in the file."""
     adapted = keys.ledger.value("lora.rank") is not None
     sft = keys.ledger.value("train.objective") in (None, "sft")
     for key in ("modules_to_save", "lora_modules_to_save", "additional_target"):
@@ -137,7 +137,7 @@ FREELY = (
 
 
 def say_start(keys: Keys, key: str, *, of_base: bool = False) -> None:
-    """Says what becomes of a key that names an adapter to train on; nothing of several, or without LoRA.
+    """Record what becomes of a key that names an adapter to start from, if it names one and LoRA is trained.
 
     Args:
         of_base: whether the tool's reference is the model without the adapter.
@@ -164,7 +164,7 @@ SPARE = (
 
 
 def say_tokens(keys: Keys, key: str) -> None:
-    """Says what becomes of a key that lists new tokens."""
+    """Record what becomes of a key that lists new tokens."""
     given = keys.texts(key) if keys.given(key) else None
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
     if names:
@@ -174,7 +174,7 @@ def say_tokens(keys: Keys, key: str) -> None:
 
 
 def say_common(keys: Keys, tool: str, off: tuple[Any, ...] = OFF) -> None:
-    """Speaks of those of the tool's keys, as data/dialects.json has them, that nothing was said of.
+    """Record the tool's keys, as listed in data/dialects.json, that have no finding yet.
 
     Args:
         off: values at which the tool's features do nothing.

@@ -1,6 +1,6 @@
-"""Goes through a section of a ported file: reads its values, and says once of each key what became of it.
+"""Go through a section of a ported file: read its values, and record for each key what it became.
 
-What keys the tools know, with types and defaults, is data/dialects.json, made by scripts/dialects.py.
+data/dialects.json lists the keys that the tools know, with types and defaults. scripts/dialects.py makes it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from recipec.compiler.wording import flow, listing
 from recipec.spec.validate import shown
 
 TRUE, FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")
-"""Switches as text: YAML 1.1's words in quotes, and those of accelerate's files."""
+"""Switches as text: the quoted words of YAML 1.1, and those of accelerate's files."""
 
 
 MOST = 1e30
-"""Above every number that means something in a config; products of some of them are floats still."""
+"""Larger than any number that is meaningful in a config. Products of several such numbers are still finite
+floats."""
 
 DATA = Path(__file__).parent.parent / "data" / "dialects.json"
 
@@ -49,17 +50,18 @@ REASONS = {
     "media": "images and sound are not read: the model here has no tower for them",
     "method": "a setting of another stage or method",
 }
-"""Why keys bear on no number here, by the word that stands for `exact` and the sentence in a table's row."""
+"""Reasons why a key does not affect any number here. In a table's row, such a word stands for `exact` with
+this sentence."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Keys that become the same.
+    """Keys that become the same thing.
 
     Attributes:
-        verdict: what is said of them, one of those that `Keys.follow` knows.
-        keys: each with the values at which it does nothing.
-        target: the path of the recipe that they set, or the key that switches settings on; "" for none.
+        verdict: the verdict on the keys, one of those that `Keys.follow` knows.
+        keys: the keys, each with the values at which it does nothing.
+        target: the recipe's path that the keys set, or the key that switches the settings on; "" for none.
         note: one sentence.
     """
 
@@ -70,10 +72,10 @@ class Row:
 
 
 def table(text: str) -> tuple[Row, ...]:
-    """A table of keys, in rows `VERDICT KEY KEY=IDLE/IDLE -> TARGET: SENTENCE` that go on on indented lines.
+    """Parse a table of keys, with rows `VERDICT KEY KEY=IDLE/IDLE -> TARGET: SENTENCE`.
 
-    IDLE is a value at which the key does nothing, as JSON or a word. TARGET and SENTENCE may be missing. A
-    word of REASONS is a verdict with its sentence.
+    A row continues on indented lines. IDLE is a value at which the key does nothing, as JSON or a word.
+    TARGET and SENTENCE may be missing. A word of REASONS is a verdict together with its sentence.
     """
     rows = []
     for line in re.sub(r"\n +", " ", dedent(text).strip()).split("\n"):
@@ -95,7 +97,7 @@ def table(text: str) -> tuple[Row, ...]:
 
 
 def notes(text: str) -> dict[str, str]:
-    """The sentences of a table's rows, by key."""
+    """Return the sentences of a table's rows, by key."""
     return {key: row.note for row in table(text) for key in row.keys}
 
 
@@ -111,11 +113,11 @@ class Keys:
     """The keys of one section.
 
     Attributes:
-        tool: whose defaults are written out, "TRL".
-        defaults: of its keys; one that is not among them has none.
-        prefix: the section's path with its dot, "train."; "" for the file itself.
-        said: keys that have been spoken of.
-        sections: the keys of the sections within, once `below` has given them.
+        tool: the tool whose defaults are written out, "TRL".
+        defaults: the keys' defaults; a key that is missing here has none.
+        prefix: the section's path with a dot, "train."; "" for the file itself.
+        said: the keys that have a finding.
+        sections: the Keys of nested sections that `below` has returned.
     """
 
     ledger: Ledger
@@ -127,27 +129,30 @@ class Keys:
     sections: dict[str, Keys] = field(default_factory=dict)
 
     def below(self, key: str, defaults: Mapping[str, Any] | None = None) -> Keys:
-        """The keys of a section within this one."""
+        """Return the keys of a section within this one."""
         if key not in self.sections:
             made = Keys(self.ledger, self.source, self.tool, defaults or {}, f"{self.prefix}{key}.")
             self.sections[key] = made
         return self.sections[key]
 
     def stands(self, key: str) -> bool:
-        """Whether the key is in the file, be it with null."""
+        """Return whether the key is in the file, even with the value null."""
         return self.source.has(self.prefix + key)
 
     def given(self, key: str) -> bool:
-        """Whether the file gives the key a value."""
+        """Return whether the file gives the key a value."""
         return self.source.get(self.prefix + key) not in (MISSING, None)
 
     def value(self, key: str) -> Any:
-        """The key's value, or else its default; None for neither."""
+        """Return the key's value, or else its default, or None if it has neither."""
         found = self.source.get(self.prefix + key)
         return self.defaults.get(key) if found is MISSING or found is None else found
 
     def number(self, key: str) -> float | None:
-        """A number, also as text (PyYAML reads 1e-4 as one); for anything else an error, and the default."""
+        """Return a number, which may be text (PyYAML reads 1e-4 as text).
+
+        Any other value is an error, and the default is returned.
+        """
         found = self.value(key)
         if found is None:
             return None
@@ -158,14 +163,14 @@ class Keys:
         return made
 
     def integer(self, key: str) -> int | None:
-        """A whole number, as `number`."""
+        """Return a whole number, under the rules of `number`."""
         found = self.number(key)
         if found is None or int(found) == found:
             return None if found is None else int(found)
         return self._wrong(key, "a whole number")
 
     def flag(self, key: str) -> bool:
-        """A switch; its default, or else False, for anything else, which is an error."""
+        """Return a switch. Any other value is an error, and the default, or else False, is returned."""
         found = self.value(key)
         if found is None or isinstance(found, bool):
             return bool(found)
@@ -174,14 +179,14 @@ class Keys:
         return bool(self._wrong(key, "true or false"))
 
     def text(self, key: str) -> str | None:
-        """A text; the default for anything else, which is an error."""
+        """Return a text. Any other value is an error, and the default is returned."""
         found = self.value(key)
         if found is None or isinstance(found, str):
             return found
         return self._wrong(key, "a text")
 
     def texts(self, key: str) -> list[str] | str | None:
-        """A text or a list of texts; the default for anything else, which is an error."""
+        """Return a text or a list of texts. Any other value is an error, and the default is returned."""
         found = self.value(key)
         if found is None or isinstance(found, str):
             return found
@@ -190,21 +195,21 @@ class Keys:
         return self._wrong(key, "a text, or a list of texts")
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """A mapping; {} for none."""
+        """Return a mapping, {} for none."""
         found = self.value(key)
         if found is None or isinstance(found, dict):
             return found or {}
         return self._wrong(key, "a mapping") or {}
 
     def choice(self, key: str, choices: Iterable[str]) -> str | None:
-        """One of some words; the default for anything else, which is an error."""
+        """Return one of the choices. Any other value is an error, and the default is returned."""
         found, known = self.value(key), list(choices)
         if found is None or found in known:
             return found
         return self._wrong(key, listing(known, "or"))
 
     def say(self, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> None:
-        """What a key became: exact without a note, approximated with one; its default where it is absent."""
+        """Record what a key became: exact, approximated if there is a note, or its default if it is absent."""
         path = self.prefix + key
         if key in self.said:
             self._set(sets)
@@ -221,7 +226,7 @@ class Keys:
         self.said.add(key)
 
     def same(self, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> None:
-        """A key of the file that means the same here; the note tells what is to be known all the same."""
+        """Record that a key of the file means the same here. The note is additional information."""
         if key not in self.said and self.stands(key):
             self.ledger.exact(self.source, self.prefix + key, sets, note)
         elif sets:
@@ -229,10 +234,10 @@ class Keys:
         self.said.add(key)
 
     def default(self, key: str, value: Any, sets: Mapping[str, Any], note: str = "") -> None:
-        """A key with a default that the tool computes, which holds where the key has no value.
+        """Record a key whose default the tool computes. The default applies if the key has no value.
 
         Args:
-            note: whose it is; the tool's own when empty.
+            note: whose default it is; "" for the tool's own.
         """
         note = note or f"{self.tool}'s default"
         if key in self.said or self.given(key):
@@ -244,33 +249,36 @@ class Keys:
         self.said.add(key)
 
     def passive(self, keys: Iterable[str], note: str) -> None:
-        """Keys that have no bearing on the run's numbers here, and why."""
+        """Record keys that do not affect the run's numbers here. The note says why."""
         for key in keys:
             self.same(key, note=note)
 
     def unused(self, keys: Iterable[str], note: str) -> None:
-        """Keys that the source's run does not read, and why."""
+        """Record keys that the source's run does not read. The note says why."""
         for key in keys:
             if key not in self.said and self.stands(key):
                 self.ledger.unused(self.source, self.prefix + key, note)
             self.said.add(key)
 
     def unless(self, key: str, idle: Iterable[Any], note: str) -> None:
-        """A key without a counterpart, which does nothing at `idle` values; `note` is what others change."""
+        """Record a key without a counterpart, unless its value is in `idle`. The note says what it changes."""
         if self._switched_on(key, idle):
             self.ledger.unsupported(self.source, self.prefix + key, note)
             self.said.add(key)
 
     def learned(self, key: str, idle: Iterable[Any], note: str) -> None:
-        """As `unless`, of a key that changes what is learned: the loss, which parameters are trained, where
-        they start, how they are updated, what the model computes. The run would be another one: an error."""
+        """Refuse a key without a counterpart that changes what is learned, unless its value is in `idle`.
+
+        Such keys change the loss, which parameters are trained, where they start, how they are updated, or
+        what the model computes. Without the key the run would learn something else, so this is an error.
+        """
         if self._switched_on(key, idle):
             name = self.prefix + key
             help = f"--set {name}=null ports the run without it; --partial writes the recipe, which says so"
             self.refuse(key, "E1180", f"`{name}` changes what is learned: {note}", help)
 
     def _switched_on(self, key: str, idle: Iterable[Any]) -> bool:
-        """Whether nothing was said of a key that does something; one that does nothing is spoken of."""
+        """Return whether a key without a finding does something. If it does nothing, record that."""
         if key in self.said or not self.stands(key):
             return False
         value = self.value(key)
@@ -280,13 +288,13 @@ class Keys:
         return True
 
     def refuse(self, key: str, code: str, message: str, help: str) -> None:
-        """A key without which the run would be another one."""
+        """Refuse a key that the run cannot do without."""
         if key not in self.said:
             self.ledger.refused(self.source, self.prefix + key, code, message, help)
         self.said.add(key)
 
     def mappings(self, names: Iterable[str]) -> None:
-        """Sections that are empty, or no mappings, which is an error; others are spoken of key by key."""
+        """Record empty sections, and refuse those that are no mappings. The rest is recorded by key."""
         for name in names:
             found = self.source.get(self.prefix + name)
             if found is MISSING or name in self.said or (isinstance(found, dict) and found):
@@ -299,18 +307,18 @@ class Keys:
                 )
 
     def follow(self, rows: Iterable[Row], off: tuple[Any, ...] = ()) -> None:
-        """Says of the keys of a table what stands in their rows:
+        """Record what the rows of a table say of their keys, by verdict:
 
-            exact       they mean the same, or bear on no number
+            exact       they mean the same, or affect no number
             unused      the source's run does not read them
-            lost        they have no counterpart, which matters where they are on
-            learned      likewise, and the run would learn something else: an error
-            setting     of a feature that there is not here: without its switch, the target, it says nothing
-            switch      where they are on, the target is true, or the value after its "="
-            integer, number, text, flag     their value is the target's, approximately so with a sentence
+            lost        they have no counterpart, which matters if they are on
+            learned     as lost, but the run would learn something else: an error
+            setting     of a feature that does not exist here; no effect without its switch, the target
+            switch      if on, the target is true, or the value after its "="
+            integer, number, text, flag     the target gets their value; with a sentence, it is approximate
 
         Args:
-            off: values at which a key of `lost` and `learned` does nothing, beside those of its row.
+            off: values at which a key of `lost` and `learned` does nothing, in addition to those of its row.
         """
         for row in rows:
             for path, idle in row.keys.items():
@@ -352,17 +360,17 @@ class Keys:
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text, for a set of keys."""
+    """Split a text into words, for a set of keys."""
     return frozenset(text.split())
 
 
 def keeps(key: str, value: Any) -> str:
-    """The help for data sets that do not go together: what keeps those of the first one's form."""
+    """Return the help for data sets that do not go together: what keeps those of the first one's form."""
     return f"--set {shlex.quote(f'{key}={flow(value)}')} keeps those of the first one's form"
 
 
 def as_number(value: Any) -> float | None:
-    """A number below MOST, also one that was written as text; None for anything else."""
+    """Return a number below MOST, which may be given as text, or None for anything else."""
     if isinstance(value, str):
         try:
             value = float(value)
@@ -379,19 +387,19 @@ def _plain(value: Any) -> str:
 
 @functools.cache
 def tools() -> Mapping[str, Any]:
-    """The whole of data/dialects.json."""
+    """Return all of data/dialects.json."""
     data: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
     return data
 
 
 def keys_of(tool: str, *sections: str) -> dict[str, list[Any]]:
-    """The keys of some sections: [type] for one that must be given, else [type, default]."""
+    """Return the keys of some sections: [type] if the key is required, else [type, default]."""
     found = tools()[tool]["sections"]
     return {key: entry for section in sections for key, entry in found[section].items()}
 
 
 def defaults_of(tool: str, *sections: str) -> dict[str, Any]:
-    """The defaults of some sections' keys, without those that the tool computes."""
+    """Return the defaults of some sections' keys, without those that the tool computes."""
     return {
         key: entry[1]
         for key, entry in keys_of(tool, *sections).items()

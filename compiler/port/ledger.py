@@ -1,7 +1,7 @@
-"""What became of each key of a ported file, and the recipe that comes of it.
+"""The verdict on each key of a ported file, and the values of the recipe.
 
-A dialect goes through its keys and says of each, once, what it turned into. What no one spoke of is found
-by `unread`, so that no key is missing from the report.
+A dialect goes through its keys and records for each, once, what it became. `unread` finds the keys without
+a record, so that no key is missing from the report.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from recipec.spec.diagnostics import Diagnostic, Span
 class Verdict(Enum):
     """How a key was taken over.
 
-    EXACT: the run is the same: the key has a counterpart, or does not bear on the run's numbers here.
-    APPROXIMATED: there is a counterpart that is not quite the same; the note says how, and what it changes.
-    DEFAULTED: the key does not stand in the file; its tool's default was written out.
+    EXACT: the run is the same: the key has a counterpart, or does not affect the run's numbers here.
+    APPROXIMATED: there is a counterpart that differs a little; the note says how, and what it changes.
+    DEFAULTED: the key is not in the file; its tool's default was written out.
     UNSUPPORTED: there is no counterpart; the note says what that changes.
-    UNUSED: the run of the source does not read it, such as a data set that its config does not name.
+    UNUSED: the source's run does not read the key, such as a data set that its config does not name.
     """
 
     EXACT = "exact"
@@ -33,7 +33,7 @@ class Verdict(Enum):
 
 
 SEVERITY = (Verdict.UNUSED, Verdict.EXACT, Verdict.DEFAULTED, Verdict.APPROXIMATED, Verdict.UNSUPPORTED)
-"""Of several findings on one key, the last of these counts."""
+"""In ascending severity. Of several findings on one key, the most severe one counts."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Finding:
     """What became of one key.
 
     Attributes:
-        file: as shown, "" for a default that stands in no file.
-        key: path in the file, "datasets[0].path".
-        value: of the key: plain data.
+        file: the file's name for messages, "" for a default that is in no file.
+        key: the path in the file, "datasets[0].path".
+        value: the key's value, as plain data.
         verdict: see Verdict.
-        recipe: paths of the recipe that it sets, () for none.
-        note: one sentence without a full stop, "" where the verdict says all.
-        span: of the value; None for a default.
+        recipe: the recipe's paths that the key sets, () for none.
+        note: one sentence without a full stop, "" if the verdict says everything.
+        span: the place of the value; None for a default.
     """
 
     file: str
@@ -59,7 +59,7 @@ class Finding:
     span: Span | None = None
 
     def joined(self, verdict: Verdict, recipe: Sequence[str], note: str) -> Finding:
-        """With what else is said of the key: the graver verdict, and both notes."""
+        """Add another finding on the same key: keep the more severe verdict, and both notes."""
         return replace(
             self,
             verdict=max(self.verdict, verdict, key=SEVERITY.index),
@@ -70,7 +70,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Line:
-    """A value of the recipe that is made, and the comment beside it, "" for none."""
+    """A value of the new recipe, and its comment, "" for none."""
 
     value: Any
     comment: str = ""
@@ -82,16 +82,16 @@ class Ledger:
 
     Attributes:
         sources: the files.
-        devices: GPUs (processes) that the source ran on: given by --devices, or else 1.
-        tpus: devices of the accelerator that is asked for, on which a TPU tool's run lies as it did there.
-        findings: in the order in which they were made.
-        lines: the recipe's values by dotted path ("train.optimizer.learning_rate", "data.train"); a list or a
-            mapping that is given whole is one value.
-        diagnostics: errors: a recipe is then written with --partial alone; warnings and notes are shown.
-        files: what the recipe needs beside it, by name, as text: the file of `data.transform`.
-        folder: the tool's key for where results go.
-        means: rows that a micro-batch's mean is over, where they are not those of one device.
-        script: of the tool's scripts, the one that the files are for; None where they tell it.
+        devices: GPUs (processes) of the source's run, from --devices; None counts as 1.
+        tpus: devices of the requested accelerator; a TPU tool's run is laid out on them as in the tool.
+        findings: in the order of recording.
+        lines: the recipe's values by dotted path ("train.optimizer.learning_rate", "data.train"); a complete
+            list or mapping is one value.
+        diagnostics: with an error, the recipe is written only under --partial; warnings and notes are shown.
+        files: further files that the recipe needs, text by name: the file of `data.transform`.
+        folder: the tool's key for the folder of results.
+        means: rows that a micro-batch's mean is over, if not the rows of one device.
+        script: which of the tool's scripts the files are for; None if the files themselves say it.
     """
 
     sources: Sources
@@ -106,59 +106,59 @@ class Ledger:
     means: int | None = None
 
     def exact(self, source: Source, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> None:
-        """A key that means the same here; without `sets` it has nothing to say here (the note tells why)."""
+        """Record a key that means the same here. Without `sets` it sets nothing, and the note says why."""
         self._record(source, key, Verdict.EXACT, sets or {}, note)
 
     def approximated(self, source: Source, key: str, sets: Mapping[str, Any], note: str) -> None:
-        """A key with a counterpart that is not quite the same: how, and what that changes.
+        """Record a key whose counterpart differs. The note says how, and what the difference changes.
 
-        The note stands as a comment beside the recipe's values too.
+        The note becomes a comment on the recipe's values too.
         """
         self._record(source, key, Verdict.APPROXIMATED, sets, note, comment=True)
 
     def unsupported(self, source: Source, key: str, note: str) -> None:
-        """A key without a counterpart: what that changes."""
+        """Record a key without a counterpart. The note says what that changes."""
         self._record(source, key, Verdict.UNSUPPORTED, {}, note)
 
     def unused(self, source: Source, key: str, note: str) -> None:
-        """A key that the source's run does not read: why."""
+        """Record a key that the source's run does not read. The note says why."""
         self._record(source, key, Verdict.UNUSED, {}, note)
 
     def refused(self, source: Source, key: str, code: str, message: str, help: str) -> None:
-        """A key without which the run would be another one: an error at its place, and an unsupported key.
+        """Refuse a key that the run cannot do without: add an error at its place, and record the key.
 
         Args:
-            code: of spec.codes, E11..
+            code: a code of spec.codes, E11..
         """
         told = any(each.path == key and each.severity == "error" for each in self.diagnostics)
         if told and not source.has(key):
-            return  # a value that was taken out of the file
+            return  # a value that was removed from the file
         self.unsupported(source, key, message)
         self.diagnostics.append(Diagnostic(code, message, key, help, source.place(key)))
 
     def defaulted(self, key: str, value: Any, sets: Mapping[str, Any], note: str) -> None:
-        """A key that does not stand in any file: the tool's default, written out.
+        """Record the tool's default for a key that is in no file, and write it into the recipe.
 
         Args:
-            note: whose default, "Axolotl's default".
+            note: whose default it is, "Axolotl's default".
         """
         self.findings.append(Finding("", key, value, Verdict.DEFAULTED, tuple(sets), note))
         for path, made in sets.items():
             self.lines[path] = Line(made, note)
 
     def set(self, path: str, value: Any, comment: str = "") -> None:
-        """A value of the recipe that no single key gives; its keys are recorded for themselves."""
+        """Set a value of the recipe that depends on several keys. Those keys are recorded separately."""
         self.lines[path] = Line(value, comment)
 
     def value(self, path: str, default: Any = None) -> Any:
-        """A value of the recipe that was set before."""
+        """Return a value of the recipe that was set before."""
         line = self.lines.get(path)
         return default if line is None else line.value
 
     def unread(self, source: Source) -> list[str]:
-        """Leaves of a file that nothing was said of.
+        """Return the paths of a file's values that have no finding.
 
-        A finding on a section ("datasets[0]") speaks for all that lies below it.
+        A finding on a section ("datasets[0]") counts for everything below it.
         """
         said = {finding.key for finding in self.findings if finding.file == source.file}
         return [key for key in source.leaves() if not any(prefix in said for prefix in prefixes(key))]
@@ -180,7 +180,7 @@ class Ledger:
 
 
 def prefixes(key: str) -> Iterable[str]:
-    """The key itself and the sections that it lies in: "a[0].b" gives "a", "a[0]", "a[0].b"."""
+    """Yield the sections that a key is in, and the key: "a[0].b" gives "a", "a[0]", "a[0].b"."""
     for at, character in enumerate(key):
         if character in ".[" and at:
             yield key[:at]

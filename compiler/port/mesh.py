@@ -1,9 +1,9 @@
-"""The mesh of a ported recipe: what the source's GPUs become on the accelerator that is asked for.
+"""The mesh of a ported recipe: how the source's GPUs map to the requested accelerator.
 
-The rows of an optimizer step are the source's wherever some mesh can take them, since they decide what is
-learned. A TPU tool's own axes come first, where they are as many devices. Else all devices go to fsdp as far
-as those rows go; tp takes the rest, in sizes that the recipe's own checks let through. Only where no mesh
-is left are the rows rounded up.
+The rows of an optimizer step decide what is learned, so the source's number is kept if any mesh allows it.
+A TPU tool's own axes are tried first, if they use as many devices. Otherwise fsdp gets as many devices as
+divide the rows, and tp gets the rest, in sizes that pass the recipe's checks. The rows are rounded up only
+if no mesh allows the source's number.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from recipec.spec.diagnostics import Diagnostic
 
 ROWS, MICRO = "train.global_batch_size", "train.micro_batch_size"
 NONE = "E1111"
-"""The code for no mesh at all."""
+"""The code of the error that no mesh is possible."""
 SETTLED = ("E0501",)
-"""Beside the mesh's own group, the errors that another mesh or micro-batch cures."""
+"""Errors that another mesh or micro-batch cures, in addition to the mesh's own group of codes."""
 
 MOST_ROWS = 10**6
-"""The language's bound on `train.global_batch_size`."""
+"""The largest `train.global_batch_size` that a recipe may have."""
 
 Examine = Callable[[], list[Diagnostic]]
-"""The findings on the recipe as the ledger has it at this moment."""
+"""Returns the findings on the recipe with the ledger's current values."""
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Devices along the axes, and the rows on them."""
+    """The sizes of the axes, and the rows of a micro-batch and of a step."""
 
     fsdp: int
     tp: int
@@ -45,14 +45,14 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of the source's optimizer step, and of its micro-batch; None where its files do not say."""
+    """The rows of the source's optimizer step and micro-batch. `rows` is None if the files do not say."""
 
     rows: int | None
     micro: int
 
 
 def choose(ledger: Ledger, accelerator: Accelerator, examine: Examine) -> Batch:
-    """Sets the mesh, and the micro-batch that it takes; returns what the source had."""
+    """Set the mesh and the micro-batch, and return the source's batch."""
     ledger.set("mesh.accelerator", accelerator.name, _machine(accelerator))
     before = Batch(_whole(ledger.value(ROWS)), _whole(ledger.value(MICRO)) or 1)
     batched = before.rows is not None
@@ -75,7 +75,7 @@ def choose(ledger: Ledger, accelerator: Accelerator, examine: Examine) -> Batch:
 
 
 def arrangements(devices: int, rows: int, micro: int) -> Iterator[Arrangement]:
-    """What can be tried, the best first: the rows as they are with ever less fsdp, then more rows."""
+    """Yield what can be tried, the best first: the same rows with less and less fsdp, then more rows."""
     sizes = sorted(divisors(devices), reverse=True)
     for fsdp in sizes:
         if rows % fsdp == 0:
@@ -86,7 +86,7 @@ def arrangements(devices: int, rows: int, micro: int) -> Iterator[Arrangement]:
 
 
 def _arranged(fsdp: int, tp: int, rows: int, micro: int) -> Arrangement:
-    """With the largest micro-batch up to the source's that the rows are a multiple of."""
+    """Choose the largest micro-batch, at most the source's, that divides the rows of a device."""
     return Arrangement(fsdp, tp, max(m for m in divisors(rows // fsdp) if m <= micro), rows)
 
 
@@ -98,7 +98,7 @@ def _apply(ledger: Ledger, way: Arrangement, batched: bool) -> None:
 
 
 def concerns(found: Diagnostic) -> bool:
-    """Whether a finding is about the mesh, so that another one may be without it."""
+    """Return whether a finding is about the mesh, so that another mesh may not cause it."""
     return found.code[1:3] == "02" or found.code in SETTLED
 
 
@@ -108,9 +108,9 @@ def _machine(accelerator: Accelerator) -> str:
 
 
 def tell(ledger: Ledger, before: Batch) -> None:
-    """Says how the rows lie on the devices, and what is not as it was in the source.
+    """Say how the rows are laid out on the devices, and what differs from the source.
 
-    A comment and a finding on the batch's keys, and a warning where the rows of a step are others.
+    Adds a comment and a finding to the batch's keys, and a warning if the rows of a step change.
     """
     axes, rows, micro = ledger.value("mesh.axes"), ledger.value(ROWS), ledger.value(MICRO)
     if before.rows is None:
@@ -138,7 +138,7 @@ def tell(ledger: Ledger, before: Batch) -> None:
 
 
 def amend(ledger: Ledger, path: str, verdict: Verdict, note: str) -> None:
-    """Adds to what is said of the keys that set a path of the recipe; the graver verdict holds."""
+    """Add a note to the findings on the keys that set a path of the recipe. The more severe verdict holds."""
     for index, finding in enumerate(ledger.findings):
         if path in finding.recipe:
             ledger.findings[index] = finding.joined(verdict, (), note)
@@ -151,7 +151,7 @@ def _comment(ledger: Ledger, path: str, comment: str) -> None:
 
 
 def _whole(value: object) -> int | None:
-    """A number of rows that the language takes; None for anything else, which the checks tell of."""
+    """Return a number of rows that the language allows, or None, which the recipe's checks report."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 < value <= MOST_ROWS else None

@@ -1,28 +1,30 @@
-"""What the tools call models, chat templates and tokenizers: data/port_models.json, read once.
+"""The tools' names of models, chat templates and tokenizers. They are read once from data/port_models.json.
 
-Everything in this room that knows a family by its name asks here:
+All modules of port/ take their names of model families from here:
 
-    tokenizers      families whose models have several tokenizers, told by the size of their vocabulary
-    torchtune       builders (without lora_ and qlora_) with the checkpoints that they are for; what its
+    tokenizers      families whose models have several tokenizers; the vocabulary size decides which
+    torchtune       builders (without lora_ and qlora_) with their checkpoints, and the text that its
                     tokenizers write around messages
-    litgpt          its names of models, with their ids
-    maxtext         its names of models that are not in its own table of ids
-    tunix           its ids of models, with those of the hub
-    llamafactory    parts of names of vision towers, by family
-    swift           the template that it takes for a model, by what the id has: the first that fits
+    litgpt          its model names, with their ids
+    maxtext         its model names that are missing in its own table of ids
+    tunix           its model ids, with the ids of the hub
+    llamafactory    parts of the names of vision towers, by family
+    swift           its template for a model, by a part of the id; the first match counts
     axolotl         chat templates that are a tokenizer's own; tokenizers whose chat-tuned models end a turn
                     with their eos_token
-    unsloth         its names of templates that are a tokenizer's own, by Axolotl's
-    marks           marks of templates, with the tokenizers in which they are tokens; to others they are text
+    unsloth         its names of templates that are a tokenizer's own, with Axolotl's names
+    marks           marks of templates, with the tokenizers that have them as tokens; other tokenizers split
+                    them as text
     adds_bos        tokenizers that begin each text with their bos_token
-    experts         what linear layers of experts are as parameters, by family, as PEFT reads target modules;
-                    the families for which transformers has a load-balancing loss, with its coefficient
-    peft            target modules where none are given; the Linear modules of vision towers, by family; what
-                    the names of a multimodal checkpoint's language model begin with, where it is not usual
+    experts         the parameters that replace the experts' former linear layers, by family, as PEFT reads
+                    target modules; families with a load-balancing loss in transformers, with the coefficient
+    peft            the default target modules; the Linear modules of vision towers, by family; the prefix of
+                    the language model's names in multimodal checkpoints, where it is not the usual one
 
-What the tools' templates write, by name, is data/chat_templates.json, made by scripts/chat_templates.py: rows
-of meaning.templates.Turns as JSON, where {bos_token} and {eos_token} stand for the tokenizer's own. `like` of
-a tokenizer of torchtune names a template of LLaMA-Factory's whose values hold where the row has none.
+The text that the tools' templates write is in data/chat_templates.json, by template name.
+scripts/chat_templates.py makes that file. Its rows are meaning.templates.Turns as JSON, in which {bos_token}
+and {eos_token} stand for the tokenizer's own tokens. `like` of a torchtune tokenizer names a template of
+LLaMA-Factory, which supplies the values that the row lacks.
 """
 
 from __future__ import annotations
@@ -41,13 +43,13 @@ TEMPLATES = DATA.with_name("chat_templates.json")
 
 @functools.cache
 def known(*keys: str) -> Mapping[str, Any]:
-    """The part of the table at these keys."""
+    """Return the part of the table at these keys."""
     found: Any = json.loads(DATA.read_text(encoding="utf-8")) if len(keys) < 2 else known(*keys[:-1])
     return found[keys[-1]] if keys else found
 
 
 def written_by(tool: str) -> Mapping[str, Any]:
-    """A tool's chat templates by name: rows of Turns, or why one is none."""
+    """Return a tool's chat templates by name: a row of Turns, or the reason why the template has none."""
     found: Mapping[str, Any] = _templates()[tool]["templates"]
     return found
 
@@ -59,7 +61,7 @@ def _templates() -> Mapping[str, Any]:
 
 
 def tokenizer_of(model: Model) -> str:
-    """The tokenizer of a model, by its family, or by its family and vocabulary: "llama2", "qwen3"."""
+    """Return a model's tokenizer, by its family, or by family and vocabulary size: "llama2", "qwen3"."""
     sizes = known("tokenizers").get(model.family.name, {})
     name: str = sizes.get(str(model.architecture.vocab_size), model.family.name)
     return name

@@ -1,4 +1,4 @@
-"""The report of a port as an HTML page: source and result side by side, whose lines lead to each other."""
+"""The report of a port as an HTML page: source and result side by side, with links between their lines."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Line:
     """A line of a file.
 
     Attributes:
-        text: without what looks like a secret.
-        anchor: what its element is called.
-        rows: what the report says of its keys.
-        links: the lines of the other side that belong to it, by anchor, in their order.
+        text: the text; values that look like secrets are hidden.
+        anchor: the id of its element.
+        rows: the report's rows on its keys.
+        links: the anchors of the related lines on the other side, in order.
     """
 
     text: str
@@ -35,21 +35,21 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """The gravest of its keys', "" for none."""
+        """The most severe verdict on the line's keys, "" for none."""
         grave = sorted((row for row in self.rows), key=lambda row: (not row.learned, not row.changes))
         return grave[0].verdict.value if grave else ""
 
     @property
     def notes(self) -> list[str]:
-        """What is said of its keys that change the run."""
+        """The notes on the line's keys that change the run."""
         return [*dict.fromkeys(row.note for row in self.rows if row.changes and row.note)]
 
 
 def page(made: Ported, name: str) -> str:
-    """The page's HTML, without a script.
+    """Return the page's HTML. It contains no JavaScript.
 
     Args:
-        name: of the file that is written, or would be.
+        name: the name of the file that is written, or would be.
     """
     assert made.sources is not None
     sides = [(source.file, _lines(_text(source), f"s{n}")) for n, source in enumerate(made.sources.all())]
@@ -103,7 +103,7 @@ def _text(source: Source) -> str:
 
 
 def _places(made: Ported, name: str) -> Mapping[str, int]:
-    """The lines of what is written, by the paths that stand there."""
+    """Return the lines of the written file, by the paths of their keys."""
     return dict(_spans(made, name))
 
 

@@ -1,4 +1,4 @@
-"""`recipe port --plan`: of the meshes that the checks let through, the one whose compiled step is fastest."""
+"""`recipe port --plan`: of the meshes that pass the checks, choose the one with the fastest compiled step."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load
 
 MOST = 12
-"""Configurations that are compiled."""
+"""The most configurations that are compiled."""
 FIXED = ("model.attention", "train.global_batch_size")
-"""What a port takes from its source, and a search may not change."""
+"""Values that the port takes from its source. The search may not change them."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration by its `--set` arguments, and why it was chosen."""
+    """A configuration as its `--set` arguments, and the reason for choosing it."""
 
     sets: tuple[str, ...]
     note: str
 
 
 def plan(made: Ported, asked: Asked, search: Callable[[Program], Search]) -> None:
-    """Puts the best configuration into a port's recipe.
+    """Put the best configuration into a port's recipe.
 
     Args:
-        search: of a program whose recipe lies in a file.
+        search: searches the configurations of a program whose recipe is in a file.
 
     Raises:
         ArtifactError: nothing can be compiled.
     """
     assert made.ledger is not None
     folder = asked.place.parent
-    # Beside the recipe's place, since a search reads it again, and what it names is relative to its folder.
+    # The search reads the recipe again, and paths in it are relative to its folder, so write it there.
     with (
         in_place(made.ledger.files, folder, asked.force),
         NamedTemporaryFile("w", suffix=".yaml", prefix=".port-", dir=folder, encoding="utf-8") as file,
@@ -65,7 +65,7 @@ def plan(made: Ported, asked: Asked, search: Callable[[Program], Search]) -> Non
 
 
 def best(points: Iterable[Point]) -> Choice | None:
-    """The fastest that fits; None when none does."""
+    """Return the fastest configuration that fits, or None if none fits."""
     compiled = [point for point in points if point.seconds_per_token is not None]
     if not compiled:
         return None
@@ -75,7 +75,7 @@ def best(points: Iterable[Point]) -> Choice | None:
 
 
 def _take(ledger: Ledger, choice: Choice) -> None:
-    """Sets what the choice changes; the mesh carries the reason in any case."""
+    """Apply the choice to the ledger. The mesh's comment always gives the reason."""
     changes = {"mesh.axes": ledger.value("mesh.axes")}
     for argument in choice.sets:
         path, _, text = argument.partition("=")

@@ -1,4 +1,4 @@
-"""Which tool's files these are, the part that each of them plays, and the keys that no tool knows."""
+"""Recognize the tool that the files belong to, the role of each file, and keys that no tool knows."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from recipec.compiler.wording import listing
 from recipec.spec.diagnostics import Diagnostic, Span, has_errors
 
 NEARLY = 0.9
-"""How like a mark a key must be to be taken for a slip."""
+"""The least similarity between a key and a mark for the key to count as a misspelling."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """A file that goes with a tool's own.
+    """A kind of file that accompanies a tool's own config.
 
     Attributes:
-        title: what it is, for messages.
-        marks: keys that tell it.
-        half: what it says, and what is missing beside it.
-        help: what to give beside it.
+        title: the name of the kind, for messages.
+        marks: keys by which the kind is recognized.
+        half: what the file says, and what is missing without the run's own config.
+        help: what to give in addition.
     """
 
     title: str
@@ -80,9 +80,9 @@ ROLES = {
     ),
 }
 LEAST_MARKS = 2
-"""Keys of a role, or of a tool, that a file must have; one alone may stand in any config."""
+"""The least marks of a role or of a tool that a file must have. A single one may occur in any config."""
 MOST_NAMED = 3
-"""Telling keys that a message names."""
+"""The most marks that a message names."""
 
 UNREAD = {
     "oumi's launcher or SkyPilot": words("resources.cloud resources.accelerators working_dir workdir setup"),
@@ -96,29 +96,29 @@ UNREAD = {
         "lora.vision_all_linear lora.finetune_language_layers logging.enable_wandb"
     ),
 }
-"""Tools whose files are not read yet, and keys that tell them: no dialect's tool has one of these."""
+"""Tools whose files are not read yet, with keys that identify them. No supported tool has these keys."""
 
 MODELS = words(
     "model_name_or_path base_model model._component_ checkpoint_dir model.model_name dataset._target_ "
     "training_config"
 )
-"""The dialects' own keys for the model, or the run: a file with one of them is of no other tool."""
+"""The dialects' own keys for the model or the run. A file with one of them belongs to a supported tool."""
 
 
 @dataclass(frozen=True)
 class Recognized:
-    """The tool, and its files."""
+    """The recognized tool, and its files."""
 
     dialect: Module
     sources: Sources
 
 
 def recognize(files: Sequence[Source], chosen: str | None = None) -> Recognized | list[Diagnostic]:
-    """The tool that the files are of, or why it cannot be told.
+    """Find the tool that the files belong to, or return the errors that say why it is not clear.
 
     Args:
-        files: as read; each is a mapping, or it is in no dialect.
-        chosen: the dialect's name, by --from.
+        files: the files as read. A file whose data is not a mapping belongs to no dialect.
+        chosen: the dialect's name from --from.
     """
     roles: dict[str, Source] = {}
     mains: list[Source] = []
@@ -143,7 +143,7 @@ def recognize(files: Sequence[Source], chosen: str | None = None) -> Recognized 
         return [_several(mains, [known[main.file] for main in mains])]
     by_name = chosen and not mains[0].script
     fitting = [dialects.load(str(chosen))] if by_name else known[mains[0].file]
-    if len(fitting) > 1:  # whose other files these are may tell it
+    if len(fitting) > 1:  # the accompanying files may decide between the dialects
         fitting = [one for one in fitting if set(roles) <= set(dialects.KNOWN[one.NAME].roles)] or fitting
     if len(fitting) > 1:
         return [_unclear(mains[0], fitting)]
@@ -152,7 +152,7 @@ def recognize(files: Sequence[Source], chosen: str | None = None) -> Recognized 
 
 
 def role_of(file: Source) -> str | None:
-    """The role of a file that is no tool's own, None for one that is, or that is unknown."""
+    """Return the role of an accompanying file, or None for a tool's own config or an unknown file."""
     if not isinstance(file.data, dict) or not file.data or file.script:
         return None
     for role in ("dataset_info", "v1_datasets"):
@@ -169,7 +169,7 @@ def _count(file: Source, dialect: Module) -> int:
 
 
 def _dialects(file: Source) -> list[Module]:
-    """The dialects with most marks in a file; none where no mark stands in it. A script has TRL's keys."""
+    """Return the dialects with the most marks in a file, or [] without any mark. A script has TRL's keys."""
     if file.script:
         return [dialects.load("trl")]
     counts = [(_count(file, dialect), dialect) for dialect in dialects.every()]
@@ -178,7 +178,7 @@ def _dialects(file: Source) -> list[Module]:
 
 
 def _unread(file: Source) -> Diagnostic | None:
-    """Of a file of a tool that is not read yet: which, and by which keys."""
+    """Return the error for a file of a tool that is not read yet; it names the tool and the telltale keys."""
     if file.script or any(file.has(key) for key in MODELS):
         return None
     found = {tool: sorted(filter(file.has, marks)) for tool, marks in UNREAD.items()}
@@ -222,7 +222,7 @@ def _unknown(file: Source) -> Diagnostic:
 
 
 def _looked_for(file: Source) -> Iterator[str]:
-    """Each dialect, with some of its marks and what is spelled nearly like one."""
+    """Yield each dialect with some of its marks, and with the keys that look like misspellings of one."""
     present = list(file.data) if isinstance(file.data, dict) else []
     for dialect in dialects.every():
         close = [
@@ -270,17 +270,17 @@ def _useless(dialect: Module, roles: dict[str, Source]) -> Iterator[Diagnostic]:
 
 
 LEAST = 5
-"""Letters that make a common beginning."""
+"""The least length of a common beginning."""
 
 PACKAGES = {"adapter_config": "peft", "accelerate": "accelerate", "dataset_info": "llamafactory"}
-"""Whose keys a file of a role has, as `known` has them."""
+"""By role: the package of `known` that lists the keys of such a file."""
 
 TOP = {"axolotl": "config", "litgpt": "lora full", "swift": "sft rlhf"}
-"""Sections with the keys of a config itself, where others are of what lies within it."""
+"""Sections that hold the keys of the config itself. The other sections hold the keys of nested sections."""
 
 
 def say_unread(ledger: Ledger, dialect: Module) -> Iterator[Diagnostic]:
-    """Records every key that nothing was said of as unsupported, and warns of each."""
+    """Record every key without a finding as unsupported, and warn about each."""
     roles = {source.file: role for role, source in ledger.sources.others.items()}
     failed = has_errors(ledger.diagnostics)
     for source in ledger.sources.all():
@@ -310,7 +310,7 @@ def _no_key(ledger: Ledger, source: Source, key: str, title: str, close: str | N
 
 
 def nearest(key: str, names: Sequence[str]) -> str | None:
-    """The name that a key was likely meant for: one begins with the other, or they are alike."""
+    """Return the name that a key was probably meant for: one begins with the other, or they are similar."""
     begins = [name for name in names if key.startswith(name) or name.startswith(key)]
     begins = [name for name in begins if min(len(key), len(name)) >= LEAST]
     if begins:
@@ -320,7 +320,7 @@ def nearest(key: str, names: Sequence[str]) -> str | None:
 
 
 def _names(tool: str, key: str) -> set[str]:
-    """The keys that the tool's own code knows where a key stands, without the sections that they lie in."""
+    """Return the keys that the tool accepts at a key's place, without the sections that they lie in."""
     sections = tools().get(tool, {}).get("sections", {})
     own = TOP.get(tool, "").split() if "." not in key else []
     chosen = [sections[name] for name in own] or list(sections.values())

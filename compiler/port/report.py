@@ -1,5 +1,5 @@
-"""The report of a port: what changes the run, then what became of every key; as rows, as plain data, as
-Markdown and as a table."""
+"""The report of a port: what changes the run, then what became of every key. It is available as rows, plain
+data, Markdown and a table."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Row:
     """What became of a key.
 
     Attributes:
-        file, line, column: "" and None for a default.
-        key: path in the file.
+        file, line, column: the place; "" and None for a default.
+        key: the path in the file.
         value: plain data.
-        recipe: paths that it sets.
-        note: "" where the verdict says all.
-        learned: whether something else is learned for it: an error.
-        changes: whether the run is another one for it, or one that a recipe has another default for.
+        recipe: the recipe's paths that the key sets.
+        note: "" if the verdict says everything.
+        learned: whether the run learns something else because of the key, which is an error.
+        changes: whether the key makes the run a different one, or its default differs from the recipe's.
     """
 
     file: str
@@ -59,7 +59,7 @@ class Row:
 
     @property
     def place(self) -> str:
-        """ "config.yaml:12"."""
+        """The place as text: "config.yaml:12"."""
         return self.file if self.line is None else f"{self.file}:{self.line}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,9 +77,9 @@ class Row:
 
 
 def rows(ledger: Ledger, sources: Sources) -> list[Row]:
-    """Every key of every file in its order, then the defaults.
+    """Return every key of every file in order, then the defaults.
 
-    A finding on a section stands for each of its keys that has none of its own.
+    A finding on a section applies to each of its keys that has no finding of its own.
 
     Args:
         sources: the files as they were read.
@@ -101,7 +101,7 @@ def _changes(row: Row, ledger: Ledger) -> bool:
 
 
 def _usual(path: str) -> Any:
-    """The recipe's own default of a path, MISSING for none."""
+    """Return the recipe's own default for a path, or MISSING if there is none."""
     from recipec.spec.structure import field_at
 
     found = field_at(split(path))
@@ -111,7 +111,7 @@ def _usual(path: str) -> Any:
 
 
 def headline(made: Sequence[Row]) -> dict[str, list[tuple[list[Row], str]]]:
-    """What changes the run, the gravest first: by its heading, keys of which the same is said."""
+    """Return what changes the run, by heading, the most severe first, and group keys with the same note."""
     grave = sorted(
         (row for row in made if row.changes),
         key=lambda row: (not row.learned, -SEVERITY.index(row.verdict)),
@@ -131,13 +131,13 @@ def headline(made: Sequence[Row]) -> dict[str, list[tuple[list[Row], str]]]:
 CHANGES = "What changes the run"
 OTHER_DEFAULTS = "Defaults that differ from a recipe's own"
 MOST_LINES = 34
-"""Of what changes the run; the rest of it is in the table."""
+"""The most entries that the headline shows. The table has the rest."""
 NAMED = 3
-"""Keys of one sentence that are named."""
+"""The most keys that are named for one sentence."""
 
 
 def _named(together: Sequence[Row]) -> str:
-    """ "a, b and 2 more (config.yaml:3)"; a default with its value."""
+    """Name keys together: "a, b and 2 more (config.yaml:3)"; a default has its value."""
     first = together[0]
     if first.verdict is Verdict.DEFAULTED:
         return f"{first.key}: {shown(first.value, WIDEST_VALUE)}"
@@ -147,12 +147,12 @@ def _named(together: Sequence[Row]) -> str:
 
 
 def counts(made: Sequence[Row]) -> dict[str, int]:
-    """Keys by verdict."""
+    """Count the keys by verdict."""
     return {verdict.value: sum(row.verdict is verdict for row in made) for verdict in Verdict}
 
 
 def summary(made: Sequence[Row]) -> str:
-    """ "31 keys exact, 4 approximated, 12 defaulted, 6 unsupported", and unused ones where there are any."""
+    """Return "31 keys exact, 4 approximated, 12 defaulted, 6 unsupported", and unused ones if any."""
     unused = Verdict.UNUSED.value
     found = {name: count for name, count in counts(made).items() if count or name != unused}
     first, *rest = (f"{count} {name}" for name, count in found.items())
@@ -173,7 +173,7 @@ def _rows_of(ledger: Ledger, source: Source) -> Iterator[Row]:
         nearest = [key for key in prefixes(leaf) if key in found]
         if nearest:
             spoken.add(nearest[-1])
-            # What is said of a section beside its keys is of use where it is more than "exact".
+            # A finding on a section is shown in addition to the key's own only if it says more than "exact".
             sections = [key for key in nearest[:-1] if key not in spoken and _says_more(found[key])]
             spoken.update(sections)
             yield from (_row(source, key, source.get(key, None), found[key]) for key in sections)
@@ -211,17 +211,17 @@ def _concealed(value: Any) -> Any:
 
 
 def shown(value: Any, widest: int) -> str:
-    """A value on one line, cut where it is wider."""
+    """Return a value on one line, cut if it is too wide."""
     text = " ".join((value if isinstance(value, str) else flow(value)).split())
     return text if len(text) <= widest else f"{text[: widest - 3]}..."
 
 
 def markdown(title: str, files: Sequence[str], made: Sequence[Row], to: bool = False) -> str:
-    """The report as a page.
+    """Return the report as a Markdown page.
 
     Args:
-        title: of the tool.
-        files: as shown.
+        title: the tool's name.
+        files: the names for messages.
         to: whether a recipe was ported to the tool.
     """
     lines = [
@@ -264,14 +264,14 @@ def _table(part: Sequence[Row], located: bool) -> list[str]:
 
 
 def _code(text: str) -> str:
-    """A text between backquotes, within a cell of a table."""
+    """Return a text between backquotes, for a cell of a table."""
     fence = "``" if "`" in text else "`"
     pad = " " if "`" in text else ""
     return f"{fence}{pad}{text.replace('|', chr(92) + '|')}{pad}{fence}" if text else ""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> str:
-    """Rows of texts in columns, or as a table of a page; the last column has no width."""
+    """Return rows of texts in columns, or as a Markdown table. The last column is not padded."""
     lines = [[printable(cell) for cell in row] for row in (head, *rows)]
     if markdown:
         cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
@@ -296,19 +296,19 @@ COLORS = {
     Verdict.UNUSED: "dim",
 }
 WIDEST_KEY, WIDEST_VALUE = 48, 36
-"""Columns; a longer key moves the rest of its line, a longer value is cut."""
+"""Widths of columns. A longer key shifts the rest of its line, and a longer value is cut."""
 INDENT = 9
-"""Columns that a note is set in."""
+"""The column at which notes are indented."""
 
 
 def terminal(
     title: str, files: Sequence[str], made: Sequence[Row], width: int, color: bool, to: bool = False
 ) -> str:
-    """What changes the run, and the table, by file.
+    """Return what changes the run, and the table, by file.
 
     Args:
-        title: of the tool.
-        width: of the terminal, in columns.
+        title: the tool's name.
+        width: the width of the terminal, in columns.
         to: whether a recipe was ported to the tool.
     """
     stream = io.StringIO()
@@ -341,7 +341,7 @@ def _lines(owner: str, files: Sequence[str], made: Sequence[Row], width: int) ->
 
 
 def _head(made: Sequence[Row], width: int) -> Iterator[Text]:
-    """The lines of what changes the run."""
+    """Yield the lines of what changes the run."""
     wide = max(len(verdict.value) for verdict in Verdict) + 2
     for heading, groups in headline(made).items():
         yield Text(heading, style="bold")

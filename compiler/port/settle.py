@@ -1,4 +1,4 @@
-"""What a file says once it is settled: with `--set`, today's names of keys, and without references."""
+"""Settle a file: apply `--set`, rename keys to their current names, and resolve references."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _ARGUMENT = re.compile(r"([A-Za-z_][\w.\[\]-]*)=(.*)")
 
 
 def overridden(sources: Sources, arguments: Sequence[str]) -> tuple[Sources, list[Diagnostic]]:
-    """The files with the arguments' values in the main one, and what was wrong with them."""
+    """Apply the `--set` arguments to the main file.
+
+    Returns:
+        The files, and the errors in the arguments.
+    """
     found: list[Diagnostic] = []
     main = sources.main
     for number, argument in enumerate(arguments, 1):
@@ -53,10 +57,10 @@ def _applied(main: Source, argument: str, number: int) -> Source:
 
 
 def put(node: Any, way: Sequence[str | int], value: Any, nowhere: Diagnostic) -> None:
-    """Sets what stands at a path below a node, with the sections on the way.
+    """Set the value at a path below a node, and create the missing sections on the way.
 
     Raises:
-        Refused: `nowhere`, where the path leads through what is no section.
+        Refused: with `nowhere`, if the path leads through something that is not a section.
     """
     first, *rest = way
     if isinstance(first, int):
@@ -126,24 +130,25 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "eval_table_max_new_tokens": "eval_max_new_tokens",
     },
 }
-"""By dialect, the name that an older name has now."""
+"""By dialect: the current name of each older name."""
 
 VALUES = {
     "use_flash_attention_2": {True: "flash_attention_2", False: "sdpa"},
     "adafactor": {True: "adafactor"},
 }
-"""Of older names that were switches, what their values are now; at others they have no newer name."""
+"""Older names that were switches, with the current value of each switch value. Other values have no
+newer name."""
 
 
 def renamed(source: Source, dialect: str) -> Source:
-    """A file with today's names; an older name stays where the newer one stands beside it."""
+    """Return a file with current key names. An older name stays if its newer name is in the file too."""
     if not isinstance(source.data, dict):
         return source
     names: dict[str, str] = {}
     data: dict[str, Any] = {}
     for key, value in source.data.items():
         new = NAMES.get(dialect, {}).get(key) if _today(key, value) is not MISSING else None
-        if new and new not in source.data and new not in data:  # of two older names the first is taken
+        if new and new not in source.data and new not in data:  # the first older name wins
             names[key], key, value = new, new, _today(key, value)
         data[key] = value
     if not names:
@@ -165,7 +170,7 @@ def renamed(source: Source, dialect: str) -> Source:
 
 
 def older_beside(ledger: Ledger, dialect: str) -> Iterator[Diagnostic]:
-    """Says of the older names that stand beside their newer ones that these hold; warns of other values."""
+    """Record that a newer name wins over its older name in the same file, and warn if their values differ."""
     source = ledger.sources.main
     for old, new in NAMES.get(dialect, {}).items():
         value = _today(old, source.get(old))
@@ -183,7 +188,7 @@ def older_beside(ledger: Ledger, dialect: str) -> Iterator[Diagnostic]:
 
 
 def _today(key: str, value: Any) -> Any:
-    """The value that an older name's value is now, MISSING for none."""
+    """Return the current value for the value of an older name, or MISSING if there is none."""
     if key not in VALUES:
         return value
     return VALUES[key].get(value, MISSING) if isinstance(value, bool) else MISSING
@@ -200,12 +205,12 @@ _JINJA = re.compile(r"\{\{|\{%")
 _BRACES = re.compile(r"\$\{([^{}]*)\}")
 _VARIABLE = re.compile(r"\$\{[^{}]*\}?|(?<![\w$\\])\$[A-Z][A-Z0-9_]+")
 _TEMPLATES = re.compile(r"template|jinja|format|prompt|regex|pattern", re.IGNORECASE)
-"""Keys whose values may be Jinja, or hold `$`, and are meant literally."""
+"""Matches keys whose values may contain Jinja or `$` literally."""
 
 SECRET_HELP = "write what the key is for in its place; revoke the token if the file was shared"
 
 MOST_STEPS = 100
-"""References that one value is followed through."""
+"""The most references that are followed for one value."""
 
 
 @dataclass(frozen=True)
@@ -213,8 +218,8 @@ class Refusal:
     """A value that cannot be read.
 
     Attributes:
-        key: its path.
-        value: as it stands in the file.
+        key: the path of the value.
+        value: the value as written in the file.
     """
 
     key: str
@@ -226,11 +231,11 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Settled:
-    """A file without references.
+    """A file whose references are resolved.
 
     Attributes:
-        refusals: the values that were taken out of it.
-        used: keys that others refer to.
+        refusals: the values that were removed from the file.
+        used: the keys that other values refer to.
     """
 
     source: Source
@@ -239,11 +244,11 @@ class Settled:
 
 
 def settle(source: Source, interpolates: bool, kept: Collection[str] = ()) -> Settled:
-    """Resolves the references of a file, or takes out the values that have them, and those with tokens.
+    """Resolve the references of a file. Remove values that cannot be resolved, and values with tokens.
 
     Args:
-        interpolates: whether the tool reads `${key}` as the value of another key of the file, as OmegaConf.
-        kept: paths of values that stay in the file as they stand.
+        interpolates: whether the tool reads `${key}` as the value of another key, as OmegaConf does.
+        kept: paths of values that stay in the file as written.
     """
     settler = _Settler(source, interpolates, kept)
     data = settler.node(source.data, "")
@@ -266,7 +271,7 @@ class _Settler:
     used: set[str] = field(default_factory=set)
 
     def node(self, node: Any, path: str) -> Any:
-        """The value without references; MISSING when it is refused."""
+        """Return the value with its references resolved, or MISSING if it is refused."""
         if isinstance(node, dict):
             made = {key: self.node(value, join(path, key)) for key, value in node.items()}
             return {key: value for key, value in made.items() if value is not MISSING}
@@ -298,7 +303,7 @@ class _Settler:
         return value
 
     def resolved(self, text: str, path: str, steps: int) -> Any:
-        """A text with its `${key}` filled in; a text that is one reference is the value itself."""
+        """Fill in each `${key}` of a text. If the whole text is one reference, return the value itself."""
         if steps > MOST_STEPS:
             raise _Unreadable(
                 "E1108", f"the references of `{path}` go round in a circle", "write the value out"
@@ -315,7 +320,7 @@ class _Settler:
         return text
 
     def followed(self, name: str, path: str, steps: int) -> Any:
-        """What `${name}` in the value at a path stands for."""
+        """Return the value that `${name}` refers to, in the value at `path`."""
         if ":" in name:
             raise _environment(path, f"${{{name}}}")
         target = _absolute(name.strip(), path)
@@ -327,7 +332,7 @@ class _Settler:
         return self.inner(found, target, steps + 1)
 
     def inner(self, node: Any, path: str, steps: int) -> Any:
-        """A value that is referred to, with the references within it."""
+        """Resolve the references within a value that another value refers to."""
         if isinstance(node, dict):
             return {key: self.inner(value, join(path, key), steps) for key, value in node.items()}
         if isinstance(node, list):
@@ -336,7 +341,7 @@ class _Settler:
 
 
 def _absolute(name: str, path: str) -> str:
-    """OmegaConf's relative names start with a dot: `.b` is a sibling, `..b` a sibling of the section."""
+    """Make a relative OmegaConf name absolute: `.b` is a sibling, `..b` is a sibling of the section."""
     ups = len(name) - len(name.lstrip("."))
     if not ups:
         return name
@@ -345,7 +350,7 @@ def _absolute(name: str, path: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value within a text, as OmegaConf writes it."""
+    """Write a value inside a text as OmegaConf does."""
     return str(value)
 
 

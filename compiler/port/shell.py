@@ -1,7 +1,7 @@
-"""Reads a shell script as syntax: its commands as words with their places, and what its variables hold.
+"""Read a shell script as syntax: its commands as words with their places, and the values of its variables.
 
-Nothing is run. What only a run can know (arguments of the script, `$(...)`, a loop's variable, the
-environment) stands in the words between two marks, and `shown` writes it as `${NAME}`.
+Nothing is run. Some values are known only in a run: arguments of the script, `$(...)`, loop variables, the
+environment. The name of such a value stands between two marks in the word; `shown` writes it as `${NAME}`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 MARKS = ("\ue000", "\ue001")
-"""Around the name of what is not known; a script's own are taken out of it."""
+"""Encloses the name of an unknown value. The same character is removed from the script itself."""
 SPACE = "\ue002"
-"""A space in such a name, which splits no words."""
+"""Stands for a space in such a name, so that it does not split the word."""
 MOST = 4 << 20
-"""Characters that all expansions of a script may come to."""
+"""The most characters that all expansions of a script may produce."""
 DEEPEST = 16
-"""Expansions and `eval`s within each other."""
+"""The most nested expansions and `eval`s."""
 MOST_OPEN = 64
-"""Quotes within each other's brackets."""
+"""The most nested quotes and brackets."""
 WATCHED = ("CUDA_VISIBLE_DEVICES", "NPROC_PER_NODE", "NNODES")
-"""Variables that launchers read."""
+"""The variables that launchers read."""
 
 _MARKED = re.compile(f"{MARKS[0]}([^{MARKS[1]}]*){MARKS[1]}")
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -45,7 +45,7 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a command, and the part of the text that it stands in."""
+    """A word of a command, and the range of the text that it comes from."""
 
     text: str
     at: int
@@ -57,9 +57,9 @@ class Statement:
     """A simple command.
 
     Attributes:
-        words: its name first.
-        watched: the variables that launchers read, where they are set.
-        folder: where `cd` led to; "" for where the script began.
+        words: the words, the command's name first.
+        watched: the variables that launchers read, as far as the script sets them.
+        folder: the folder that `cd` changed to, "" for the folder in which the script starts.
     """
 
     words: tuple[Word, ...]
@@ -69,14 +69,14 @@ class Statement:
 
 @dataclass(frozen=True)
 class Written:
-    """A file that a heredoc writes: its text, and where that begins."""
+    """A file that a heredoc writes: its text, and where the text begins."""
 
     text: str
     at: int
 
 
 class Unreadable(Exception):
-    """The script ends within what is opened at a place, or expands beyond measure."""
+    """The script ends inside an open quote or bracket, or expands to too much text."""
 
     def __init__(self, message: str, at: int) -> None:
         super().__init__(message)
@@ -84,12 +84,12 @@ class Unreadable(Exception):
 
 
 def shown(text: str) -> str:
-    """A word's text, with `${NAME}` for what is not known."""
+    """Return a word's text, with `${NAME}` for unknown values."""
     return _MARKED.sub(lambda found: f"${{{found[1]}}}", text).replace(SPACE, " ")
 
 
 def unknown(text: str) -> str | None:
-    """What of a word is not known, as it stands in the script: "$1", "$(nproc)"."""
+    """Return the first unknown part of a word as written in the script ("$1", "$(nproc)"), or None."""
     found = _MARKED.search(text)
     return found and f"${found[1]}".replace(SPACE, " ")
 
@@ -104,10 +104,10 @@ class Shell:
     """A script that is being read.
 
     Attributes:
-        variables: what they hold; an array's words.
-        statements: simple commands so far, in the order of the text.
-        written: files that heredocs write, by name.
-        place: of a text that `eval` or `bash -c` reads: where it stands in the script.
+        variables: their values; an array's value is its words.
+        statements: the simple commands so far, in the order of the text.
+        written: the files that heredocs write, by name.
+        place: for a text that `eval` or `bash -c` reads: its range in the script.
     """
 
     text: str
@@ -129,10 +129,10 @@ class Shell:
         self.open = 0
 
     def read(self) -> Shell:
-        """Reads all of it.
+        """Read the whole script.
 
         Raises:
-            Unreadable: a quote or a bracket is not closed.
+            Raises:
         """
         while self.at < len(self.text):
             character = self.text[self.at]
@@ -211,7 +211,7 @@ class Shell:
             self.target = name
 
     def _bodies(self) -> None:
-        """Reads the heredocs of the line that ended."""
+        """Read the heredocs of the line that just ended."""
         for name, quoted, tabs, opened in self.heredocs:
             start, lines = self.at, list[str]()
             while True:
@@ -233,7 +233,7 @@ class Shell:
         self.heredocs = []
 
     def _finish(self) -> None:
-        """Ends a simple command."""
+        """End a simple command."""
         words, before = self.words, self.before
         self.words, self.before, self.target = [], {}, ""
         while words and words[0].text in {*_PREFIXES, *_OPEN.values(), "for", "case", "select"}:
@@ -273,7 +273,7 @@ class Shell:
         self.statements.append(Statement(tuple(words), watched, self.folder))
 
     def _inner(self, words: list[Word]) -> None:
-        """Reads what `eval` or `bash -c` is given; all of it has the place of its first word."""
+        """Read the text given to `eval` or `bash -c`. All of it has the place of its first word."""
         if not words or self.depth >= DEEPEST:
             return
         at = words[0].at
@@ -285,7 +285,7 @@ class Shell:
             raise Unreadable(str(error), at) from None
 
     def _word(self, splits: bool = True) -> list[Word]:
-        """The words that one word of the text becomes: none, one, or those of a variable."""
+        """Return the words that one word of the text expands to: none, one, or the words of a variable."""
         start, made, current = self.at, list[Word](), None
         while self.at < len(self.text):
             character = self.text[self.at]
@@ -314,7 +314,7 @@ class Shell:
                         current = part or None
             else:
                 break
-        if self.at == start:  # a bracket or the like in a place where none is read
+        if self.at == start:  # for example a bracket that has no meaning here
             self.at += 1
         return made if current is None else [*made, Word(current, *self._span(start))]
 
@@ -346,7 +346,7 @@ class Shell:
         raise Unreadable("the quote that opens here is not closed", start)
 
     def _expansion(self) -> str | list[Word]:
-        """What `$...` or backquotes stand for; the place goes behind it."""
+        """Expand `$...` or backquotes, and move behind them."""
         start = self.at
         if self.text[start] == "`":
             end = self.text.find("`", start + 1)
@@ -373,7 +373,7 @@ class Shell:
         return self._value(found[0])
 
     def _bracketed(self, start: int, opening: str) -> str:
-        """What stands between a bracket and the one that closes it."""
+        """Return the text between a bracket and its closing bracket."""
         closing, depth, at = {"(": ")", "{": "}"}[opening], 0, start
         while at < len(self.text):
             character = self.text[at]
@@ -412,7 +412,7 @@ class Shell:
         return value
 
     def _expanded(self, text: str) -> str:
-        """A text with its `$...` filled in."""
+        """Return a text with its `$...` filled in."""
         if self.depth >= DEEPEST:
             return _marked("...")
         inner = Shell(text, self.variables, depth=self.depth + 1, spent=self.spent)
@@ -430,7 +430,7 @@ class Shell:
         return made
 
     def _number(self, text: str) -> str:
-        """`$((...))` over whole numbers that are known."""
+        """Evaluate `$((...))` over known whole numbers."""
         bare = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\}?", r"${\1}", text)
         filled = self._expanded(bare).replace("//", "").replace("/", "//")
         if not re.fullmatch(r"[\d\s+\-*/()]+", filled):

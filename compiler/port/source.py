@@ -1,7 +1,7 @@
-"""A ported file as a tree whose every key and value knows its place.
+"""A ported file as a tree in which every key and value has its place.
 
-The files are other tools' YAML and JSON, read as those tools read them: YAML 1.1 as PyYAML has it, with
-anchors, aliases and merge keys. (Recipes themselves are read by spec.document, which refuses those.)
+The files are YAML and JSON of other tools, and are read as those tools read them: YAML 1.1 as in PyYAML, with
+anchors, aliases and merge keys. (spec.document reads recipes themselves, and refuses these.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from recipec.spec.diagnostics import Span
 
 
 class _Missing:
-    """What a key has that does not stand in the file; null is a value."""
+    """The value of a key that is not in the file. It differs from null, which is a value."""
 
     def __bool__(self) -> bool:
         return False
@@ -30,13 +30,13 @@ MISSING: Any = _Missing()
 
 @dataclass(frozen=True)
 class Script:
-    """What a Python script says beside its keys.
+    """What a Python script says in addition to its keys.
 
     Attributes:
         objective: a key of OBJECTIVES.
-        tool: whose defaults hold, "Unsloth".
-        defaults: where they are not those of TRL's command line.
-        rows: what its functions make of the rows, as meaning.scripts has it; None for rows as they are.
+        tool: the tool whose defaults apply, "Unsloth".
+        defaults: the defaults that differ from those of TRL's command line.
+        rows: what the script's functions make of the rows, as in meaning.scripts; None if rows are unchanged.
     """
 
     objective: str
@@ -47,18 +47,18 @@ class Script:
 
 @dataclass(frozen=True)
 class Source:
-    """One file.
+    """A ported file.
 
     Attributes:
-        path: as given on the command line.
-        file: the name to show.
-        data: its content: dicts, lists and values.
-        spans: of each value, by its key's path ("datasets[0].path").
-        keys: of each key itself, by the same path.
-        older: of the keys that the file has by an older name, that name.
-        secrets: by path, the values that look like tokens, and what they look like; stars stand for them.
-        unknown: by path, the values that are not known before a script runs, and what they depend on.
-        script: of a Python script, None for other files.
+        path: the path as given on the command line.
+        file: the name for messages.
+        data: the content: dicts, lists and plain values.
+        spans: the place of each value, by the path of its key ("datasets[0].path").
+        keys: the place of each key itself, by the same path.
+        older: the older name in the file, by the current name of a renamed key.
+        secrets: by path, the kind of each value that looks like a token; `data` has stars in its place.
+        unknown: by path, values that only a run of the script can determine, and what they depend on.
+        script: the rest of a Python script, None for other files.
     """
 
     path: Path
@@ -72,19 +72,19 @@ class Source:
     script: Script | None = None
 
     def get(self, key: str, default: Any = MISSING) -> Any:
-        """The value at a path, "datasets[0].path"; `default` where nothing stands there."""
+        """Return the value at a path ("datasets[0].path"), or `default` if nothing is there."""
         return _find(self.data, key, default)
 
     def has(self, key: str) -> bool:
-        """Whether the key stands in the file, be it with null."""
+        """Return whether the key is in the file, even with the value null."""
         return self.get(key) is not MISSING
 
     def span(self, key: str) -> Span | None:
-        """The place of a value; of a null that was left empty, its key's."""
+        """Return the place of a value. An empty null has the place of its key."""
         return self.spans.get(key) or self.keys.get(key)
 
     def place(self, key: str) -> Span:
-        """The place of a value; of one that does not stand in the file, that of the section it belongs to."""
+        """Return the place of a value. A value that is not in the file has the place of its section."""
         above = key
         while above:
             span = self.keys.get(above) if above != key else self.span(key)
@@ -94,13 +94,14 @@ class Source:
         return self.top()
 
     def top(self) -> Span:
-        """The file's first key, or its first line."""
+        """Return the place of the file's first key, or its first line."""
         return next(iter(self.keys.values()), None) or Span(self.file, 1, 1, "")
 
     def leaves(self) -> list[str]:
-        """Paths of all values, in the order of the file.
+        """Return the paths of all values, in the order of the file.
 
-        A list of plain values is one; a list of mappings, or of lists, is gone into; an empty mapping is one.
+        A list of plain values counts as one value, and so does an empty mapping. The values in lists of
+        mappings or of lists are listed one by one.
         """
         return list(_leaves(self.data, ""))
 
@@ -110,7 +111,7 @@ class Sources:
     """The files of one port, by the role that their content gives them.
 
     Attributes:
-        main: the recipe proper.
+        main: the tool's own config.
         others: by role: "accelerate", "deepspeed", "dataset_info", "adapter_config".
     """
 
@@ -118,12 +119,12 @@ class Sources:
     others: Mapping[str, Source] = field(default_factory=dict)
 
     def all(self) -> list[Source]:
-        """The main file first."""
+        """Return all files, the main one first."""
         return [self.main, *self.others.values()]
 
 
 def parts(key: str) -> list[str | int]:
-    """ "a.b[0].c" as ["a", "b", 0, "c"]."""
+    """Split a path: "a.b[0].c" gives ["a", "b", 0, "c"]."""
     out: list[str | int] = []
     for piece in key.split("."):
         name, *indices = piece.split("[")
@@ -134,7 +135,7 @@ def parts(key: str) -> list[str | int]:
 
 
 def _find(node: Any, key: str, default: Any) -> Any:
-    """What stands at a path below a node; a key may itself have dots and brackets."""
+    """Return the value at a path below a node. A key itself may contain dots and brackets."""
     if not key:
         return node
     if isinstance(node, list) and (index := _INDEX.match(key)) and int(index[1]) < len(node):
@@ -165,5 +166,5 @@ def _leaves(node: Any, path: str) -> Iterator[str]:
 
 
 def join(path: str, key: str) -> str:
-    """The path of a key below a path, "" for the root."""
+    """Return the path of a key below a path, which is "" for the root."""
     return f"{path}.{key}" if path else key

@@ -1,7 +1,7 @@
-"""Maps of hyperparameters, as SageMaker and Vertex hand them to a script: every value is a text.
+"""Maps of hyperparameters, as SageMaker and Vertex pass them to a script: every value is a text.
 
-The script's parser makes numbers and switches of them: HfArgumentParser, by the types of TrainingArguments
-and of TRL's arguments. SageMaker writes each value as JSON once more.
+The script's parser turns the texts into numbers and switches. It is HfArgumentParser, which uses the types of
+TrainingArguments and of TRL's arguments. SageMaker also encodes each value as JSON.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from recipec.compiler.port.keys import FALSE, TRUE, as_number, keys_of
 from recipec.compiler.port.source import Source
 
 LEAST = 2
-"""Keys of those arguments that a map must have, to be taken for one of them."""
+"""The number of keys of those arguments that a mapping must have to count as such a map."""
 ABOVE = ("hyperparameters", "HyperParameters", "hyper_parameters")
-"""What the map stands below in a description of a job."""
+"""The keys under which a job description holds the map."""
 
 
 def typed(source: Source) -> Source:
-    """A file with the map's keys at its top, and values as the script reads them; any other file as it is."""
+    """Move the map's keys to the file's top, with the values that the script reads. Keep other files."""
     found, others = source.data, {}
     above = next((key for key in ABOVE if isinstance(found, dict) and isinstance(found.get(key), dict)), "")
     if above:
@@ -57,7 +57,7 @@ def _types() -> Mapping[str, str]:
 
 
 def _bare(value: str) -> str:
-    """A text without the JSON that SageMaker writes around it."""
+    """Decode a text from the JSON that SageMaker writes around it."""
     try:
         inner = json.loads(value) if value.startswith('"') else value
     except ValueError:
@@ -66,7 +66,7 @@ def _bare(value: str) -> str:
 
 
 def _read(value: str, kind: str) -> Any:
-    """What a parser makes of a text, by the type of its argument; the text where that is none of them."""
+    """Parse a text by the type of its argument. Return the text itself if it does not have that type."""
     if "bool" in kind and value.lower() in (*TRUE, *FALSE):
         return value.lower() in TRUE
     if "int" in kind or "float" in kind:
