@@ -1,7 +1,8 @@
-"""A recipe as the config of a GPU tool, with a report: `recipe port --to`.
+"""`recipe port --to`: write a recipe as the config of a GPU tool, with a report.
 
-What is written is ported at once, as `recipe port` reads it, and each value of the recipe is held against
-what comes back: that is its verdict. So there is one meaning of a tool's keys, that of dialects/.
+The written config is ported back at once, as `recipe port` reads it. Each value of the recipe is compared
+with the value that comes back, which gives its verdict. So the meaning of a tool's keys is defined only once,
+in dialects/.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ lost data.overlong: longer samples are cut at their end there, and learned as fa
 lost checkpoint.directory checkpoint.every_steps checkpoint.keep: where and when checkpoints are kept
 lost train.log: what is logged, and how often
 """)
-"""Of paths, and of sections, what it means that the tool has another value or none. What does not stand here
-changes what is learned, and is an error."""
+"""What it means, by path or section, that the tool has another value or none. Any path that is missing here
+changes what is learned, so a difference in it is an error."""
 
 VERDICTS = {
     "exact": Verdict.EXACT,
@@ -82,12 +83,12 @@ ONE = "one GPU is assumed: --devices N says otherwise, and keeps the rows of a s
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line asks for.
+    """The arguments of the command line.
 
     Attributes:
-        tool: by --to, one of DIALECTS.
-        devices: GPUs, None where it does not say.
-        place: where the config will lie.
+        tool: the tool of --to, one of DIALECTS.
+        devices: the GPUs, None if the command line does not say.
+        place: the path of the config.
     """
 
     tool: str
@@ -96,7 +97,7 @@ class Asked:
 
 
 def back(loaded: Loaded, lowered: Lowered, asked: Asked) -> Ported:
-    """Writes a checked recipe's config; a recipe with errors gives its diagnostics alone."""
+    """Write the config of a checked recipe. A recipe with errors gives only its diagnostics."""
     program = lowered.program
     if program is None:
         return Ported(diagnostics=lowered.diagnostics)
@@ -125,7 +126,7 @@ def back(loaded: Loaded, lowered: Lowered, asked: Asked) -> Ported:
 
 
 def _source(loaded: Loaded) -> Source:
-    """The recipe as a ported file is: with the places of what it gives, and of what it takes from others."""
+    """Turn the recipe into a Source, with the places of its own keys and of the keys that it inherits."""
     bare = Source(loaded.path, display(loaded.path), loaded.raw)
     paths = {path for leaf in bare.leaves() for path in prefixes(leaf)}
     spans, keys = ({path: loaded.sources.span(path, at) for path in paths} for at in (False, True))
@@ -137,7 +138,7 @@ def _source(loaded: Loaded) -> Source:
 
 
 def _ported(text: str, config: Config, asked: Asked) -> Ledger:
-    """What `recipe port` makes of the config and of the files beside it."""
+    """Port the config and the files that it needs, as `recipe port` does."""
     dialect = dialects.load(DIALECTS[asked.tool])
 
     def read(name: str, content: str) -> Source:
@@ -158,7 +159,7 @@ def _ported(text: str, config: Config, asked: Asked) -> Ledger:
 
 
 def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None:
-    """Says of every value of the recipe what became of it."""
+    """Record for every value of the recipe what became of it."""
     source, recipe = ledger.sources.main, config.recipe
     there = _returned(recipe, config, returned)
     came = dict(_leaves(there))
@@ -173,7 +174,8 @@ def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None
         same = path in came and (retold is not None or _alike(path, value, came[path], config))
         if same and path in ("data.train", "data.eval"):
             same = _own(recipe.data, value) == _own(there.data, came[path])
-        # A default of recipes that comes back is the tool's too where it bears on what is learned.
+        # Where a value affects learning, a dialect writes out the tool's default, so an equal value suffices.
+        # Any other value that the recipe gives must come from a key of the config.
         same = same and (row is None or not given or path in returned.lines)
         verdict, note = Verdict.EXACT, ""
         if same and any(notes):
@@ -209,7 +211,7 @@ def _learned(source: Source, path: str, why: str, title: str, way: str = "") -> 
 
 
 def _lost(path: str, came: Mapping[str, Any], config: Config) -> tuple[str, str]:
-    """Why a value that is learned by does not come back, and what can be done; "" for nothing."""
+    """Return why a value that affects learning does not come back, and what can be done; "" for nothing."""
     recipe = config.recipe
     if came.get("data.format") != recipe.data.format and path in OF_ROWS:
         way = AS_TURNS.get(config.tool, AS_MESSAGES) if recipe.data.format == "instruction" else AS_MESSAGES
@@ -229,7 +231,7 @@ AS_TURNS = {
     " names, with data.format: prompt_completion",
     "axolotl": f"{AS_MESSAGES}, with data.format: chat",
 }
-"""Of instruction rows, by the tool: TRL learns the completion, Axolotl each answer."""
+"""What to do with instruction rows, by tool: TRL trains on the completion, Axolotl on each answer."""
 CONSEQUENCE = "as the format"
 OF_ROWS = ("data.format", "data.fields", "data.transform", "data.loss_on")
 
@@ -240,7 +242,11 @@ AFTER = "what the template writes after the end of the answer is not learned the
 
 
 def _retold(path: str, recipe: Recipe, returned: Ledger) -> str | None:
-    """How instruction rows that come back as messages differ, "" for not at all; None where none do."""
+    """Say how instruction rows differ that come back as messages.
+
+    Returns:
+        The difference, "" if there is none, or None if no such rows come back.
+    """
     data = recipe.data
     columns = alpaca(data.fields)
     made = conversion.alpaca(conversion.Alpaca(**{"query": None, **columns}), False)
@@ -256,7 +262,7 @@ def _retold(path: str, recipe: Recipe, returned: Ledger) -> str | None:
 
 
 def _leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of a recipe by their paths; what is no section is whole."""
+    """Yield the values of a recipe with their paths. Values other than sections are not split."""
     for name in type(section).model_fields if isinstance(section, Section) else ():
         value, at = getattr(section, name), f"{path}.{name}".lstrip(".")
         if isinstance(value, Section):
@@ -266,7 +272,7 @@ def _leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _returned(recipe: Recipe, config: Config, returned: Ledger) -> Any:
-    """The recipe that the port of the config is, on the same machine; None where it is none."""
+    """Return the recipe that the ported config gives, on the same machine, or None if it gives none."""
     axes = {"accelerator": "v5p-8", "axes": {"fsdp": 4}}
     lines = {**returned.lines, "recipe": Line(VERSION), "name": Line(recipe.name)}
     lines |= {f"mesh.{key}": Line(value) for key, value in axes.items()}
@@ -275,9 +281,9 @@ def _returned(recipe: Recipe, config: Config, returned: Ledger) -> Any:
 
 
 def _alike(path: str, here: Any, there: Any, config: Config) -> bool:
-    """Whether two values of a path mean the same."""
+    """Return whether two values of a path mean the same."""
     if path in ("data.train", "data.eval"):
-        if any(one.path.endswith(".array_record") for one in here):  # which `datasets` does not read
+        if any(one.path.endswith(".array_record") for one in here):  # `datasets` cannot read these
             return False
         return [_place(one) for one in here] == [_place(one) for one in there]
     if path in ("lora.targets", "lora.layers"):
@@ -285,7 +291,7 @@ def _alike(path: str, here: Any, there: Any, config: Config) -> bool:
         return sorted(there) == sorted(found) if path == "lora.targets" else there == layers
     if path == "data.fields":
         return _renamed(here) == _renamed(there)
-    if path == "data.transform":  # the port's file is another than the recipe's, by whatever name
+    if path == "data.transform":  # the port writes its own file, which never equals the recipe's
         return not here and not there
     if path == "data.chat_template":
         return here == (config.beside.get(there, there) if isinstance(there, str) else there)
@@ -297,7 +303,7 @@ def _alike(path: str, here: Any, there: Any, config: Config) -> bool:
 
 
 def _own(data: Data, sources: Sequence[DataSource]) -> list[Any]:
-    """What rows are, of each source; nothing where none has any of its own."""
+    """Return the form of the rows of each source, or [] if no source has a form of its own."""
     names = ("format", "fields", "transform", "chat_template", "loss_on")
     if all(getattr(one, name) is None for one in (*data.train, *data.eval) for name in names):
         return []
@@ -318,7 +324,7 @@ def _renamed(fields: Mapping[str, str]) -> dict[str, str]:
 
 
 def _commented(lines: Mapping[str, Line], returned: Ledger) -> dict[str, Line]:
-    """The keys whose ports are no exact ones, with the reasons as comments."""
+    """Return the keys that do not come back exactly, with the reasons as comments."""
     return {
         each.key: Line(lines[each.key].value, each.note)
         for each in returned.findings
@@ -342,11 +348,11 @@ SPREAD = {
     "llama-factory": f"{LAUNCH} -m llamafactory.launcher {{config}}",
     "axolotl": "axolotl train {config} --launcher accelerate -- --config_file accelerate.yaml",
 }
-"""How a config is run, on one GPU and on several; ORPO and CPO are no commands of TRL's."""
+"""How to run a config, on one GPU and on several. TRL has no commands for ORPO and CPO."""
 
 
 def _header(made: Ported, config: Config, asked: Asked) -> list[str]:
-    """The comment at the config's top."""
+    """Return the comment at the config's top."""
     lines = []
     if made.missing:
         lines += ["PARTIAL: this config is not the run of its recipe. What is missing:"]

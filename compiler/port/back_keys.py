@@ -1,4 +1,4 @@
-"""A recipe in the keys of GPU tools: what `recipe port --to` writes, before back.py ports it again."""
+"""Write a recipe in the keys of GPU tools, for `recipe port --to`. back.py ports the result back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.language import DataSource, Lora, Recipe
 
 DIALECTS = {"trl": "trl", "llama-factory": "llamafactory", "axolotl": "axolotl"}
-"""Modules of dialects/ by the tools' names for --to."""
+"""The dialect in dialects/ of each tool name for --to."""
 
 DIRECT = """
 model.id                       model_name_or_path    =                    base_model
@@ -56,15 +56,16 @@ train.log.mlflow_experiment    -                     -                    mlflow
 checkpoint.every_steps         save_steps            =                    =
 checkpoint.keep                save_total_limit      =                    =
 """
-"""Values of a recipe that are a key's own: the path, and the key of each of DIALECTS; = is the one before."""
+"""Recipe values with a key of their own: the path, and each tool's key in the order of DIALECTS. = repeats
+the previous key."""
 
 PATIENCE = {"llama-factory": "early_stopping_steps", "axolotl": "early_stopping_patience"}
-"""Evaluations without progress; TRL's command line has no key of its callback."""
+"""The key for the number of evaluations without progress. TRL's command line has no key for its callback."""
 OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "lion": "lion_32bit", "sgd": "sgd"}
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
-"""What `datasets` reads a file with, by the end of its name."""
+"""The reader of `datasets` by a file's suffix."""
 USUAL = ("loss_type", "sigmoid")
-"""A key that needs no telling, and its value."""
+"""A key and the value at which it need not be written."""
 ALPACA = {
     "prompt": "instruction",
     "query": "input",
@@ -72,13 +73,13 @@ ALPACA = {
     "history": "history",
     "system": "system",
 }
-"""Names of data.fields by the columns of LLaMA-Factory 0.9.5's alpaca rows."""
+"""LLaMA-Factory 0.9.5's columns of alpaca rows, with the matching names of data.fields."""
 ACCELERATE, TEMPLATE, INFO = "accelerate.yaml", "chat_template.jinja", "dataset_info.json"
-"""Files that lie beside a config."""
+"""Files next to a config."""
 
 
 def direct(tool: str) -> dict[str, str]:
-    """The tool's keys by the recipe's paths."""
+    """Return the tool's keys by the recipe's paths."""
     out = {}
     for row in DIRECT.strip().splitlines():
         path, *names = row.split()
@@ -91,14 +92,14 @@ def direct(tool: str) -> dict[str, str]:
 
 @dataclass
 class Config:
-    """A tool's config that is being written.
+    """A tool's config while it is written.
 
     Attributes:
         tool: one of DIALECTS.
-        devices: GPUs.
-        folder: where it will lie; what it names is relative to that.
-        keys: what it says.
-        beside: data of the files that lie beside it, by name; a text stands for itself.
+        devices: the number of GPUs.
+        folder: the folder of the config; paths in it are relative to that folder.
+        keys: the config's keys and values.
+        beside: the data of the files next to the config, by name; a text is written unchanged.
     """
 
     program: Program
@@ -118,22 +119,22 @@ class Config:
         return [part.name for adapter in self.program.adapters for part in adapter.projections]
 
     def direct(self, section: str) -> None:
-        """The keys that are values of a section themselves."""
+        """Set the keys that hold a value of the section unchanged."""
         for path, key in direct(self.tool).items():
             value = attrgetter(path)(self.recipe) if path.startswith(f"{section}.") else None
             if key == "lora_alpha" and self.tool != "axolotl" and value is not None:
-                value = int(value) if value.is_integer() else None  # a whole number there
+                value = int(value) if value.is_integer() else None  # the tool takes whole numbers only
             if value not in (None, {}):
                 self.keys[key] = value
 
     def start(self, key: str) -> None:
-        """The adapter that training starts from, where it is a folder."""
+        """Set the adapter that training starts from, if it is a folder."""
         given = self.recipe.lora.start_from if self.recipe.lora else None
         if given is not None and "://" not in given:
             self.keys[key] = given
 
     def batches(self, micro: str) -> None:
-        """Rows of a step: of a GPU at once, and how often."""
+        """Set the rows of a GPU's micro-batch, and the micro-batches of a step."""
         train = self.recipe.train
         rows = train.global_batch_size // self.devices
         at_once = max(n for n in range(1, min(train.micro_batch_size, rows) + 1) if rows % n == 0)
@@ -141,24 +142,24 @@ class Config:
 
     @property
     def masters(self) -> bool:
-        """Whether float32 weights are trained that are computed with in bfloat16."""
+        """Whether float32 weights are trained, and the computation uses bfloat16."""
         whole = self.recipe.lora is None and self.recipe.model.dtype == "bfloat16"
         return whole and self.recipe.train.optimizer.master_weights
 
     @property
     def flashes(self) -> bool:
-        """Whether attention has a fused kernel, without which samples of a row would see each other."""
+        """Whether attention has a fused kernel. Without it, packed samples would attend to each other."""
         wanted = self.recipe.model.attention == "splash" or self.recipe.data.packing
         return wanted and self.model.family.flash_attention
 
 
 def written(program: Program, tool: str, devices: int, folder: Path) -> Config:
-    """A recipe's config for a tool, as far as the tool has words for it.
+    """Write a recipe as a tool's config, as far as the tool has keys for it.
 
     Args:
         tool: one of DIALECTS.
-        devices: GPUs; they divide the rows of a step.
-        folder: where it will lie.
+        devices: the number of GPUs, which divides the rows of a step.
+        folder: the folder of the config.
     """
     config = Config(program, tool, devices, folder)
     config.direct("model")
@@ -172,7 +173,7 @@ def written(program: Program, tool: str, devices: int, folder: Path) -> Config:
 
 
 def _stream(config: Config) -> None:
-    """The switch of streaming; transformers' Trainer shuffles a stream where TRL's SFT is told to alone."""
+    """Switch streaming on. transformers' Trainer always shuffles a stream; TRL's SFT needs a key for it."""
     train, data = config.recipe.train, config.recipe.data
     single = config.tool == "trl" and "datasets" not in config.keys
     config.keys["dataset_streaming" if single else "streaming"] = True
@@ -181,7 +182,7 @@ def _stream(config: Config) -> None:
 
 
 def moved(recipe: Recipe, before: Path, after: Path) -> Recipe:
-    """The recipe with what it names by relative paths named from another folder."""
+    """Return the recipe with its relative paths rewritten for another folder."""
     if before.resolve() == after.resolve():
         return recipe
 
@@ -246,7 +247,7 @@ def _trl(config: Config) -> None:
 
 
 def _trl_sources(config: Config) -> None:
-    """One data set by name where TRL can evaluate on a split of it, else a mixture."""
+    """Write a single data set by name if TRL can evaluate on one of its splits, else a mixture."""
     data, keys = config.recipe.data, config.keys
     first, held = data.train[0], data.eval[:1]
     alike = all((one.path, one.config) == (first.path, first.config) for one in held)
@@ -341,7 +342,7 @@ def _llamafactory(config: Config) -> None:
 
 
 def _template(config: Config) -> dict[str, Any]:
-    """LLaMA-Factory's name of a template that is one of its own, {} where none is: it reads no Jinja."""
+    """Return LLaMA-Factory's name for a template of its own, or {} for other templates: it reads no Jinja."""
     text = (config.recipe.data.chat_template or "").rstrip("\n")
     for name in templates.LLAMAFACTORY:
         for thinking in (True, False):
@@ -352,7 +353,7 @@ def _template(config: Config) -> dict[str, Any]:
 
 
 def _entry(config: Config, source: DataSource) -> dict[str, Any]:
-    """An entry of dataset_info.json."""
+    """Return an entry of dataset_info.json."""
     data, text = config.recipe.data, config.recipe.data.format == "text"
     hub = _is_hub(source)
     made = {"hf_hub_url": source.path.removeprefix("hf://")} if hub else {"file_name": source.path}
@@ -371,13 +372,13 @@ def _entry(config: Config, source: DataSource) -> dict[str, Any]:
 
 
 def alpaca(fields: Mapping[str, str]) -> dict[str, str]:
-    """LLaMA-Factory's columns of instruction rows.
+    """Return LLaMA-Factory's columns of instruction rows.
 
-    It stops where a row lacks a column that is named. So an optional one is named where `fields` does so, and
-    `input` where rows have their usual names.
+    The tool stops if a row lacks a column that is named. So an optional column is named only if `fields`
+    names it, and `input` also if the rows have their usual names.
 
     Args:
-        fields: `data.fields`.
+        fields: the recipe's `data.fields`.
     """
     named = {"instruction": "instruction", "output": "output", **(fields or {"input": "input"})}
     return {column: named[name] for column, name in ALPACA.items() if name in named}
@@ -440,7 +441,7 @@ def _axolotl(config: Config) -> None:
         keys.pop("warmup_ratio", None)
         keys["warmup_steps"] = 0
     keys |= {"eval_steps": train.eval_every} if data.evaluates else {}
-    ordered = data.shuffle_seed is None and train.objective != "kto"  # which keeps the order by itself
+    ordered = data.shuffle_seed is None and train.objective != "kto"  # KTO keeps the order anyway
     keys |= {"curriculum_sampling": True} if ordered else {}
     keys |= {"use_tensorboard": True} if train.log.tensorboard else {}
     if train.router_aux_loss_coef:
@@ -453,7 +454,7 @@ def _axolotl(config: Config) -> None:
 
 
 def _rows(config: Config, source: DataSource) -> dict[str, Any]:
-    """A data set of Axolotl's."""
+    """Return an entry of Axolotl's data sets."""
     data = config.recipe.data.of(source)
     named = {name: there for name, there in data.fields.items() if name != there}
     made = {"path": source.path.removeprefix("hf://"), "name": source.config, "split": _split(source)}
@@ -494,7 +495,7 @@ WRITERS: Mapping[str, Callable[[Config], None]] = {
 
 
 def _trainer(config: Config) -> None:
-    """transformers' TrainingArguments, which TRL and LLaMA-Factory take over."""
+    """Write transformers' TrainingArguments, which TRL and LLaMA-Factory also read."""
     recipe, keys = config.recipe, config.keys
     train = recipe.train
     config.batches("per_device_train_batch_size")
@@ -511,7 +512,7 @@ def _trainer(config: Config) -> None:
     if recipe.data.shuffle_seed is not None:
         keys["data_seed"] = recipe.data.shuffle_seed
         if config.tool == "trl" and train.loss_type == "apo_zero_unpaired":
-            keys["train_sampling_strategy"] = "random"  # its KTOTrainer has another default
+            keys["train_sampling_strategy"] = "random"  # TRL's KTOTrainer has another default
     elif config.tool == "trl":
         keys["train_sampling_strategy"] = "sequential"
     else:
@@ -525,9 +526,9 @@ def _trainer(config: Config) -> None:
 
 
 def _best(config: Config) -> None:
-    """The best model and early stopping, as far as the tool has keys of them.
+    """Write the keys for the best model and early stopping, as far as the tool has them.
 
-    transformers loads the best of the checkpoints that it has: one has to be saved wherever it evaluates.
+    transformers can only load the best of the saved checkpoints, so one has to be saved at each evaluation.
     """
     train, checkpoint = config.recipe.train, config.recipe.checkpoint
     if "eval_steps" not in config.keys:
@@ -556,7 +557,7 @@ def _optimizer(config: Config, key: str) -> None:
 
 
 def _schedule(config: Config) -> tuple[str, dict[str, Any]]:
-    """transformers' name of the schedule, and its arguments."""
+    """Return transformers' name of the schedule, and its arguments."""
     schedule, rate = config.recipe.train.schedule, config.recipe.train.optimizer.learning_rate
     if schedule.name == "constant" or not schedule.final_ratio:
         return schedule.name, {}
@@ -579,13 +580,13 @@ def _is_hub(source: DataSource) -> bool:
 
 
 def _split(source: DataSource) -> str | None:
-    """The split, with its first rows alone where there is a limit; train where none is named."""
+    """Return the split ("train" if none is named), limited to its first rows if the source has a limit."""
     name = source.split or "train"
     return f"{name}[:{source.limit}]" if source.limit and "[" not in name else name
 
 
 def reader(path: str) -> str | None:
-    """What `datasets` reads a file with; None for a folder, and for what it does not read."""
+    """Return the reader of `datasets` for a file, or None for a folder or an unreadable file."""
     name = PurePosixPath(path.removesuffix(".gz").removesuffix(".zst"))
     return READERS.get(name.suffix)
 
@@ -595,11 +596,11 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def targets(config: Config) -> tuple[list[str], str, list[str]]:
-    """What carries adapters, in PEFT's words.
+    """Return the modules that carry adapters, as PEFT names them.
 
     Returns:
-        target_modules as a list; the same as a regular expression where some layers have them alone, "" where
-        all have; target_parameters.
+        target_modules as a list; the same as a regular expression if only some layers have them, else "";
+        target_parameters.
     """
     lora, model = config.recipe.lora, config.model
     assert isinstance(lora, Lora)
@@ -611,7 +612,7 @@ def targets(config: Config) -> tuple[list[str], str, list[str]]:
     linear = [module.name for module in chosen if not module.parameter]
     ends = _ends(linear, [module.name for module in modules(model) if not module.parameter])
     if ends != linear or known("experts", "renamed").get(model.family.name):
-        return ends, "", parameters  # of those models PEFT takes the last names of an expression alone
+        return ends, "", parameters  # for such models PEFT reads only the last names of an expression
     all_of_them = _layers(model, [module.name for module in every if not module.parameter])
     by_layers: dict[str, list[str]] = {}
     for slot, layers in _layers(model, linear).items():
@@ -623,7 +624,7 @@ def targets(config: Config) -> tuple[list[str], str, list[str]]:
 
 
 def _layers(model: Model, names: Iterable[str]) -> dict[str, list[str]]:
-    """The numbers of the layers that have a projection, by its name within its layer."""
+    """Return the numbers of the layers that have a projection, by its name within the layer."""
     out: dict[str, list[str]] = {}
     for name in names:
         layer, _, slot = name.removeprefix(f"{prefix_of(model)}layers.").partition(".")
@@ -632,7 +633,7 @@ def _layers(model: Model, names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _ends(names: Iterable[str], every: Iterable[str]) -> list[str]:
-    """As few last parts of names as mean no others of `every`, else the names."""
+    """Shorten names to their last parts, as long as these match no others of `every`."""
     wanted = list(names)
     others = set(every).difference(wanted)
     for parts in (1, 2):
@@ -643,7 +644,7 @@ def _ends(names: Iterable[str], every: Iterable[str]) -> list[str]:
 
 
 def dumped(name: str, data: Any) -> str:
-    """The text of a file that lies beside a config."""
+    """Return the text of a file next to a config."""
     import yaml
 
     if isinstance(data, str):

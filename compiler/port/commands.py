@@ -1,7 +1,8 @@
-"""Training commands of shell scripts: the config file that a command names, and the flags that lie over it.
+"""Training commands of shell scripts: the config file that a command names, and the flags that override it.
 
-`shell` reads the script's syntax. Here a command is told by its launcher and its program, and becomes a
-Source in the keys of its tool's dialect, each flag with its place; launchers' flags become accelerate's keys.
+`shell` reads the script's syntax. This module recognizes a command by its launcher and program, and turns it
+into a Source in the keys of its tool's dialect, in which each flag has its place. Flags of launchers become
+keys of accelerate.
 """
 
 from __future__ import annotations
@@ -59,22 +60,23 @@ PROGRAMS: tuple[tuple[str, str, str], ...] = (
     (r"(?:.*/)?(?:pretrain|finetune)_(?:gpt|llama)\.py", "", "Megatron-LM"),
     (r"(?:.*/)?[\w-]*(?:train|tune|sft|dpo|run_)[\w-]*\.py", "", ""),
 )
-"""Programs that train, the dialect that reads their flags, "" for none, and the tool; the first that fits."""
+"""Training programs, the dialect that reads their flags ("" for none), and the tool. The first match wins."""
 
 WRAPPERS = words("srun nohup time exec sudo env uv poetry conda mamba pixi numactl nsys docker ! %%bash")
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
 TOOLS = {program.partition(" ")[0] for one, _, _ in PROGRAMS for program in one.split("|") if " " in program}
 STARTS = {*LAUNCHERS, "python", "python3", "llamafactory-cli", "lmf", *TOOLS} - {"-m"}
 SINGLE = ("axolotl", "torchtune", "maxtext", "oumi", "automodel", "litgpt", "tunix")
-"""Dialects whose flags take one value each."""
+"""Dialects whose flags take exactly one value."""
 HYDRA = ("torchtune", "maxtext", "llamafactory", "axolotl", "oumi", "tunix")
-"""Dialects whose commands take KEY=VALUE."""
+"""Dialects whose commands take KEY=VALUE arguments."""
 OWN = {"maxtext": ("base.yml", "sft.yml"), "tunix": ("base_config.yaml",)}
-"""Configs of the tools themselves, which a command may name without a copy at hand."""
+"""Configs that the tools contain. A command may name them without a copy at hand."""
 OVER = "override_config_file="
-"""Tunix's word for a config over its base."""
+"""Tunix's argument for a config that overrides its base config."""
 REPLACED = ("optimizer_config", "training_config", "model_config.lora_config")
-"""Sections of Tunix's base that go whole where the command names a key of them, or beside them."""
+"""Sections of Tunix's base config that are dropped completely if the command sets a key in them, or in the
+section around them."""
 SECTIONS = {
     "trl": ("sft", "dpo", "orpo", "cpo", "script", "model"),
     "llamafactory": ("train",),
@@ -93,7 +95,7 @@ RENAMED = {
     "nnodes": "num_machines",
     "num_nodes": "num_machines",
 }
-"""What accelerate calls the flags of torchrun and deepspeed."""
+"""accelerate's names for the flags of torchrun and deepspeed."""
 PER_NODE = ("nproc_per_node", "num_gpus", "nproc-per-node")
 _VALUE = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?|[Tt]rue|[Ff]alse|TRUE|FALSE|null")
 _SECRET = re.compile(
@@ -108,10 +110,10 @@ class Program:
     """A training command.
 
     Attributes:
-        name: as it is called, "trl sft".
-        dialect, tool, script: as PROGRAMS has them.
-        launcher: its flags, with their words; arguments: the program's words.
-        head: its first word.
+        name: the program as it is called, "trl sft".
+        dialect, tool, script: as in PROGRAMS.
+        launcher, arguments: the launcher's flags, and the program's arguments, as words.
+        head: the program's first word.
     """
 
     name: str
@@ -126,14 +128,14 @@ class Program:
 
 @dataclass(frozen=True)
 class Command:
-    """A command as a port takes it.
+    """A command in the form that a port reads.
 
     Attributes:
-        sources: the main one first.
-        dialect: of them.
-        script: of TRL's, where the command names it.
-        devices: GPUs, where no file among the sources says it.
-        taken: of the files beside it on the command line, those that the command names.
+        sources: the files, the main one first.
+        dialect: the dialect of the files.
+        script: the script of TRL, if the command names one.
+        devices: the GPUs, if no file among the sources says it.
+        taken: the files of the port's own command line that the command names.
     """
 
     sources: tuple[Source, ...]
@@ -144,19 +146,22 @@ class Command:
 
 
 def is_command(path: Path) -> bool:
-    """Whether a path is of a script of commands: by its suffix, or `-` for stdin."""
+    """Return whether a path is a script of commands: by its suffix, or `-` for stdin."""
     return str(path) == "-" or path.suffix.lower() in SUFFIXES
 
 
 def read_command(
     path: Path, number: int | None = None, chosen: str | None = None, beside: Sequence[Path] = ()
 ) -> tuple[Command | None, list[Diagnostic]]:
-    """The training command of a script, None where there is none that can be read, and what was found.
+    """Read the training command of a script.
 
     Args:
-        number: by --command, which of several it is, from 1.
-        chosen: the dialect's name, by --from.
-        beside: files of the port's own command line, among which the command's names are looked for first.
+        number: the number from --command if the script has several, from 1.
+        chosen: the dialect's name, from --from.
+        beside: files of the port's own command line. The command's file names are looked up here first.
+
+    Returns:
+        The command, None if there is none that can be read, and the findings.
     """
     if str(path) == "-":
         text, problem = sys.stdin.read(MAX_BYTES + 1), None
@@ -172,7 +177,7 @@ def read_command(
 
 
 def _program(statement: Statement) -> Program | None:
-    """What a statement runs, None where it trains nothing."""
+    """Return the program that a statement runs, or None if it trains nothing."""
     words = list(statement.words)
     names = [PurePosixPath(word.text.lstrip("!")).name for word in words]
     starts = [index for index, name in enumerate(names) if name in STARTS]
@@ -224,7 +229,7 @@ def _program(statement: Statement) -> Program | None:
 
 
 def _end_of_launcher(words: Sequence[Word], at: int) -> int:
-    """Where the launcher's flags end: at its program."""
+    """Return the index of the word after the launcher's flags: its program."""
     while at < len(words):
         text = words[at].text
         if text in ("-m", "--module") or PurePosixPath(text).name in STARTS:
@@ -239,7 +244,7 @@ def _end_of_launcher(words: Sequence[Word], at: int) -> int:
 
 
 def _types(tool: str) -> dict[str, str]:
-    """The types of a tool's flags."""
+    """Return the types of a tool's flags."""
     sections = tools().get(tool, {}).get("sections", {})
     return {
         key: str(row[0])
@@ -251,7 +256,7 @@ def _types(tool: str) -> dict[str, str]:
 
 @dataclass
 class _Laid:
-    """A config with flags over it."""
+    """A config whose keys flags override."""
 
     data: dict[str, Any] = field(default_factory=dict)
     spans: dict[str, Span] = field(default_factory=dict)
@@ -272,18 +277,18 @@ class _Laid:
         secrets: Mapping[str, str] | None = None,
         at: Span | None = None,
     ) -> None:
-        """Sets a key, in place of what stands there.
+        """Set a key, and replace its old value.
 
         Args:
             span, at: the places of the flag and of its value.
-            secrets: what in the value looks like a token, by path below it.
+            secrets: the kinds of tokens in the value, by the path below it.
 
         Raises:
-            Refused: it lies in what is no section.
+            Refused: the path leads through something that is not a section.
         """
         help = "set the section itself"
         key = shown(key) or '""'
-        way = parts(key) if _KEY.fullmatch(key) else [key]  # what is no name is no key of any tool
+        way = parts(key) if _KEY.fullmatch(key) else [key]  # not a name, so no key of any tool
         put(self.data, way, value, Diagnostic("E0031", f"`{key}` leads nowhere", key, help, span))
         self._forget(key)
         for path in _below(value, key):
@@ -292,7 +297,7 @@ class _Laid:
             self.secrets[key + path if path[:1] in ("", "[") else join(key, path)] = what
 
     def remove(self, key: str) -> None:
-        """Takes a key out, where it stands."""
+        """Remove a key, if it is there."""
         *way, last = parts(key) if _KEY.fullmatch(key) else [key]
         node: Any = self.data
         for part in way:
@@ -311,7 +316,7 @@ class _Laid:
 
 
 def _below(value: Any, path: str) -> Iterator[str]:
-    """The paths of a value and of what lies in it."""
+    """Yield the paths of a value and of everything in it."""
     yield path
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -319,7 +324,7 @@ def _below(value: Any, path: str) -> Iterator[str]:
 
 
 class _Script:
-    """A script whose command is read."""
+    """A script from which a command is read."""
 
     def __init__(self, path: Path, file: str, text: str, beside: Sequence[Path]) -> None:
         self.path, self.file = path, file
@@ -346,10 +351,10 @@ class _Script:
         return Refused(Diagnostic(code, message, help=help, span=span))
 
     def command(self, number: int | None, chosen: str | None) -> Command:
-        """The one command.
+        """Return the script's command.
 
         Raises:
-            Refused: there is none, or none that can be taken.
+            Refused: there is none, or none that can be ported.
         """
         program = self._chosen(number)
         self.start = program.statement.folder
@@ -417,7 +422,7 @@ class _Script:
         return self.refused("E1184", message, help, self.place(program.head))
 
     def _main(self, program: Program, dialect: str) -> tuple[Source, list[Word]]:
-        """The config with the command's flags, and the launcher's flags that stand among them."""
+        """Return the config with the command's flags, and the launcher's flags that stand among them."""
         words = list(program.arguments)
         launched = list(program.launcher)
         if dialect == "torchtune" and program.tool == "torchtune":
@@ -457,7 +462,7 @@ class _Script:
         return laid.source(path, config.file if config else self.file), launched
 
     def _overriding(self, plain: Sequence[Word], over: Word) -> list[Word]:
-        """Tunix's words: a file that lies over its base_config.yaml stands in that one's place."""
+        """Return Tunix's arguments; an overriding config file replaces base_config.yaml."""
         base = next((word for word in plain if word.text.endswith(CONFIGS) and word is not over), None)
         if base is not None and PurePosixPath(base.text).name not in OWN["tunix"]:
             message = f"two configs: {shown(base.text)}, and what overrides it"
@@ -470,7 +475,7 @@ class _Script:
         return [named, *(word for word in plain if word not in (base, over))]
 
     def _lay(self, laid: _Laid, flag: str, values: Sequence[Word], place: Word, dialect: str) -> None:
-        """Lays one flag over the config."""
+        """Set one flag in the config."""
         types, span = _types(dialect), self.place(place)
         key = flag if dialect in ("torchtune", "maxtext") else flag.replace("-", "_")
         if key not in types and key.startswith("no_") and not values and (not types or key[3:] in types):
@@ -494,7 +499,7 @@ class _Script:
             laid.lay(key, value, span, secrets, self.place(values[0]))
 
     def _value(self, word: Word, kind: str) -> tuple[Any, dict[str, str]]:
-        """A word as the value that the tools make of it, and what in it looks like a token."""
+        """Parse a word as the tools do, and return the kinds of tokens in it."""
         text = shown(word.text)
         tree = Tree(text, self.file)
         if text[:1] in ("{", "[") and not unknown(word.text):
@@ -509,7 +514,7 @@ class _Script:
         return tree.value(text, ""), tree.secrets
 
     def _litgpt(self, laid: _Laid, program: Program, plain: Sequence[Word]) -> None:
-        """What litgpt's command says beside its flags: the checkpoint, and that it is of LoRA."""
+        """Set what a litgpt command says besides its flags: the checkpoint, and that it trains LoRA."""
         method = plain[0].text if plain and plain[0].text in ("lora", "full", "adapter", "adapter_v2") else ""
         if method.startswith("adapter"):
             raise self._unread(replace(program, name=f"{program.name} {method}", tool="litgpt's adapters"))
@@ -522,10 +527,10 @@ class _Script:
             laid.lay("lora_r", rank, self.place(program.head))
 
     def _config(self, word: Word, dialect: str) -> Source | None:
-        """The config that a command names; None for one of OWN, whose values the dialect knows.
+        """Read the config that a command names, or return None for one of OWN: the dialect knows its values.
 
         Raises:
-            Refused: it is not there, or cannot be known.
+            Refused: the config is missing, or its name is not known.
         """
         own = PurePosixPath(word.text).name in OWN.get(dialect, ())
         source = self._beside(word.text, self.place(word), "W1186" if own else "E1185", says=not own)
@@ -534,14 +539,14 @@ class _Script:
         return source
 
     def _beside(self, name: str, span: Span, code: str, says: bool = True) -> Source | None:
-        """A file that a heredoc writes, or that lies beside the script or below the working folder.
+        """Find a file that a heredoc writes, or that is next to the script or below the working folder.
 
         Args:
-            code: of the finding where it is not there; the file is then None.
-            says: whether there is a finding.
+            code: the code of the finding if the file is missing; the result is then None.
+            says: whether to report a missing file.
 
         Raises:
-            Refused: the path leads out, or the file cannot be read.
+            Refused: the path leads out of the folder, or the file cannot be read.
         """
         text = shown(name)
         if missing := unknown(name):
@@ -556,7 +561,7 @@ class _Script:
                 self.folder / text, f"{self.file}, {text}", data, tree.spans, tree.keys, tree.secrets
             )
         homes = [self.folder.resolve(), Path.cwd()]
-        names = [text, f"recipes/configs/{text}.yaml"]  # torchtune's own, in its checkout
+        names = [text, f"recipes/configs/{text}.yaml"]  # the configs in torchtune's repository
         names = names if not text.endswith(CONFIGS) else [text]
         starts = dict.fromkeys([self.start, ""])
         places = [home / start / each for home in homes for start in starts for each in names]
@@ -590,7 +595,7 @@ class _Script:
         return None
 
     def _launch(self, program: Program, words: Sequence[Word]) -> Source | None:
-        """accelerate's file with the launcher's flags, None where nothing says how the run was started."""
+        """Merge the launcher's flags into accelerate's file, or return None without any launch settings."""
         watched = program.statement.watched
         flags, _ = _split(words, {**_types("accelerate"), **dict.fromkeys(BARE, "bool")}, "")
         named = next((values for flag, values, _ in flags if flag == "config_file" and values), None)
@@ -637,7 +642,7 @@ class _Script:
         return laid.source(self.path, file.file if file else f"{self.file}, launcher")
 
     def _named(self, main: Source, dialect: str) -> Iterator[Source]:
-        """The files that the main one's keys name, and that go with the tool."""
+        """Yield the files that the main file's keys name and that the tool reads."""
         roles = dialects.KNOWN[dialect].roles
         for key, role in (("deepspeed", "deepspeed"), ("accelerate_config", "accelerate")):
             value, span = main.get(key, None), main.span(key)
@@ -659,7 +664,7 @@ _OF_DEEPSPEED = ("gradient_accumulation_steps", "gradient_clipping")
 
 
 def _litgpt_key(key: str) -> str:
-    """`data.json_path` of litgpt's command line as its files have it, `data.init_args.json_path`."""
+    """Turn `data.json_path` of litgpt's command line into `data.init_args.json_path`, as in its files."""
     if key == "data":
         return "data.class_path"
     return (
@@ -672,7 +677,7 @@ def _litgpt_key(key: str) -> str:
 def _split(
     words: Sequence[Word], types: Mapping[str, str], dialect: str
 ) -> tuple[list[tuple[str, list[Word], Word]], list[Word]]:
-    """The flags of a command, each with its values and the word that it is, and the words that are none."""
+    """Split a command's words into flags, each with its values and its word, and the other words."""
     flags: list[tuple[str, list[Word], Word]] = []
     plain: list[Word] = []
     at = 0

@@ -1,4 +1,4 @@
-"""Ports of all files in folders, each by itself: what came of each, for one table."""
+"""Port all files in folders, each on its own, and collect the results for one table."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from recipec.spec.diagnostics import Diagnostic, has_errors
 from recipec.spec.load import display
 
 MOST = 2000
-"""Files of the folders that are looked at."""
+"""The most files of the folders that are looked at."""
 NO_RUN = ("E1101", "E1182", "E0005")
-"""Findings on a file that is no run of any tool, and is passed over."""
+"""Findings on a file that is not a run of any tool. Such a file is skipped."""
 SEVERAL, IN_THE_WAY = "E1181", "E1112"
 
 
 @dataclass(frozen=True)
 class One:
-    """A port of several.
+    """One of several ports.
 
     Attributes:
-        name: of its file, with the command's number where there are several.
-        target: where its recipe goes, None for nowhere.
+        name: the file's name, with the command's number if the file has several.
+        target: the path of its recipe, None if it is not written.
     """
 
     name: str
@@ -38,12 +38,12 @@ class One:
 
     @property
     def whole(self) -> bool:
-        """Whether there is a recipe, and nothing against it."""
+        """Whether there is a recipe, without errors."""
         return self.made.whole and not has_errors(self.made.diagnostics)
 
     @property
     def result(self) -> str:
-        """What came of it, or the first reason why nothing did."""
+        """The recipe's path, or the first error."""
         first = next((each for each in self.made.diagnostics if each.severity == "error"), None)
         if first is None:
             return str(self.target or "a recipe")
@@ -55,7 +55,7 @@ class One:
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
-    """The files among the paths, and the configs and scripts in the folders; none of hidden folders."""
+    """Return the files among the paths, and the configs and scripts in folders that are not hidden."""
     found: list[Path] = []
     for path in paths:
         if not path.is_dir():
@@ -70,10 +70,10 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
 
 
 def port_all(paths: Sequence[Path], asked: Asked, out: Path | None) -> Iterator[One]:
-    """Ports each file by itself, with the launcher's and data files of its own folder, one of a kind.
+    """Port each file on its own, with the accompanying files of its folder, at most one of each kind.
 
     Args:
-        out: the folder for recipes, in which they lie as their sources do; None writes none.
+        out: the folder for recipes, with the same subfolders as the sources; with None, none are written.
     """
     files = files_of(paths)
     configs = [path for path in files if not is_command(path) and path.suffix not in SUFFIXES]
@@ -91,7 +91,7 @@ def port_all(paths: Sequence[Path], asked: Asked, out: Path | None) -> Iterator[
             now = replace(asked, place=target or asked.place, command=number, writes=out is not None)
             one = _ported([path, *beside], replace(now, force=False))
             if target and any(each.code == IN_THE_WAY for each in one.diagnostics):
-                target = target.with_suffix("") / "recipe.yaml"  # what it needs beside it, another one has
+                target = target.with_suffix("") / "recipe.yaml"  # another port has its needed files there
                 one = _ported([path, *beside], replace(now, place=target))
             if several and any(each.code == SEVERAL for each in one.diagnostics):
                 break
@@ -99,12 +99,12 @@ def port_all(paths: Sequence[Path], asked: Asked, out: Path | None) -> Iterator[
 
 
 def _is_no_run(found: Diagnostic) -> bool:
-    """Whether a file is passed over, as a module without a trainer is."""
+    """Return whether a finding means that a file is skipped, such as a module without a trainer."""
     return found.code in NO_RUN or (found.code == "E1175" and NO_TRAINER in found.message)
 
 
 def _ported(paths: Sequence[Path], asked: Asked) -> Ported:
-    """A port into a folder that need not be there yet, and is there afterwards only with something in it."""
+    """Port into a folder. Create the folder, and remove it if nothing was written into it."""
     made = [each for each in asked.place.parents if asked.writes and not each.exists()]
     asked.place.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -115,7 +115,7 @@ def _ported(paths: Sequence[Path], asked: Asked) -> Ported:
 
 
 def _companions(path: Path, title: str, roles: Mapping[Path, str]) -> list[Path]:
-    """The files of a file's folder that go with its tool, where there is one of their kind."""
+    """Return the accompanying files in a file's folder that its tool reads, where only one is of its kind."""
     known = next((dialects.KNOWN[each.NAME].roles for each in dialects.every() if title == each.TITLE), ())
     beside = {other: role for other, role in roles.items() if other.parent == path.parent and role in known}
     kinds = list(beside.values())
@@ -123,7 +123,7 @@ def _companions(path: Path, title: str, roles: Mapping[Path, str]) -> list[Path]
 
 
 def _target(path: Path, paths: Sequence[Path], out: Path, number: int | None, taken: set[Path]) -> Path:
-    """A recipe's file below `out`, which no other one has."""
+    """Return a path below `out` for a recipe that no other recipe has."""
     home = next((each for each in paths if each.is_dir() and path.is_relative_to(each)), path.parent)
     stem = (out / path.relative_to(home)).with_suffix("")
     names = [f"-{number}" if number else "", *(f"-{path.suffix[1:]}-{again}" for again in range(1, MOST))]

@@ -1,7 +1,7 @@
-"""Follows the statements of a Python script with the values that stand in them, and runs none of it.
+"""Follow the statements of a Python script and the values in them, without running anything.
 
-A value that depends on something else (an input, the environment, a download) is Unknown. A condition of
-which nothing is known is followed both ways, and what the two make different is Unknown after it.
+A value that depends on something else (an input, the environment, a download) is Unknown. If the value of a
+condition is unknown, both branches are followed, and a variable that differs between them becomes Unknown.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from recipec.compiler.port.meaning.scripts import ByHand, Chat, Column, End, Tex
 from recipec.compiler.port.read import Code, conceal
 
 MOST_STEPS, DEEPEST, LONGEST, LARGEST = 200_000, 24, 100_000, 1023
-"""Expressions that are followed, calls within calls, characters of a text that is made, bits of a number."""
+"""The most expressions that are followed, nested calls, characters of a text, and bits of a number."""
 
 TRAINERS = {
     **dict.fromkeys(("SFTTrainer", "UnslothTrainer"), "sft"),
     **{f"{name.upper()}Trainer": name for name in ("dpo", "orpo", "cpo", "kto")} | {"Trainer": "sft"},
 }
-"""The trainers that recipes have a counterpart of, with their objectives."""
+"""The trainers with a counterpart here, and their objectives."""
 STOPPING, STOPS = "EarlyStoppingCallback", ("early_stopping_patience", "early_stopping_threshold")
 UNSLOTHS = ("FastLanguageModel", "FastModel")
 CONFIG = re.compile(r"(SFT|DPO|ORPO|KTO|GRPO|CPO|Lora|BitsAndBytes)Config|\w*TrainingArguments")
@@ -36,7 +36,7 @@ TRUE = ("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_availab
 
 @dataclass(frozen=True)
 class Unknown:
-    """A value that the script alone does not tell, and why not."""
+    """A value that the script alone does not determine, and the reason."""
 
     why: str
 
@@ -50,7 +50,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Arg:
-    """An argument: its value, and the expression and the keyword that it stands at."""
+    """An argument: its value, its expression, and its keyword."""
 
     value: Any
     node: ast.expr
@@ -59,7 +59,7 @@ class Arg:
 
 @dataclass(eq=False)
 class Made:
-    """What a known constructor makes: its kind ("model", "lora", "SFTConfig", ...), and its arguments."""
+    """The result of a known constructor: its kind ("model", "lora", "SFTConfig", ...), and its arguments."""
 
     kind: str
     args: dict[str, Arg]
@@ -69,13 +69,13 @@ class Made:
     told: dict[str, Arg] = field(default_factory=dict)
 
     def but(self, **changes: Any) -> Made:
-        """A copy with other values."""
+        """Return a copy with some values changed."""
         return replace(self, **{"args": dict(self.args), "rows": dict(self.rows), **changes})
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function or a class of the script, with the names around it."""
+    """A function or a class of the script, and the variables of the surrounding scopes."""
 
     node: Any
     around: ChainMap[str, Any]
@@ -83,7 +83,7 @@ class Function:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A row whose columns are not known but for those that functions have made."""
+    """A row of a data set. Only the columns that functions have made are known."""
 
     made: dict[str, Any]
 
@@ -99,7 +99,7 @@ _ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
     **{ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b},
 }
 _CHANGES = words("append extend insert remove pop update setdefault clear sort reverse")
-"""Methods that change a list or a dictionary itself."""
+"""Methods that change a list or a dictionary in place."""
 _LONG = (str, list, tuple, dict)
 _PLAIN = (str, int, float, bool, type(None), list, tuple, dict)
 _BUILTINS: Mapping[str, Callable[..., Any]] = {
@@ -111,7 +111,7 @@ _METHODS = words(
     "get keys values items copy"
 )
 NOTHING = object()
-"""What a block gives that does not return."""
+"""The result of a block that does not return."""
 
 
 @dataclass
@@ -119,10 +119,10 @@ class Follower:
     """Follows a script's statements.
 
     Attributes:
-        trainers: that were constructed, each with its objective's class.
+        trainers: the constructed trainers, each with its objective's class.
         others: constructed trainers without a counterpart here.
-        unsure: why it is not known whether, or how often, the statement at hand runs; "" where it is.
-        changed_within: what a function changes within a column, which is not followed; "" for nothing.
+        unsure: why it is unknown whether, or how often, the current statement runs; "" if it is known.
+        changed_within: what a function changes inside a column, which is not followed; "" for nothing.
     """
 
     code: Code
@@ -139,12 +139,12 @@ class Follower:
         return Unknown(f"{text} on line {self.code.span(node).line}" if hasattr(node, "lineno") else text)
 
     def block(self, body: list[ast.stmt], env: ChainMap[str, Any]) -> Any:
-        """Follows statements; gives what they return, or NOTHING."""
+        """Follow statements, and return what they return, or NOTHING."""
         pending: Unknown | None = None
         for node in body:
             out = self.statement(node, env)
             if isinstance(out, tuple) and out[:1] == (NOTHING,):
-                pending = pending or out[1]  # one branch of a condition returns
+                pending = pending or out[1]  # only one branch of a condition returns
             elif out is not NOTHING:
                 return pending or out
         return (NOTHING, pending) if pending and self.depth else NOTHING
@@ -205,7 +205,7 @@ class Follower:
         return NOTHING
 
     def either(self, node: Any, branches: tuple[list[ast.stmt], ...], env: ChainMap[str, Any]) -> Any:
-        """Follows statements of which it is not known whether they run."""
+        """Follow the branches of a statement if it is unknown which of them runs."""
         what = (
             f"the {type(node).__name__.lower()}"
             if not isinstance(node, ast.If)
@@ -229,7 +229,7 @@ class Follower:
         return (NOTHING, unknown) if any(out is NOTHING for out in outs) else unknown
 
     def bind(self, target: Any, value: Any, env: ChainMap[str, Any], node: ast.expr) -> None:
-        """Gives a name, an attribute or a key its value."""
+        """Assign a value to a name, an attribute or a key."""
         match target:
             case ast.Name(name):
                 env[name] = value
@@ -254,7 +254,7 @@ class Follower:
                     self.changed_within = self.unknown(target).why
 
     def items(self, node: ast.expr, env: ChainMap[str, Any]) -> list[Any]:
-        """What a loop goes over: constants, a row's columns once for all, or one Unknown."""
+        """Return what a loop iterates over: constants, a row's columns taken together, or one Unknown."""
         found = self.value(node, env)
         if isinstance(found, Column):
             return [found]
@@ -265,7 +265,7 @@ class Follower:
         return [self.unknown(node)]
 
     def value(self, node: ast.expr, env: ChainMap[str, Any]) -> Any:
-        """An expression's value."""
+        """Return an expression's value."""
         self.steps += 1
         if self.steps > MOST_STEPS:
             return Unknown("the script is too long to be followed")
@@ -395,7 +395,7 @@ class Follower:
         return self.unknown(node)
 
     def call(self, node: ast.Call, env: ChainMap[str, Any]) -> Any:
-        """A call's value: of a function of the script, of a known one, or Unknown."""
+        """Return a call's value: a call of the script's functions or of a known one, or Unknown."""
         if isinstance(node.func, ast.Attribute):
             owner = self.value(node.func.value, env)
             if not isinstance(owner, Known):
@@ -412,7 +412,7 @@ class Follower:
         return self.known(node, callee.name, env)
 
     def keywords(self, node: ast.Call, env: ChainMap[str, Any]) -> dict[str, Arg]:
-        """The keyword arguments, those of ** too."""
+        """Return the keyword arguments, including those in **."""
         out: dict[str, Arg] = {}
         for each in node.keywords:
             value = self.value(each.value, env)
@@ -427,7 +427,7 @@ class Follower:
         return out
 
     def inline(self, node: ast.AST, callee: Function, given: list[Any], named: dict[str, Arg]) -> Any:
-        """The value of a function of the script, with its default arguments; an object of a class."""
+        """Return the value of a function of the script, or an object of a class. Default arguments apply."""
         body = callee.node
         if isinstance(body, ast.ClassDef):
             made = Made("object", {}, node)
@@ -472,7 +472,7 @@ class Follower:
         return None if out is NOTHING else out
 
     def known(self, node: ast.Call, name: str, env: ChainMap[str, Any]) -> Any:
-        """The value of a call of a library."""
+        """Return the value of a call to a library."""
         owner, _, last = name.rpartition(".")
         cls = owner.rpartition(".")[2]
         args, named = self.several(node.args, env), self.keywords(node, env)
@@ -554,7 +554,7 @@ class Follower:
         return (made, Made("tokenizer", {}, node)) if cls.startswith("Fast") else made
 
     def data(self, node: ast.Call, at: list[Arg], named: dict[str, Arg]) -> Any:
-        """A data set, or several by their splits where none is named."""
+        """Return a data set, or a dictionary of data sets by split if no split is named."""
         keys = ("path", "name", "split", "data_files", "data_dir")
         made = {key: each for key, each in zip(("path", "name", "data_dir", "data_files"), at, strict=False)}
         made |= {key: each for key, each in named.items() if key in keys}
@@ -566,7 +566,7 @@ class Follower:
         return Made("data" if "split" in made else "all", made, node, told=told)
 
     def tokens(self, node: ast.Call, env: ChainMap[str, Any]) -> Any:
-        """Text through the tokenizer: the text, with the length at which it is cut off."""
+        """Return the result of tokenizing a text: the text, and the length at which it is cut off."""
         found = self.several(node.args[:1], env)
         named = self.keywords(node, env)
         value = found[0] if found else named.get("text", Arg(None, node, node)).value
@@ -594,9 +594,9 @@ class Follower:
             made = getattr(owner, name)(*args)
             return list(made) if name in ("keys", "values", "items") else made
         if isinstance(owner, Chat) and name == "removeprefix":
-            return owner  # the template's bos_token, which the tokenizer would write a second time
+            return owner  # the template's bos_token, which the tokenizer would otherwise write twice
         if isinstance(owner, Made) and owner.kind == "ids" and name in ("copy", "append"):
-            return owner  # labels, and the eos_token that a run writes by itself
+            return owner  # labels, and the eos_token, which a run writes anyway
         if isinstance(owner, Made) and name == "add_callback" and args:
             before = owner.args["callbacks"].value if "callbacks" in owner.args else []
             owner.args["callbacks"] = Arg([*(before if isinstance(before, list) else []), *args], node, node)
@@ -636,7 +636,7 @@ class Follower:
         return self.unknown(node)
 
     def formatted(self, node: ast.expr, text: str, args: list[Any], named: dict[str, Arg]) -> Any:
-        """A template with what str.format puts into it."""
+        """Return a template with the arguments of str.format filled in."""
         values: list[Any] = []
         number = 0
         for literal, field_name, spec, conversion in Formatter().parse(text):
@@ -652,7 +652,7 @@ class Follower:
         return _text(values) or self.unknown(node)
 
     def changed(self, node: ast.Call, owner: Made, name: str, args: list[Any], named: dict[str, Arg]) -> Any:
-        """A data set after one of its methods."""
+        """Return a data set after a call to one of its methods."""
         if name in ("map", "filter"):
             function = args[0] if args else named.get("function", Arg(None, node, node)).value
             if not isinstance(function, Function):
@@ -688,7 +688,7 @@ class Follower:
         return self.unknown(node)
 
     def over(self, node: ast.Call, made: Made, function: Function, name: str, named: dict[str, Arg]) -> Made:
-        """A data set whose rows a function went over."""
+        """Return a data set after a function was mapped over its rows."""
         given: dict[str, Arg] = {}
         if "fn_kwargs" in named and isinstance(named["fn_kwargs"].value, dict):
             given = {key: Arg(value, node, node) for key, value in named["fn_kwargs"].value.items()}
@@ -716,7 +716,7 @@ class Follower:
 
 
 def _spoil(owner: list[Any] | dict[Any, Any], why: Unknown) -> Unknown:
-    """Makes a list or a dictionary one that is not known, for it was changed in a way that is not."""
+    """Make a list or a dictionary unknown after a change that could not be followed."""
     owner.clear()
     if isinstance(owner, list):
         owner.append(why)
@@ -726,12 +726,12 @@ def _spoil(owner: list[Any] | dict[Any, Any], why: Unknown) -> Unknown:
 
 
 def _relabeled(where: Any, value: Any) -> bool:
-    """Whether tokens are given labels that are not their own ids, or anything else is changed in them."""
+    """Return whether tokens get labels other than their own ids, or are changed in another way."""
     return isinstance(where, Made) and where.kind == "tokens" and getattr(value, "kind", "") != "ids"
 
 
 def _loaded(target: ast.expr) -> ast.expr:
-    """A target of an assignment as an expression."""
+    """Turn an assignment's target into an expression."""
     made = ast.parse(ast.unparse(target), mode="eval").body
     return ast.copy_location(made, target)
 
@@ -741,7 +741,7 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def _first_made(values: list[Any]) -> Any:
-    """The tokenizer of one branch, where the other has it too: it is the model's own either way."""
+    """Return the value that one branch makes, such as a tokenizer, if no other branch makes another one."""
     made = [value for value in values if isinstance(value, Made | Function | Known)]
     return (
         made[0]
@@ -751,7 +751,7 @@ def _first_made(values: list[Any]) -> Any:
 
 
 def _text(values: list[Any]) -> Any:
-    """Values as one text: a str where all of it is known, None where a part is none."""
+    """Join values into one text: a str if all of it is known, else a Text; None if a part is not text."""
     made = Text.of(str(v) if isinstance(v, int | float) else v for v in values)
     if made is None:
         return None
@@ -776,7 +776,7 @@ def _has_unknown(value: Any) -> bool:
 
 
 def _columns_of(out: Any, row: Row, batched: bool) -> dict[str, Any] | None:
-    """The columns that a function over rows makes; None where it gives no row."""
+    """Return the columns that a function over rows makes, or None if it does not return a row."""
     if isinstance(out, Row):
         out = out.made
     if not isinstance(out, dict):
@@ -789,7 +789,7 @@ def _columns_of(out: Any, row: Row, batched: bool) -> dict[str, Any] | None:
 
 
 def _joined(given: list[Any]) -> Made | None:
-    """Data sets one after the other; None where they are not alike."""
+    """Concatenate data sets, or return None if they differ in their form."""
     if not all(isinstance(each, Made) and each.kind in ("data", "all") for each in given):
         return None
     first = given[0]

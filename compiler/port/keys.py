@@ -209,7 +209,7 @@ class Keys:
         return self._wrong(key, listing(known, "or"))
 
     def say(self, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> None:
-        """Record what a key became: exact, approximated if there is a note, or its default if it is absent."""
+        """Record what a key became: exact, approximated if there is a note, its default if it is absent."""
         path = self.prefix + key
         if key in self.said:
             self._set(sets)
@@ -261,7 +261,7 @@ class Keys:
             self.said.add(key)
 
     def unless(self, key: str, idle: Iterable[Any], note: str) -> None:
-        """Record a key without a counterpart, unless its value is in `idle`. The note says what it changes."""
+        """Record a key without a counterpart, unless its value is in `idle`. The note says what changes."""
         if self._switched_on(key, idle):
             self.ledger.unsupported(self.source, self.prefix + key, note)
             self.said.add(key)

@@ -1,4 +1,4 @@
-"""One port: files in, a recipe and a report out. Nothing is written here."""
+"""Port the files of one run to a recipe and a report. The caller writes them."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ from recipec.spec.language import VERSION
 from recipec.spec.load import display, load
 
 NEUTRAL = words("args config finetune full lora qlora recipe sft train training-args training-config")
-"""Names of files that say nothing of the run; the folder's name is taken."""
+"""File names that say nothing about the run. The recipe is then named after the folder."""
 
 Free = Mapping[tuple[str, str], str]
-"""Of values that cannot be read and bear on nothing, by file and path, why they cannot."""
+"""Unreadable values that affect nothing: the reason why they cannot be read, by file and path."""
 
 MOST_TRIED = 64
-"""Values that cannot be read whose bearing is found out; more are errors each."""
+"""The most unreadable values that are tried for an effect. Each further one is an error."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line asks for.
+    """The arguments of the command line.
 
     Attributes:
-        dialect: by --from, None to recognize it.
-        devices: GPUs of the source, None where its files say it.
-        partial: whether a recipe with errors is made all the same.
-        place: where the recipe will lie; what it names is relative to that folder.
-        sets: keys of the source that --set gives, "KEY=VALUE".
-        writes: whether the recipe goes to a file, and others beside it.
-        force: whether files that are there may be replaced.
-        script: by --script, None to tell it by the files.
-        command: by --command, which training command of a script it is, from 1.
+        dialect: the dialect of --from, None to recognize it.
+        devices: the source's GPUs, None if its files say it.
+        partial: whether a recipe with errors is made anyway.
+        place: the path of the recipe; paths in the recipe are relative to its folder.
+        sets: keys of the source that --set changes, "KEY=VALUE".
+        writes: whether the recipe and the files that it needs are written to disk.
+        force: whether existing files may be replaced.
+        script: the script of --script, None to recognize it from the files.
+        command: the number from --command of a script's training command, from 1.
     """
 
     accelerator: Accelerator
@@ -75,20 +75,20 @@ class Asked:
 
 @dataclass
 class Ported:
-    """What came out.
+    """The result of a port.
 
     Attributes:
-        title: of the tool; "" when it could not be told.
-        files: names as shown, the main one first.
-        rows: of the report.
-        diagnostics: in the order of their places.
-        text: of the recipe; "" when there is none.
-        program: None when the recipe has errors.
-        missing: why the recipe is partial, a sentence each.
-        ledger, sources: of the port; the sources as they were read.
-        read: what was found on the way to the ledger.
-        batch: of the source.
-        to: whether a recipe was ported to the tool, and `text` is the tool's config.
+        title: the tool's name; "" if the tool was not recognized.
+        files: the names for messages, the main file first.
+        rows: the report's rows.
+        diagnostics: the findings, in the order of their places.
+        text: the recipe's text; "" if there is none.
+        program: the lowered recipe; None if the recipe has errors.
+        missing: why the recipe is partial, one sentence each.
+        ledger, sources: the ledger and the sources as they were read.
+        read: the findings before the ledger was complete.
+        batch: the source's batch.
+        to: whether a recipe was ported to the tool, so that `text` is the tool's config.
     """
 
     title: str = ""
@@ -106,16 +106,16 @@ class Ported:
 
     @property
     def whole(self) -> bool:
-        """Whether there is a recipe, and nothing is missing in it."""
+        """Whether there is a recipe, and it is complete."""
         return bool(self.text) and not self.missing
 
     @property
     def inexact(self) -> list[Row]:
-        """Keys that --strict does not let pass."""
+        """The keys that --strict does not accept."""
         return [row for row in self.rows if row.verdict in (Verdict.APPROXIMATED, Verdict.UNSUPPORTED)]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the result as data for JSON."""
         return {
             "dialect": self.title or None,
             "files": list(self.files),
@@ -130,7 +130,7 @@ class Ported:
 
 
 def port(paths: Sequence[Path], asked: Asked) -> Ported:
-    """Ports the files of one run."""
+    """Port the files of one run."""
     files, found, asked = _read(paths, asked)
     if has_errors(found):
         return Ported(diagnostics=in_order(found))
@@ -163,7 +163,7 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
         ledger.exact(ledger.sources.main, key, note="what other keys refer to by this name")
     made.read += say_unread(ledger, dialect)
     if refused and not asked.partial:
-        # What else is wrong may come of the values that were taken out; every key has its line all the same.
+        # Removed values may cause further errors, so those are not shown. Every key still has its row.
         out = {each.path for each in refused}
         ledger.findings = [each for each in ledger.findings if each.file or each.key not in out]
         made.rows = rows(ledger, sources)
@@ -181,10 +181,10 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
 
 
 def finish(made: Ported, asked: Asked) -> None:
-    """The recipe's text and report, and what the checks find, of the ledger as it is."""
+    """Write the recipe's text and the report from the ledger, and check the recipe."""
     assert made.ledger is not None and made.sources is not None and made.batch is not None
     given = made.ledger
-    # What is said of the mesh is not kept, so that another one can still be chosen.
+    # Work on a copy, without the mesh's findings, so that another mesh can still be chosen.
     ledger = replace(
         given, findings=[*given.findings], lines={**given.lines}, diagnostics=[*given.diagnostics]
     )
@@ -193,13 +193,13 @@ def finish(made: Ported, asked: Asked) -> None:
     with in_place(ledger.files, asked.place.parent, asked.force):
         lowered = checked(body, asked.place)
     errors = hindering(ledger.diagnostics)
-    # What a refused key leaves out is said already; the checks would miss it once more.
+    # The error on a refused key already covers what is missing; drop the checks' errors on the same gap.
     kept = [d for d in lowered.diagnostics if not (errors and d.code in ("E0102", "E0110"))]
     if any(d.code == mesh.NONE for d in errors):
         kept = [d for d in kept if not mesh.concerns(d)]
     placed = at_source(kept, ledger, display(asked.place))
     if not asked.partial and hindering([*errors, *placed]):
-        # It is not written, and what is said of its own lines is of no use.
+        # The recipe is not written, so findings on its own lines are of no use.
         placed = [d for d in placed if d.severity == "error" or d.span is None or d.span.file in made.files]
     made.missing = tuple(dict.fromkeys(map(_sentence, [*errors, *hindering(placed)])))
     made.rows = rows(ledger, made.sources)
@@ -211,13 +211,17 @@ def finish(made: Ported, asked: Asked) -> None:
 
 
 def _read(paths: Sequence[Path], asked: Asked) -> tuple[list[Source], list[Diagnostic], Asked]:
-    """The files, what was found, and what is asked for with what a script's command says of it."""
+    """Read the files.
+
+    Returns:
+        The files, the findings, and `asked` with the options that a script's command sets.
+    """
     files: list[Source] = []
     found: list[Diagnostic] = []
     seen: set[str] = set()
     taken: frozenset[Path] = frozenset()
     for path in sorted(paths, key=lambda each: not is_command(each)):
-        real = os.path.realpath(path)  # unlike Path.resolve, it takes links that go round in a circle
+        real = os.path.realpath(path)  # unlike Path.resolve, it accepts circular links
         if real in seen:
             found.append(Diagnostic("E1117", f"{display(path)} is named twice", help="name it once"))
             continue
@@ -242,7 +246,7 @@ def _read(paths: Sequence[Path], asked: Asked) -> tuple[list[Source], list[Diagn
 
 
 def _names(sources: Sources) -> tuple[str, ...]:
-    """The files that the sources' keys stand in, as shown: a script's are over those of its config."""
+    """Return the names of the files that contain the sources' keys. A script comes before its config."""
     names: dict[str, None] = {}
     for source in sources.all():
         places = dict.fromkeys(span.file for span in source.keys.values() if span.file != "--set")
@@ -253,11 +257,13 @@ def _names(sources: Sources) -> tuple[str, ...]:
 def _ledger(
     sources: Sources, dialect: Module, asked: Asked, free: Free = MappingProxyType({})
 ) -> tuple[Ledger, frozenset[str]]:
-    """A ledger of the files without the values that cannot be read, which it has findings on; and the keys
-    of the main file that others of it refer to.
+    """Make a ledger without the values that cannot be read. It has a finding on each of them.
 
     Args:
-        free: what stays in the files all the same.
+        free: unreadable values that stay in the files.
+
+    Returns:
+        The ledger, and the keys of the main file that other keys of it refer to.
     """
 
     def settled_of(source: Source, interpolates: bool) -> Settled:
@@ -283,7 +289,7 @@ def _ledger(
 
 
 def _without_bearing(sources: Sources, dialect: Module, asked: Asked) -> Free:
-    """Of the values that cannot be read, those on which nothing depends: the recipe is the same without."""
+    """Find the unreadable values without any effect: the recipe is the same without them."""
     bare, _ = _ledger(sources, dialect, asked)
     refused = zip(bare.findings, bare.diagnostics, strict=True)
     notes = {(each.file, each.key): each.note for each, said in refused if said.code != "E1108"}
@@ -300,7 +306,7 @@ def _without_bearing(sources: Sources, dialect: Module, asked: Asked) -> Free:
 
 
 def _explain(ledger: Ledger, free: Free) -> None:
-    """Adds to the findings on values that bear on nothing that they were not read."""
+    """Add to the findings on unreadable values without effect the reason why they were not read."""
     for (file, key), note in free.items():
         for index, each in enumerate(ledger.findings):
             if each.file == file and each.key in prefixes(key):
@@ -308,7 +314,7 @@ def _explain(ledger: Ledger, free: Free) -> None:
 
 
 def _settle(ledger: Ledger, main: Source, asked: Asked) -> mesh.Batch:
-    """What no key of the source says: the version, the name, places, the mesh. Returns the source's batch."""
+    """Set what no key of the source says: version, name, places and mesh. Return the source's batch."""
     ledger.set("recipe", VERSION)
     if "name" not in ledger.lines:
         ledger.set("name", name_of(main.path))
@@ -321,7 +327,7 @@ def _settle(ledger: Ledger, main: Source, asked: Asked) -> mesh.Batch:
 
 
 def _header(made: Ported) -> list[str]:
-    """The comment at the recipe's top."""
+    """Return the comment at the recipe's top."""
     lines = []
     if made.missing:
         lines += ["PARTIAL: this recipe is not the run of its source. What is missing:"]
@@ -342,7 +348,7 @@ def _sentence(found: Diagnostic) -> str:
 
 
 def name_of(path: Path) -> str:
-    """A recipe's name from its source's: lower-case letters, digits and hyphens."""
+    """Make a recipe's name from its source's path: lower-case letters, digits and hyphens."""
     folder, stem = _slug(path.resolve().parent.name), _slug(path.stem)
     name = (folder or stem) if stem in NEUTRAL else stem
     name = name[:63].rstrip("-")
@@ -356,28 +362,28 @@ def _slug(text: str) -> str:
 
 
 FOLDERS = "E1301"
-"""Checkpoints that each host would write for itself: the source's own folder for results is their place."""
+"""The error on a checkpoint folder that is local to each host. Its place is the source's results folder."""
 
 
 def checked(text: str, place: Path) -> Lowered:
-    """Loads and lowers a recipe that is not written yet.
+    """Load and lower a recipe that is not written to disk yet.
 
     Args:
-        place: where it will lie; what it names is relative to that folder.
+        place: the path that it will have; paths in the recipe are relative to its folder.
     """
     return lower(load(place, text=text))
 
 
 def hindering(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """The errors for which a recipe is not whole: what is written otherwise passes `recipe check`."""
+    """Return the errors that make a recipe incomplete. A recipe that is written passes `recipe check`."""
     return [d for d in diagnostics if d.severity == "error"]
 
 
 def at_source(diagnostics: Sequence[Diagnostic], ledger: Ledger, name: str) -> list[Diagnostic]:
-    """The findings at the keys of the ported files that they come from.
+    """Move findings to the keys of the ported files that they come from.
 
     Args:
-        name: of the recipe, for those that come from no key.
+        name: the recipe's name for messages, for findings that come from no key.
     """
     return [_moved_to_source(d, ledger, name) for d in diagnostics]
 
@@ -393,7 +399,7 @@ def _moved_to_source(found: Diagnostic, ledger: Ledger, name: str) -> Diagnostic
 
 
 def _key_of(path: str, ledger: Ledger) -> Span | None:
-    """The place of the key that sets a path of the recipe, or what lies in it or around it."""
+    """Return the place of the key that sets a path of the recipe, or the closest section around it."""
     best: tuple[int, Span] | None = None
     for finding in ledger.findings:
         for made in finding.recipe:
@@ -404,7 +410,7 @@ def _key_of(path: str, ledger: Ledger) -> Span | None:
 
 
 def moved(found: Diagnostic, name: str, lines: int) -> Diagnostic:
-    """A finding in the recipe itself, so many lines further down: below the comment at its top."""
+    """Move a finding in the recipe down by `lines`, the length of the comment at the recipe's top."""
     if found.span is None or found.span.file != name:
         return found
     return replace(found, span=replace(found.span, line=found.span.line + lines))
@@ -413,13 +419,14 @@ def moved(found: Diagnostic, name: str, lines: int) -> Diagnostic:
 def in_the_way(
     files: Mapping[str, str], folder: Path, writes: bool, force: bool, what: str = "recipe"
 ) -> Iterator[Diagnostic]:
-    """What keeps the files from being put there: errors, or a warning where the recipe goes to stdout.
+    """Yield what prevents writing the files: errors, or a warning if the recipe goes to stdout.
 
     Args:
-        folder: of the recipe.
+        files: texts by name.
+        folder: the recipe's folder.
         writes: whether the recipe goes to a file at all.
-        force: whether what is there may be replaced.
-        what: needs them: a recipe, or a tool's config.
+        force: whether existing files may be replaced.
+        what: what needs the files: a recipe, or a tool's config.
     """
     for name, content in files.items():
         if not writes:
@@ -436,10 +443,10 @@ def in_the_way(
 
 @contextmanager
 def in_place(files: Mapping[str, str], folder: Path, force: bool) -> Iterator[None]:
-    """Puts the files there while the recipe is checked, and takes them away again.
+    """Put the files into the folder while the recipe is checked, and restore the folder afterwards.
 
     Args:
-        force: whether what is there may be replaced for that while.
+        force: whether existing files may be replaced during the check.
     """
     before: dict[Path, str | None] = {}
     try:
@@ -459,7 +466,7 @@ def in_place(files: Mapping[str, str], folder: Path, force: bool) -> Iterator[No
 
 
 def _content(path: Path) -> str | None:
-    """A file's text, None where there is no such file."""
+    """Return a file's text, or None if the file does not exist."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -467,14 +474,14 @@ def _content(path: Path) -> str | None:
 
 
 FOLDER = "data"
-"""Where copies are to be put, beside the recipe."""
+"""The folder for copies of data sets, next to the recipe."""
 
 
 def _placed(ledger: Ledger, folder: Path) -> None:
-    """Gives each source that an artifact cannot reach a path that it can, and says what is to be put there.
+    """Replace the paths of sources that an artifact cannot reach, and say which copies have to be made.
 
     Args:
-        folder: of the recipe.
+        folder: the recipe's folder.
     """
     taken: dict[str, str] = {}
     for path in ("data.train", "data.eval"):
@@ -498,13 +505,13 @@ def _placed(ledger: Ledger, folder: Path) -> None:
 
 
 def _below(text: str, folder: Path) -> str:
-    """The path from the recipe's folder, "" where it does not lie there."""
+    """Return the path relative to the recipe's folder, or "" if it is outside that folder."""
     full, home = Path(folder, Path(text).expanduser()).resolve(), folder.resolve()
     return full.relative_to(home).as_posix() if full != home and full.is_relative_to(home) else ""
 
 
 def _free(text: str, taken: Collection[str]) -> str:
-    """A name in FOLDER that no other source has."""
+    """Return a name in FOLDER that no other source has."""
     name = PurePosixPath(text.replace("\\", "/")).name.strip("~. ") or "train"
     stem, dot, ends = name.partition(".")
     for number in count(2):

@@ -1,9 +1,9 @@
-"""Reads a Python script or a notebook as syntax, never running it: what its trainer would be given.
+"""Read a Python script or a notebook as syntax, without running it, and find the trainer's arguments.
 
-Statements are followed in their order with the values that stand in them; a value that depends on something
-else (an input, the environment, a download) is Unknown. What the known constructors are given becomes a
-Source in the keys of TRL's command line. A notebook's places are those of the .ipynb file itself, the line
-and column of the text that holds the code: all places are of one kind, and an editor finds them.
+Statements are followed in order, with the values in them. A value that depends on something else (an input,
+the environment, a download) is Unknown. The arguments of the known constructors become a Source in the keys
+of TRL's command line. A notebook's places are those in the .ipynb file itself: the line and column of the
+text that holds the code. So all places are of one kind, and an editor finds them.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from recipec.spec.document import Refused
 from recipec.spec.load import display, read_text
 
 MAX_BYTES = 16 << 20
-"""The largest script or notebook that is read: pictures in a notebook's outputs count too."""
+"""The largest script or notebook that is read, in bytes. Pictures in a notebook's outputs count too."""
 MOST_VALUES = 10_000
-"""Values within one argument."""
+"""The most values in one argument."""
 SECRET = re.compile(
     r"(^|_)(hf|hub|auth|access|api|wandb|secret)_?(token|key)$|^(token|key|api_key)$|passw", re.I
 )
-"""Names of arguments and variables whose texts are never shown."""
+"""Matches names of arguments and variables whose texts are never shown."""
 
 RENAMED: Mapping[str, Mapping[str, str]] = {
     "model": {"model_name": "model_name_or_path", "revision": "model_revision", "torch_dtype": "dtype"}
@@ -63,7 +63,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
     "bnb": {"bnb_4bit_use_double_quant": "use_bnb_nested_quant"},
     "trainer": {"max_seq_length": "max_length"},
 }
-"""By what is constructed, arguments that TRL's command line has by another name."""
+"""By constructor: arguments that have another name on TRL's command line."""
 
 
 SUFFIXES = (".py", ".ipynb")
@@ -71,7 +71,7 @@ NO_TRAINER = "constructs no trainer that is read"
 
 
 def read_script(path: Path) -> tuple[Source | None, list[Diagnostic]]:
-    """The run of a script or a notebook, in the keys of TRL's command line; None where there is none."""
+    """Read the run of a script or a notebook, in the keys of TRL's command line, or None if it has none."""
     text, problem = read_text(path, "a script", MAX_BYTES, "a Python script or a notebook")
     if problem is not None:
         return None, [problem]
@@ -120,7 +120,7 @@ _WHOLE = re.compile(r"\s*%%(?!capture|time|timeit|prun)")
 
 
 def _cells(code: Code) -> None:
-    """The code cells of a notebook; lines that are no Python are blank, so that places stay."""
+    """Collect a notebook's code cells. Lines that are not Python become blank, so that places are right."""
     tree = code.tree
     data = parse_json(tree)
     cells = data.get("cells") if isinstance(data, dict) else None
@@ -178,7 +178,7 @@ def _cell(code: Code, characters: list[tuple[str, int, int]]) -> None:
 
 
 def _hide(code: Code, module: ast.Module) -> None:
-    """Puts stars in place of texts that are given to what is named like a secret."""
+    """Replace texts that are assigned to secret-sounding names by stars."""
     for node in ast.walk(module):
         named: list[tuple[str, Any]] = []
         if isinstance(node, ast.Call):
@@ -207,18 +207,18 @@ UNFOLLOWED = words(
     "callbacks compute_metrics preprocess_logits_for_metrics optimizers optimizer_cls_and_kwargs "
     "eval_dataset compute_loss_func model_init ref_model device_map max_memory report_to data_collator"
 )
-"""Arguments whose values are shown as they are written where they are no constants."""
+"""Arguments that are shown as written if they are not constants."""
 FOREIGN = re.compile(r"(GRPO|RLOO|Reward|BCO|PPO\w*|OnlineDPO|GKD|XPO|NashMD|PRM|SDPO|SDFT|TPO|GOLD)Trainer")
-"""TRL's trainers without a counterpart."""
+"""Matches TRL's trainers without a counterpart."""
 
 
 def unsloth_lengths(
     trainer: Mapping[str, Arg], model: Mapping[str, Arg], objective: str
 ) -> tuple[dict[str, Arg], dict[str, Arg], int]:
-    """The two constructors' arguments without the length that does not hold, and the default length.
+    """Return the two constructors' arguments without the length that does not apply, and the default length.
 
-    Unsloth (models/rl.py) takes the shorter of the model's and the trainer's. To SFT, a max_length that is
-    TRL's default says nothing; of preferences the default counts.
+    Unsloth (models/rl.py) uses the shorter one of the model's and the trainer's lengths. In SFT, a max_length
+    equal to TRL's default is ignored; for preferences, the default counts.
     """
     trainer, model = dict(trainer), dict(model)
     if objective == "sft" and "max_length" in trainer and trainer["max_length"].value == TRL_LENGTH:
@@ -236,12 +236,12 @@ def unsloth_lengths(
 
 
 TRL_LENGTH = 1024
-"""TRL's default of max_length."""
+"""TRL's default for max_length."""
 
 
 @dataclass
 class _Assembly:
-    """Puts the arguments of a run together."""
+    """Assembles the arguments of a run."""
 
     code: Code
     follower: Follower
@@ -251,7 +251,7 @@ class _Assembly:
     unknown: dict[str, str] = field(default_factory=dict)
 
     def source(self) -> Source:
-        """The whole run."""
+        """Return the complete run as a Source."""
         trainer = self.trainer()
         given = dict(trainer.args)
         config, model = given.pop("args", None), given.pop("model", None)
@@ -307,10 +307,10 @@ class _Assembly:
         return self.code.tree.refused(code, message, help, span)
 
     def trainer(self) -> Made:
-        """The one trainer.
+        """Return the script's only trainer.
 
         Raises:
-            Refused: there is none, or another one, or several.
+            Refused: the script has none, several, or one without a counterpart.
         """
         found, others, file = self.follower.trainers, self.follower.others, self.code.tree.file
         every = [*found, *others]
@@ -348,10 +348,10 @@ class _Assembly:
             )
 
     def arguments(self, config: Arg) -> dict[str, Arg]:
-        """The trainer's arguments, those of model_init_kwargs among them.
+        """Return the trainer's arguments, including those of model_init_kwargs.
 
         Raises:
-            Refused: they do not stand in the script.
+            Refused: the script does not determine them.
         """
         made = config.value
         if not isinstance(made, Made) or not CONFIG.fullmatch(made.kind):
@@ -371,7 +371,7 @@ class _Assembly:
         return out
 
     def defaults(self, tool: str, model: Any, lora: Any, trainer: Made) -> dict[str, Any]:
-        """The defaults that are not those of TRL's command line."""
+        """Return the defaults that differ from those of TRL's command line."""
         made: dict[str, Any] = {"use_peft": isinstance(lora, Made)}
         if tool == "Trainer":
             made |= {
@@ -385,7 +385,7 @@ class _Assembly:
             peft = defaults_of("peft", "lora")
             made |= {f"lora_{key}": peft[key] for key in ("r",)}
             made |= {key: peft[key] for key in ("lora_alpha", "lora_dropout")}
-        made["bnb_4bit_quant_type"] = "fp4"  # BitsAndBytesConfig's
+        made["bnb_4bit_quant_type"] = "fp4"  # the default of BitsAndBytesConfig
         if tool == "Unsloth":
             made |= UNSLOTH
             made |= UNSLOTH_LORA if isinstance(lora, Made) else {}
@@ -414,7 +414,7 @@ class _Assembly:
                 self.put(RENAMED.get(kind, {}).get(name, name), arg)
 
     def put(self, key: str, arg: Arg) -> None:
-        """A key of the run; of two with one name the last one holds."""
+        """Set a key of the run. Of two arguments for one key, the last one counts."""
         tree, value = self.code.tree, arg.value
         for known in [k for k in self.unknown if k == key]:
             del self.unknown[known]
@@ -454,7 +454,7 @@ class _Assembly:
         return self.code.span(key)
 
     def sets(self, train: Arg | None, held: Arg | None, function: Arg | None, trainer: Made) -> Rows | None:
-        """The keys of the data sets; gives what functions made of the rows."""
+        """Set the keys of the data sets, and return what functions made of the rows."""
         data = train.value if train else None
         if train is None:
             return None
@@ -543,7 +543,7 @@ class _Assembly:
 
 
 def key_is_off(made: Made, key: str) -> bool:
-    """Whether a switch that is on by itself is off."""
+    """Return whether a switch that is on by default is turned off."""
     return key in made.args and made.args[key].value is False
 
 
@@ -556,10 +556,10 @@ def _path(made: Made) -> Any:
 
 
 def _plain(value: Any, room: list[int] | None = None) -> Any:
-    """A value as plain data; NOTHING where it is none, or holds too much.
+    """Return a value as plain data, or NOTHING if it is not plain or contains too much.
 
     Args:
-        room: values that it may still hold, in a list of one.
+        room: the number of values that it may still contain, as a list with one item.
     """
     room = room or [MOST_VALUES]
     room[0] -= 1

@@ -1,8 +1,8 @@
-"""Reads a ported file, YAML 1.1 or JSON, into a tree whose every key and value knows its place.
+"""Read a ported file, YAML 1.1 or JSON, into a tree in which every key and value has its place.
 
-YAML is read as PyYAML's safe_load reads it, JSON as Python's json module does. Two things differ on purpose:
-a number such as 1e-4, which PyYAML takes for text, is the number that every tool then makes of it; and a
-date stays text.
+YAML is read as PyYAML's safe_load reads it, and JSON as Python's json module does. There are two intended
+differences. A number such as 1e-4, which PyYAML reads as text, becomes a number, as every tool makes it one
+later. A date stays text.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from recipec.spec.secrets import Concealer, kind
 from recipec.spec.yaml_errors import explain
 
 MAX_BYTES = 1 << 20
-"""The largest file that is read, well above any config: reading it takes seconds."""
+"""The largest file that is read, in bytes. Any config is much smaller, and reading it takes seconds."""
 
 
 def read(path: Path) -> tuple[Source | None, list[Diagnostic]]:
-    """A file as a tree with places, None where there is none, and what was found on the way."""
+    """Read a file as a tree with places. Return None if it cannot be read, and the findings."""
     text, problem = read_text(path, "a config", MAX_BYTES, "a config's YAML or JSON file")
     if problem is not None:
         return None, [problem]
@@ -45,13 +45,13 @@ def read(path: Path) -> tuple[Source | None, list[Diagnostic]]:
 
 
 MOST_VALUES = 50_000
-"""Values of a file, those that an alias stands for counted each time."""
+"""The most values of a file. The values behind an alias count each time."""
 
 LONGEST = 1023
-"""Bits of a whole number that is read as one: a float holds no longer ones."""
+"""The most bits of a number that is read as a whole number. A float cannot hold longer ones."""
 
 conceal = Concealer(None)
-"""Replaces what looks like a token by stars, in a text that is shown."""
+"""Replaces values that look like tokens by stars, in a text for messages."""
 
 
 @dataclass
@@ -59,11 +59,11 @@ class Tree:
     """A text that is being read.
 
     Attributes:
-        file: the name to show.
+        file: the name for messages.
         spans, keys: the places of values and of their keys, by path.
         diagnostics: warnings; an error is raised as Refused.
-        secrets: of the values that look like tokens, by path, what they look like: "an API key".
-        count: values so far.
+        secrets: by path, the kind of each value that looks like a token: "an API key".
+        count: the number of values so far.
     """
 
     text: str
@@ -78,19 +78,19 @@ class Tree:
         self.lines = re.split(r"\r\n|[\n\r\x85\u2028\u2029]", conceal(self.text))
 
     def span(self, line: int, column: int, length: int = 1) -> Span:
-        """A place, from line and column counted from 0."""
+        """Return a place. Line and column are counted from 0."""
         text = self.lines[line] if line < len(self.lines) else ""
         return Span(self.file, line + 1, column + 1, text, length)
 
     def refused(self, code: str, message: str, help: str | None, span: Span) -> Refused:
-        """What to raise when nothing can be read after this."""
+        """Return the error to raise if nothing after this can be read."""
         return Refused(Diagnostic(code, message, help=help, span=span))
 
     def enter(self, depth: int, span: Span) -> None:
-        """Counts a value.
+        """Count a value.
 
         Raises:
-            Refused: it lies too deep, or there are too many.
+            Refused: it is nested too deep, or there are too many values.
         """
         self.count += 1
         if depth > MAX_DEPTH:
@@ -103,23 +103,23 @@ class Tree:
             )
 
     def value(self, text: str, path: str) -> str:
-        """A text that stands at a path, with stars in place of what looks like a token."""
+        """Return the text at a path, with stars in place of values that look like tokens."""
         if found := kind(text):
             self.secrets[path] = found
         return conceal(text)
 
     def whole(self, number: int, text: str) -> int | str:
-        """A whole number; its text where it is larger than any float."""
+        """Return a whole number, or its text if it is larger than any float."""
         return number if number.bit_length() <= LONGEST else text
 
     def repeated(self, key: str, path: str, span: Span) -> None:
-        """A key that stands in its section a second time."""
+        """Warn about a key that its section has twice."""
         first = self.keys[path].line
         message = f"`{key}` is given twice: it stands on line {first} already, and the last one counts"
         self.diagnostics.append(Diagnostic("W1115", message, path, "remove one of the two", span))
 
     def forget(self, path: str) -> None:
-        """Takes away the places below a path, of a value that another one replaces."""
+        """Remove the places below a path, whose value another one replaces."""
         for places in (self.spans, self.keys, self.secrets):
             for known in [
                 name for name in places if name == path or name.startswith((f"{path}.", f"{path}["))
@@ -129,33 +129,33 @@ class Tree:
 
 @dataclass
 class Code:
-    """A script's text, with the places of its lines in the file."""
+    """A script's text, with the place of each of its lines in the file."""
 
     tree: Tree
     lines: list[str] = field(default_factory=list)
     places: list[tuple[int, list[int]]] = field(default_factory=list)
 
     def add(self, text: str, line: int, columns: list[int]) -> None:
-        """A line of code, with its line in the file and the column of each of its characters, from 0."""
+        """Add a line of code, with its line in the file and the column of each character, both from 0."""
         self.lines.append(text)
         self.places.append((line, columns))
 
     def at(self, line: int, column: int, length: int = 1) -> Span:
-        """A place from the line (from 1) and the column of the code."""
+        """Return the place in the file of a line (from 1) and a column of the code."""
         number, columns = self.places[min(line, len(self.places)) - 1]
         last = columns[-1] + 1 if columns else 0
         first, end = ((columns[c] if c < len(columns) else last) for c in (column, column + length))
         return self.tree.span(number, first, max(1, end - first))
 
     def span(self, node: Any, length: int = 0) -> Span:
-        """The place of an expression, its first line; of a keyword with the length of its name."""
+        """Return the place of an expression's first line, or of a keyword whose name has the given length."""
         line = self.lines[node.lineno - 1].encode()
         column = len(line[: node.col_offset].decode(errors="ignore"))
         end = line[: node.end_col_offset] if node.end_lineno == node.lineno else line
         return self.at(node.lineno, column, length or max(1, len(end.decode(errors="ignore")) - column))
 
     def shown(self, node: ast.AST) -> str:
-        """An expression as it is named in messages."""
+        """Return an expression as text for messages."""
         text = " ".join(conceal(ast.unparse(node)).split())
         return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -171,10 +171,10 @@ JINJA_HELP = "render the template first, and port what comes of it"
 
 
 def parse_yaml(tree: Tree) -> Any:
-    """The value of a YAML text; its places are left in the tree.
+    """Return the value of a YAML text. The places are stored in the tree.
 
     Raises:
-        Refused: it is no YAML, or holds what is not read.
+        Refused: the text is not YAML, or contains something that is not read.
     """
     try:
         loader = _Loader(tree)
@@ -192,7 +192,7 @@ def parse_yaml(tree: Tree) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's own, but that the value of an alias has the alias's place, and depth is bounded."""
+    """PyYAML's loader, except that an alias's value has the alias's place, and the depth is limited."""
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(tree.text)
@@ -216,7 +216,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Builder:
-    """Makes plain values of nodes."""
+    """Makes plain values from nodes."""
 
     def __init__(self, tree: Tree, loader: _Loader) -> None:
         self.tree = tree
@@ -272,7 +272,7 @@ class _Builder:
         return made
 
     def merged(self, node: Node, depth: int) -> list[tuple[Node, Node]]:
-        """The pairs that `<<` takes over."""
+        """Return the pairs that `<<` merges."""
         self.tree.enter(depth, self.span(node))
         if isinstance(node, SequenceNode):
             parts = [self.merged(part, depth + 1) for part in node.value]
@@ -288,7 +288,7 @@ class _Builder:
         return [*further, *(pair for pair in node.value if pair[0].tag != _MERGE)]
 
     def agree(self, parts: list[list[tuple[Node, Node]]]) -> None:
-        """Refuses `<<: [*a, *b]` that differ in a value: PyYAML 6.0.3 takes the first one, 6.0.4 the last."""
+        """Refuse `<<: [*a, *b]` that differ in a value: PyYAML 6.0.3 takes the first one, 6.0.4 the last."""
         known: dict[str, Node] = {}
         for part in parts:
             for key, value in {str(key.value): (key, value) for key, value in part}.values():
@@ -301,7 +301,7 @@ class _Builder:
                     raise self.tree.refused("E1120", message, help_, self.span(key))
 
     def scalar(self, node: ScalarNode, path: str) -> Any:
-        """The value of a scalar, by YAML 1.1's rules."""
+        """Return a scalar's value by the rules of YAML 1.1."""
         plain = node.style is None
         if node.tag == f"{_TAG}str" and plain and _NUMBER.fullmatch(node.value):
             return float(node.value)
@@ -317,14 +317,14 @@ class _Builder:
         return self.tree.whole(made, node.value) if isinstance(made, int) else made
 
     def no_key(self, key: Node, span: Span) -> Refused:
-        """A mapping or list for a key: what `{{ name }}` without quotes is to YAML."""
+        """Return the error for a mapping or list as a key. `{{ name }}` without quotes is one in YAML."""
         if _JINJA.search(span.text):
             return _jinja(self.tree, span.line - 1)
         message = "a list or a mapping cannot be a key: keys are names"
         return self.tree.refused("E0014", message, "put quotes around it", span)
 
     def span(self, node: Node) -> Span:
-        """The node's part of its first line; of a block, its first word."""
+        """Return the place of a node's first line; of a block, its first word."""
         start, end = node.start_mark, node.end_mark
         if isinstance(node, MappingNode) and not node.flow_style and node.value:
             end = node.value[0][0].end_mark
@@ -366,10 +366,10 @@ _START = "recipe port takes a config of the tool, such as its YAML file"
 
 
 def parse_json(tree: Tree) -> Any:
-    """The value of a JSON text; its places are left in the tree.
+    """Return the value of a JSON text. The places are stored in the tree.
 
     Raises:
-        Refused: it is no JSON, or too deep or large.
+        Refused: the text is not JSON, or is nested too deep or too large.
     """
     if not tree.text.strip():
         raise tree.refused("E0005", "the file is empty", _START, tree.span(0, 0))
@@ -392,7 +392,7 @@ class _Reader:
         return value
 
     def value(self, at: int, path: str, depth: int) -> tuple[Any, int]:
-        """The value that starts at a character, and where it ends."""
+        """Return the value that starts at a character, and the position after it."""
         self.tree.enter(depth, self.span(at))
         sign = self.text[at : at + 1]
         if sign == "{":
@@ -413,7 +413,7 @@ class _Reader:
     def plain(self, text: str, at: int) -> Any:
         try:
             made = json.loads(text)
-        except ValueError:  # a whole number of thousands of digits
+        except ValueError:  # a whole number with thousands of digits
             raise self.fault("the number is too long", at) from None
         return self.tree.whole(made, text) if isinstance(made, int) else made
 
@@ -467,7 +467,7 @@ class _Reader:
         return match.end()
 
     def fault(self, what: str, at: int, start: int | None = None) -> Refused:
-        """What to raise; at the text's end, the place is where the open bracket stands."""
+        """Return the error to raise. At the text's end, its place is the open bracket."""
         if at >= len(self.text) and start is not None:
             at, what = start, f"the `{self.text[start]}` that opens here is not closed"
         help = "json.load of Python refuses it too; the file may have been cut off, or hold comments"

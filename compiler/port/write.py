@@ -1,5 +1,5 @@
-"""The text of a ported recipe: the schema it has, the language's order, and a comment on what was not taken
-over one to one."""
+"""Write the text of a ported recipe: with a link to its schema, keys in the language's order, and comments on
+what was not taken over one to one."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from recipec.spec.paths import split
 from recipec.spec.schema import modeline
 
 HEAD = modeline("recipe.schema.json")
-"""The first line: by it editors find the schema, which `recipe port` writes beside the recipe."""
+"""The first line. Editors find the schema by it; `recipe port` writes the schema next to the recipe."""
 WIDTH = 110
-"""Columns up to which a comment stands beside its line; longer ones stand above."""
+"""The last column of a comment on the same line as its key. Longer comments go above the key."""
 ALIGNED = 44
-"""Columns up to which the comments of a section are lined up."""
+"""The largest column at which the comments of a section are aligned."""
 LONG = 32
-"""Characters of a comment that is not said on two lines that follow each other."""
+"""The length from which a comment is not repeated on consecutive lines."""
 BLOCKS = ("model", "mesh", "lora", "data", "train")
-"""Sections that stand as blocks however short they are."""
+"""Sections that are always written as blocks, even if they are short."""
 
 _SHOWN = r"[^\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff]*"
 _LITERAL = re.compile(rf"[!-~]{_SHOWN}\n{_SHOWN}\S\n?")
-"""Texts of several lines that YAML's literal blocks hold as they are."""
+"""Matches texts of several lines that YAML's literal blocks preserve."""
 
 Tree = dict[str, Any]
-"""Keys to Lines, or to Trees."""
+"""Maps keys to Lines, or to Trees."""
 
 
 def recipe_text(lines: Mapping[str, Line], header: Sequence[str]) -> str:
-    """The recipe.
+    """Return the recipe's text.
 
     Args:
         lines: values by their dotted paths.
-        header: sentences for its top, each a paragraph of its own.
+        header: the comment at the top, one paragraph for each text.
     """
     from recipec.spec.language import Recipe
 
@@ -54,7 +54,7 @@ def recipe_text(lines: Mapping[str, Line], header: Sequence[str]) -> str:
 
 
 def flat_text(lines: Mapping[str, Line], header: Sequence[str]) -> str:
-    """Keys that lie in no sections, as `recipe_text` writes them: PyYAML reads the same from it."""
+    """Return the text of keys without sections, as `recipe_text` does. PyYAML reads the same values."""
     head = [line for paragraph in header for line in _comment(paragraph, 0)]
     return "\n".join([*head, *_commented([*lines.items()], 0)]) + "\n"
 
@@ -76,7 +76,7 @@ def _tree(lines: Mapping[str, Line]) -> Tree:
 
 
 def _ordered(tree: Tree, kind: Any) -> Tree:
-    """The keys in the order of the language; what it does not know keeps its place after them."""
+    """Put the keys into the language's order. Unknown keys follow, in their given order."""
     fields = getattr(kind, "model_fields", {})
     order = [*(name for name in fields if name in tree), *(name for name in tree if name not in fields)]
     return {
@@ -88,7 +88,7 @@ def _ordered(tree: Tree, kind: Any) -> Tree:
 
 
 def _section_of(field: Any) -> Any:
-    """The section that a field holds, None for a plain value."""
+    """Return the section that a field holds, or None for a plain value."""
     annotation = getattr(field, "annotation", None)
     for kind in (annotation, *getattr(annotation, "__args__", ())):
         if isinstance(kind, type) and issubclass(kind, Section):
@@ -97,7 +97,7 @@ def _section_of(field: Any) -> Any:
 
 
 def _entry(key: str, node: Any, indent: int) -> Iterator[str]:
-    """The lines of one key."""
+    """Yield the lines of one key."""
     if isinstance(node, Line):
         yield from _commented([(key, node)], indent)
         return
@@ -118,7 +118,7 @@ def _entry(key: str, node: Any, indent: int) -> Iterator[str]:
 
 
 def _whole(key: str, node: Tree, indent: int) -> str | None:
-    """A section on one line; None when it is too long, or something in it has a comment."""
+    """Write a section on one line, or return None if it is too long or something in it has a comment."""
     values = _plain(node)
     if values is None:
         return None
@@ -127,7 +127,7 @@ def _whole(key: str, node: Tree, indent: int) -> str | None:
 
 
 def _plain(node: Tree) -> Tree | None:
-    """The values of a section, None when something in it has a comment."""
+    """Return the values of a section, or None if something in it has a comment."""
     out: Tree = {}
     for key, below in node.items():
         value = _plain(below) if isinstance(below, dict) else None if below.comment else below.value
@@ -138,8 +138,8 @@ def _plain(node: Tree) -> Tree | None:
 
 
 def _commented(given: Sequence[tuple[str, Line]], indent: int) -> Iterator[str]:
-    """Lines of plain values with their comments: beside them in one column, or above where they are long."""
-    # A comment quotes values, and ends at whatever a reader of YAML takes for a line break.
+    """Yield lines of plain values. Comments are aligned in one column, or above the key if they are long."""
+    # A comment quotes values, so line breaks in it, in the sense of any YAML reader, are escaped.
     entries = [(key, replace(line, comment=printable(line.comment))) for key, line in _once(given)]
     texts = [_lines(key, line.value, indent) for key, line in entries]
     beside = [
@@ -162,7 +162,7 @@ def _commented(given: Sequence[tuple[str, Line]], indent: int) -> Iterator[str]:
 
 
 def _lines(key: str, value: Any, indent: int) -> list[str]:
-    """The lines of a plain value; a text of several lines is a block of its own."""
+    """Return the lines of a plain value. A text of several lines becomes a block."""
     if not isinstance(value, str) or not _LITERAL.fullmatch(value):
         return list(block({key: value}, indent))
     sign = "|" if value.endswith("\n") else "|-"
@@ -171,7 +171,7 @@ def _lines(key: str, value: Any, indent: int) -> list[str]:
 
 
 def _once(entries: Sequence[tuple[str, Line]]) -> Iterator[tuple[str, Line]]:
-    """The entries, with a long comment said once where it is the same on lines that follow each other."""
+    """Yield the entries, and keep a long comment only once if consecutive lines have the same one."""
     before = ""
     for key, line in entries:
         again = line.comment == before and len(before) > LONG
@@ -180,7 +180,7 @@ def _once(entries: Sequence[tuple[str, Line]]) -> Iterator[tuple[str, Line]]:
 
 
 def _comment(text: str, indent: int) -> list[str]:
-    """A comment of its own, wrapped; "" is an empty one."""
+    """Return the wrapped lines of a comment on lines of its own; "" gives an empty comment line."""
     if not text:
         return [" " * indent + "#"]
     lead = " " * indent + "# "
