@@ -1,1 +1,1 @@
-"""What the tools' common notions mean in a recipe; plain values in, plain results out."""
+"""The meaning of the tools' common concepts in a recipe. Arguments and results are plain values."""

@@ -1,4 +1,4 @@
-"""The mesh of a tool that runs on TPUs, by the sizes of its axes."""
+"""The mesh of a tool that runs on TPUs, from the sizes of its axes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from recipec.compiler.port.keys import REASONS, Keys
 from recipec.compiler.port.meaning import sharding
 
 ROWS = ("data", "fsdp", "fsdp_transpose", "diloco")
-"""Axes along which devices have rows of their own: fsdp here."""
+"""Axes whose devices have different rows. They map to fsdp."""
 WIDTH = ("tensor", "tensor_sequence", "tensor_transpose")
-"""Axes along which products are divided: tp here."""
+"""Axes that split matrix products. They map to tp."""
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Devices in all, and those that divide each product."""
+    """The number of all devices, and of those that split each product."""
 
     devices: int
     tp: int
 
 
 def of_parallelism(keys: Keys, networks: Sequence[str]) -> Axes:
-    """Speaks of `NETWORK_AXIS_parallelism`; sets `mesh.axes` where the files say what fsdp alone does not.
+    """Record the keys `NETWORK_AXIS_parallelism`, and set `mesh.axes` if the files also split products (tp).
 
-    The devices are --devices, or the product of the sizes, or where one of them is -1 those of the
-    accelerator that is asked for.
+    The number of devices comes from --devices or is the product of the sizes. If a size is -1, it is the
+    number of the requested accelerator's devices.
     """
     sizes: dict[str, int] = {}
     rest = False

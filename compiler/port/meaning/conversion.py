@@ -1,6 +1,6 @@
-"""Files for `data.transform`: rows that a recipe's formats do not have, turned into ones that they have.
+"""Files for `data.transform`: they turn rows that a recipe's formats do not cover into rows that they do.
 
-Each function gives the text of a Python file with one function, named FUNCTION.
+Each function returns the text of a Python file with one function, named FUNCTION.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from recipec.compiler.emitters.python_text import docstring
 
 FILE, FUNCTION = "convert.py", "convert"
 TRANSFORM = f"{FILE}:{FUNCTION}"
-"""Of `data.transform`."""
+"""The recipe's value of `data.transform`."""
 
 WIDTH = 100
 
@@ -22,11 +22,11 @@ class Prompt:
     """How a tool writes an instruction as plain text.
 
     Attributes:
-        with_input, without_input: templates of str.format with {instruction} and {input}.
-        instruction, input, output: columns; `input` is None where there is none.
-        system: template with {system}, "" for no system message from the rows.
-        system_column: the column that it stands in.
-        default_system: where a row has no such column.
+        with_input, without_input: str.format templates with {instruction} and {input}.
+        instruction, input, output: columns; `input` is None if there is none.
+        system: a template with {system}; "" if rows have no system message.
+        system_column: the column with the system message.
+        default_system: the system message of rows without that column.
     """
 
     with_input: str
@@ -40,7 +40,7 @@ class Prompt:
 
 
 def prompts(prompt: Prompt, origin: str) -> str:
-    """A row with an instruction as a prompt and its completion, both plain text.
+    """Write a row with an instruction as a prompt and a completion, both plain text.
 
     Args:
         origin: whose prompts these are, "Axolotl's alpaca".
@@ -76,7 +76,7 @@ def {FUNCTION}(row):
 
 
 def segments() -> str:
-    """Axolotl's input_output: segments, each learned or not."""
+    """Convert Axolotl's input_output: segments, each trained on or not."""
     return f'''"""Rows of segments as the text before the first learned one, and the text from there on."""
 
 
@@ -93,7 +93,7 @@ def {FUNCTION}(row):
 
 @dataclass(frozen=True)
 class Alpaca:
-    """LLaMA-Factory's columns of an alpaca data set; None for one that there is not."""
+    """The columns of an alpaca data set of LLaMA-Factory. A missing column is None."""
 
     prompt: str | None = "instruction"
     query: str | None = "input"
@@ -106,11 +106,11 @@ class Alpaca:
 
 
 def alpaca(columns: Alpaca, ranking: bool, chats: Mapping[str, str] | None = None) -> str:
-    """LLaMA-Factory's alpaca rows as messages: instruction and input are joined by a line break.
+    """Convert LLaMA-Factory's alpaca rows to messages. Instruction and input are joined by a line break.
 
     Args:
         ranking: whether a row has two answers, for preferences.
-        chats: `data.fields` of conversations that are among the rows, which pass as they are.
+        chats: the `data.fields` of conversations among the rows, which pass unchanged.
     """
     names = {"messages": "messages", "role": "role", "content": "content", **(chats or {})}
     messages, role, content = (literal(names[name]) for name in ("messages", "role", "content"))
@@ -171,15 +171,15 @@ def {FUNCTION}(row):
 
 @dataclass(frozen=True)
 class Tagged:
-    """How a conversation's messages are tagged.
+    """The tags of a conversation's messages.
 
     Attributes:
         messages: the column of the conversation.
-        role, content: keys of a message.
-        roles: what each role is called here, by the data's own word; {} for the same words.
-        system: a column with the system message, None for none.
-        chosen, rejected: columns of the two answers, for preferences.
-        label: the column that says whether the conversation's last message is desirable, None for none.
+        role, content: the keys of a message.
+        roles: the recipe's role by the data's own word; {} if the words are the same.
+        system: the column with the system message, None for none.
+        chosen, rejected: the columns of the two answers, for preferences.
+        label: the column that says whether the last message is desirable, None for none.
     """
 
     messages: str
@@ -193,7 +193,7 @@ class Tagged:
 
 
 def tagged(tags: Tagged) -> str:
-    """Conversations with keys or roles of their own as messages; preferences where there are two answers."""
+    """Convert conversations with other keys or roles to messages, or to preferences with two answers."""
     role = f"ROLES[message[{literal(tags.role)}]]" if tags.roles else f"message[{literal(tags.role)}]"
     system = answer = ""
     made = '    return {"messages": messages}\n'
@@ -253,20 +253,20 @@ WITHOUT_INPUT = f"{_TASK}. {_COMPLETES}### Instruction:\n{{instruction}}\n\n### 
 
 
 def alpaca_prompt(columns: Mapping[str, str] | None = None) -> Prompt:
-    """Alpaca's prompt.
+    """Return Alpaca's prompt.
 
     Args:
-        columns: instruction, input and output to the source's own names.
+        columns: the source's own column names, by instruction, input and output.
     """
     return Prompt(WITH_INPUT, WITHOUT_INPUT, **dict(columns or {}))
 
 
 def alpaca_messages(made: Prompt, origin: str, systems: tuple[str, str] | None = None) -> str:
-    """A file that makes a conversation of a row: the prompt the user's, the output the assistant's.
+    """Write a file that makes a conversation of a row: the prompt for the user, the output for the assistant.
 
     Args:
         origin: whose prompts these are.
-        systems: the system messages of rows with an input, and of those without.
+        systems: the system messages of rows with an input, and of rows without one.
     """
     constants, system = "", ""
     if systems is not None:
@@ -287,7 +287,7 @@ def {FUNCTION}(row):
 
 
 def paired(asked: str, answered: str, system: str | None = None) -> str:
-    """A file that makes a conversation of two columns.
+    """Write a file that makes a conversation of two columns.
 
     Args:
         system: a system message for all rows.
@@ -302,7 +302,7 @@ def {FUNCTION}(row):
 
 
 def spaced(columns: Sequence[str], answer: str) -> str:
-    """NeMo AutoModel's prompt: columns one after another, each with a blank after it, and the answer."""
+    """Write NeMo AutoModel's prompt: the columns in sequence, each with a space after it, then the answer."""
     parts = ", ".join(f"row.get({literal(column)})" for column in columns)
     return f'''"""Rows of columns as a prompt and its completion."""
 
@@ -323,15 +323,15 @@ def by_columns(
     prefix: str = "",
     label: bool = False,
 ) -> str:
-    """ms-swift's way of reading rows: messages, or a question and its answer by the names of their columns.
+    """Read rows as ms-swift does: messages, or a question and its answer, by the names of the columns.
 
     Args:
         system: a system message for rows without one.
-        columns: other names of columns, by the source's own.
+        columns: the new names of columns, by the source's own names.
         ranking: whether a row has a second answer, for preferences.
-        filled: what stands for marks in rows with a `tag`, in Chinese and in English.
-        prefix: what is taken off the beginning of answers, with the blanks around the rest.
-        label: whether a row says by `label` whether its answer is desirable.
+        filled: what replaces marks in rows with a `tag`, in Chinese and in English.
+        prefix: removed from the beginning of answers, which are then stripped of white space.
+        label: whether a row's `label` says that its answer is desirable.
     """
     fills = "".join(
         f"    {literal(k)}: ({literal(a)}, {literal(b)}),\n" for k, (a, b) in (filled or {}).items()
@@ -413,7 +413,7 @@ def plain(message):
 
 
 def ranked(prompt: str, chosen: str, rejected: str) -> str:
-    """A question and two answers, all text, as messages; the arguments are their columns."""
+    """Convert a question and two answers, all text, to messages. The arguments are their columns."""
     named = ", ".join(f"`{docstring(column)}`" for column in (prompt, chosen, rejected))
     return f'''"""Rows of a question and two answers as messages."""
 
@@ -429,7 +429,7 @@ def {FUNCTION}(row):
 
 
 def labeled(asked: str, completion: str, label: str, system: str = "system") -> str:
-    """A question, its answer and whether that is desirable, as messages; the arguments are their columns."""
+    """Convert a question, its answer and its desirability to messages. The arguments are their columns."""
     named = ", ".join(f"`{docstring(column)}`" for column in (asked, completion, label))
     return f'''"""Rows of a question and an answer that is desirable or not, as messages."""
 
@@ -464,7 +464,7 @@ def _templates(prompt: Prompt) -> str:
 
 
 def constant(name: str, text: str) -> str:
-    """An assignment of a text, cut at its line breaks and blanks where it is long."""
+    """Write an assignment of a text; a long text is split at its line breaks and spaces."""
     one = f"{name} = {literal(text)}\n"
     if len(one) <= WIDTH + 1:
         return one
@@ -481,7 +481,7 @@ def constant(name: str, text: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A Python literal in double quotes."""
+    """Return a text as a Python literal in double quotes."""
     made = repr(text)
     if made.startswith('"'):
         return made

@@ -1,4 +1,4 @@
-"""Where a tool's data set lies, what its rows hold, and how long they may be."""
+"""The place of a tool's data set, the content of its rows, and their longest length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recipec.compiler.port.ledger import Ledger, Verdict
 from recipec.compiler.port.source import Source, Sources
 
 FILES = (".jsonl", ".json", ".csv", ".parquet", ".arrow", ".array_record")
-"""Ends of files' names that a recipe reads, also with .gz or .zst."""
+"""Suffixes of files that a recipe reads, also followed by .gz or .zst."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Place:
     """A data set's place.
 
     Attributes:
-        path: of `data.train[].path`; None for a place that a recipe cannot name.
-        note: why not, or how it differs; "" for neither.
+        path: the path for `data.train[].path`; None if a recipe cannot name the place.
+        note: why it cannot, or how the place differs; "" for neither.
     """
 
     path: str | None
@@ -31,11 +31,11 @@ class Place:
 
 
 def place(path: str, data_files: str | Sequence[str] | None = None) -> Place:
-    """The recipe's source for what `datasets.load_dataset` (or a tool's own loader) is given.
+    """Return the recipe's source for the arguments of `datasets.load_dataset`, or of a tool's own loader.
 
     Args:
-        path: an id of the hub, a file, a folder or an address; a reader's name ("json") beside `data_files`.
-        data_files: files of their own, or of the repository.
+        path: a hub id, a file, a folder or a URL; with `data_files`, the name of a reader ("json").
+        data_files: separate files, or files of the repository.
     """
     files = [data_files] if isinstance(data_files, str) else list(data_files or ())
     if files:
@@ -60,7 +60,7 @@ def place(path: str, data_files: str | Sequence[str] | None = None) -> Place:
 
 
 def is_local(path: str) -> bool:
-    """Whether a path means a file or a folder: by how it begins or ends; nothing is looked up."""
+    """Return whether a path is a local file or folder, from its beginning and end. Nothing is looked up."""
     if path.startswith(("./", "../", "/", "~")):
         return True
     name = PurePosixPath(path)
@@ -71,9 +71,9 @@ def is_local(path: str) -> bool:
 def source(
     path: str, split: str | None = None, config: str | None = None, limit: int | None = None
 ) -> dict[str, Any] | str:
-    """An entry of `data.train` as short as it can be written.
+    """Write an entry of `data.train` in its shortest form.
 
-    A file has no splits: it is train, of which `train[:100]` is the first rows.
+    A file has no splits, so its rows are the split train, and `train[:100]` is its first rows.
     """
     if split is not None and not path.startswith("hf://"):
         first = re.fullmatch(r"train\[:(\d+)\]", split)
@@ -86,11 +86,11 @@ def source(
 
 
 def given(keys: Keys, key: str, help: str, config: str | None) -> Any:
-    """The source of what `datasets.load_dataset` is given by a section, None after an error.
+    """Return the source for a section with arguments of `datasets.load_dataset`, or None after an error.
 
     Args:
-        key: of its first argument.
-        config: its second one.
+        key: the key of the first argument.
+        config: the value of the second argument.
     """
     name, files, split = keys.text(key), keys.value("data_files"), keys.text("split")
     found = place(name or "", files if isinstance(files, str | list) else None)
@@ -102,16 +102,16 @@ def given(keys: Keys, key: str, help: str, config: str | None) -> Any:
 
 
 def unwritten(keys: Keys, data: Mapping[str, Any]) -> Keys:
-    """Keys that the tool brings along, in no file of the port: `retold` tells what becomes of them."""
+    """Make Keys for settings that the tool contains, in no file of the port. `retold` reports on them."""
     source = Source(Path(keys.source.file), keys.source.file, data)
     return Keys(Ledger(Sources(source)), source, keys.tool)
 
 
 def retold(keys: Keys, key: str, found: Keys) -> str:
-    """What became of unwritten keys: errors, told at the key that asks for them.
+    """Report what became of the keys of `unwritten`. Errors are moved to the key that asks for the settings.
 
     Returns:
-        How the run differs, "" where it does not.
+        How the run differs, "" if it does not.
     """
     for each in found.ledger.diagnostics:
         keys.ledger.refused(keys.source, keys.prefix + key, each.code, each.message, each.help or "")
@@ -124,26 +124,30 @@ ROWS_HELD_OUT = "a number of rows cannot be held out: nothing is; data.eval_frac
 
 
 def evaluation(size: float | int) -> dict[str, Any]:
-    """What holding out a part of the rows is: `val_set_size`, `val_size`.
+    """Convert the part of the rows to hold out: `val_set_size`, `val_size`.
 
     Args:
         size: a share in (0, 1), or a number of rows.
 
     Returns:
-        The recipe's values; {} for none, or for a number of rows, which a recipe cannot hold out.
+        The recipe's values; {} if nothing is held out. A recipe cannot hold out a number of rows: also {}.
     """
     return {"data.eval_fraction": float(size)} if 0 < size < 1 else {}
 
 
 MOST = 1 << 20
-"""Bytes of a file that are looked at."""
+"""The number of a file's bytes that are read."""
 
 
 def first_row(path: str, folder: Path) -> dict[str, Any] | None:
-    """The first row of a JSON or JSON Lines file, or of the first such file of a folder; None for others.
+    """Return the first row of a JSON or JSON Lines file, or of the first such file of a folder.
 
     Args:
-        path: as a tool's file has it; what is relative is so to `folder`.
+        path: the path in the tool's file.
+        folder: the folder that a relative path is relative to.
+
+    Returns:
+        The row; None for other files.
     """
     place = folder / Path(path).expanduser()
     try:
@@ -161,11 +165,11 @@ def first_row(path: str, folder: Path) -> dict[str, Any] | None:
 
 
 NO_LIMIT = 4096
-"""Tokens of a row where the tool has no limit: a recipe has one, and says so when a sample is longer."""
+"""The row length in tokens if the tool has no limit. A recipe needs one, and reports longer samples."""
 
 
 def length(keys: Keys, key: str, note: str = "") -> None:
-    """A longest length at which samples are cut off; a note says how there they are cut otherwise."""
+    """Record the length at which samples are cut off. The note says how the tool cuts them differently."""
     most = keys.integer(key) if keys.given(key) or not keys.stands(key) else None
     if most is None:
         sets = {"data.max_length": NO_LIMIT, "data.overlong": "error"}

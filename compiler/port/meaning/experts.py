@@ -1,8 +1,9 @@
-"""Experts as PEFT and transformers have them: parameters, no linear layers, and a loss that balances them.
+"""Experts as PEFT and transformers store them, as parameters instead of linear layers, and the load-balancing
+loss.
 
-transformers 5 holds gate and up of all experts of a layer in one parameter, and down in another, which PEFT's
-`target_parameters` names; so it does with most routers. Files for transformers 4, where each expert was of
-linear layers, name those in `target_modules`, and PEFT takes the names for the parameters.
+transformers 5 stores gate and up of all experts of a layer in one parameter, and down in another one. PEFT's
+`target_parameters` names such parameters. Most routers are stored in the same way. In transformers 4 each
+expert had linear layers. Files for it name these in `target_modules`, and PEFT maps them to the parameters.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from recipec.compiler.wording import listing
 
 
 class Halved(ValueError):
-    """Of two modules that are one parameter, one alone is named.
+    """Only one of two modules is named, although they are one parameter.
 
     Attributes:
-        others: those that are missing.
+        others: the missing modules.
     """
 
     def __init__(self, named: Sequence[str], others: Sequence[str]) -> None:
@@ -32,12 +33,12 @@ class Halved(ValueError):
 
 @dataclass(frozen=True)
 class Read:
-    """What PEFT makes of target modules.
+    """PEFT's reading of target modules.
 
     Attributes:
-        modules: those that stay modules.
-        parameters: names of parameters, and their ends.
-        doubled: those of them that hold two of the named modules.
+        modules: the targets that are modules.
+        parameters: names of parameters, or the ends of names.
+        doubled: the parameters that hold two of the named modules.
     """
 
     modules: str | Sequence[str]
@@ -46,21 +47,21 @@ class Read:
 
 
 def has_experts(model: Model | None) -> bool:
-    """Whether layers of a model have experts."""
+    """Return whether layers of a model have experts."""
     return model is not None and bool(model.family.expert_targets(model.architecture))
 
 
 def read(model: Model, spec: str | Sequence[str], linear: Sequence[str], every: Sequence[str]) -> Read:
-    """What PEFT makes of target modules of a model, by what its experts' layers were called once.
+    """Read a model's target modules as PEFT does, including the former names of its experts' layers.
 
     Args:
         spec: a list of names and their ends, or a text: "all-linear" or a regular expression.
-        linear: the whole names of the Linear modules without the output head.
-        every: the whole names of all modules and parameters.
+        linear: the full names of the Linear modules, without the output head.
+        every: the full names of all modules and parameters.
 
     Raises:
-        re.error: for a text that is no regular expression.
-        Halved: where one of two modules is named that are one parameter.
+        re.error: the text is not a regular expression.
+        Halved: only one of two modules is named that are one parameter.
     """
     table: Mapping[str, str] = known("experts", "renamed").get(model.family.name, {})
     whole = isinstance(spec, str) and spec.lower() == "all-linear"
@@ -85,7 +86,7 @@ def read(model: Model, spec: str | Sequence[str], linear: Sequence[str], every: 
 
 
 def _leaves(pattern: str, table: Mapping[str, str], every: Sequence[str]) -> list[str]:
-    """The last parts of the names that a regular expression matches, also of names that there are no more."""
+    """Return the last parts of the names that a regular expression matches, including former names."""
     matched = dict.fromkeys(name.rpartition(".")[2] for name in every if re.fullmatch(pattern, name))
     for old, new in table.items():
         within = (name.removesuffix(new) for name in every if name.endswith(f".{new}"))
@@ -101,7 +102,7 @@ MEANS = "over all tokens of a micro-batch here; there over those of each device 
 
 
 def coefficient(model: Model | None) -> float | None:
-    """Of the load-balancing loss, by a model's config.json; None where transformers has no such loss."""
+    """Return a model's load-balancing coefficient (config.json), or None if transformers has no such loss."""
     usual: Mapping[str, float] = known("experts", "balanced")
     if model is None or model.family.name not in usual:
         return None
@@ -111,10 +112,10 @@ def coefficient(model: Model | None) -> float | None:
 
 
 def say_coefficient(keys: Keys, key: str, model: Model | None, to: Sequence[str] = ()) -> None:
-    """Says what becomes of a key with the load-balancing loss's coefficient.
+    """Record a key with the coefficient of the load-balancing loss.
 
     Args:
-        to: the families whose models get it from the tool; () for all for which there is such a loss.
+        to: the families to whose models the tool passes it; () for all families with such a loss.
     """
     value = keys.number(key)
     if model is None:
@@ -127,10 +128,10 @@ def say_coefficient(keys: Keys, key: str, model: Model | None, to: Sequence[str]
 
 
 def say_overrides(keys: Keys, key: str, model: Model | None) -> bool:
-    """Says what becomes of overrides of config.json that are of the load-balancing loss alone.
+    """Record overrides of config.json if they only affect the load-balancing loss.
 
     Returns:
-        Whether they were.
+        Whether they do.
     """
     given = keys.mapping(key)
     if not given or set(given) - {"output_router_logits", "router_aux_loss_coef"}:

@@ -1,4 +1,4 @@
-"""TRL's trainers, whoever starts them: the keys of its losses, its packing, and what it takes rows for."""
+"""The keys of TRL's losses, packing and row formats, for every tool that runs TRL's trainers."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ TRLS = {"dpo": words("robust"), "cpo": words("sigmoid simpo")}
 
 
 UNPAIRED = "unpaired_preference"
-"""The format of answers that are each desirable or not."""
+"""The format of single answers, each desirable or not."""
 PAIRED = "rows of chosen and rejected answers are taken apart there, and two samples of a row are none here"
 
 
 def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) -> str:
-    """What the rows hold: TRL tells it by their columns, which are looked at where the file is at hand.
+    """Return the format of the rows. TRL recognizes it by the columns, which are read if the file is at hand.
 
     Args:
-        path: of the first data set.
+        path: the path of the first data set.
         where: the section and the key that name it.
     """
     row = datasets.first_row(path, keys.source.path.parent) if path else None
@@ -105,7 +105,7 @@ def _of_columns(row: dict[str, Any], column: str) -> str | None:
 
 
 def masks(keys: Keys, form: str) -> None:
-    """Which tokens carry loss."""
+    """Record which tokens carry loss."""
     assistant, completion = keys.flag("assistant_only_loss"), keys.value("completion_only_loss")
     if form == "chat":
         keys.say("assistant_only_loss", {"data.loss_on": "assistant" if assistant else "all"})
@@ -154,11 +154,11 @@ def of_pairs(
     names: tuple[str, str] = ("loss_type", "label_smoothing"),
     smoothed: frozenset[str] | None = None,
 ) -> None:
-    """The loss of a pair, and what it alone reads.
+    """Record the loss of a pair, and the keys that only this loss reads.
 
     Args:
-        names: of the keys that hold the loss and its label smoothing.
-        smoothed: the losses that read that; TRL's by default.
+        names: the keys of the loss and of its label smoothing.
+        smoothed: the losses that read label smoothing; TRL's by default.
     """
     key, smoothing = names
     had, given = OBJECTIVES[objective].losses, keys.value(key) or "sigmoid"
@@ -185,7 +185,7 @@ def cpo(keys: Keys) -> None:
 
 
 def kto(keys: Keys) -> None:
-    """The loss of single answers, and its weights."""
+    """Record the loss of single answers, and its weights."""
     given = keys.value("loss_type") or "kto"
     every = given if isinstance(given, list) else [given]
     had = OBJECTIVES["kto"].losses
@@ -200,7 +200,7 @@ def kto(keys: Keys) -> None:
 
 
 def weights(keys: Keys, desirable: str, undesirable: str) -> None:
-    """KTO's weights of the two kinds of answers, by the keys that hold them."""
+    """Record KTO's weights of desirable and undesirable answers, under the given keys."""
     for name, key in (("desirable_weight", desirable), ("undesirable_weight", undesirable)):
         value = keys.number(key)
         keys.same(key, {f"train.{name}": 1.0 if value is None else value})

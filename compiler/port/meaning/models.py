@@ -1,4 +1,4 @@
-"""The model that a tool's file names, as a recipe's."""
+"""The model of a recipe for a model name in a tool's file."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Named:
     """A model by its name.
 
     Attributes:
-        id: of `model.id`.
-        model: None where nothing is known of it, or it cannot be trained: the recipe's checks say why.
-        note: how `id` differs from what the file says, "" where it does not.
+        id: the recipe's `model.id`.
+        model: None if the model is unknown or cannot be trained; the recipe's checks then say why.
+        note: how `id` differs from the file's name, "" if it does not.
     """
 
     id: str
@@ -35,12 +35,12 @@ class Named:
 
 
 def resolve(name: str, folder: Path) -> Named:
-    """The model of a name as `from_pretrained` takes it.
+    """Find the model for a name that `from_pretrained` accepts.
 
-    A copy that others publish (unsloth/Qwen3-8B, NousResearch/Llama-3.2-1B) is taken for its original.
+    A copy by another publisher (unsloth/Qwen3-8B, NousResearch/Llama-3.2-1B) is replaced by its original.
 
     Args:
-        folder: what a relative path is relative to.
+        folder: the folder that a relative path is relative to.
     """
     given = name
     if not is_directory(name) and (folder / name).is_dir() and name not in entries():
@@ -62,10 +62,10 @@ def _found(name: str, folder: Path) -> Model | None:
 
 
 def stored(name: str | None, folder: Path) -> str:
-    """The type that a checkpoint's config.json says its weights have, "auto" where it is not at hand.
+    """Return the type of a checkpoint's weights according to its config.json, "auto" if that is not at hand.
 
     Args:
-        folder: what a relative path is relative to.
+        folder: the folder that a relative path is relative to.
     """
     found = _found(name, folder) if name is not None else None
     config = found.config if found is not None else {}
@@ -73,9 +73,9 @@ def stored(name: str | None, folder: Path) -> str:
 
 
 def say_model(keys: Keys, key: str, revision: str) -> Named | None:
-    """Says what becomes of the keys that name a model and its revision; None where none is named.
+    """Record the keys that name a model and its revision. Return None if no model is named.
 
-    A model that is not known is left to the recipe's checks: its id goes into the recipe all the same.
+    An unknown model's id still goes into the recipe. The recipe's checks report it.
     """
     name, given = keys.text(key), keys.text(revision)
     if name is None:
@@ -89,15 +89,17 @@ def say_model(keys: Keys, key: str, revision: str) -> Named | None:
 
 
 def say_flash(keys: Keys) -> None:
-    """Says what becomes of `attn_implementation` where it asks for a fused kernel."""
+    """Record `attn_implementation` if it asks for a fused kernel."""
     if "flash" in (keys.text("attn_implementation") or ""):
         keys.same("attn_implementation", {"model.attention": "splash"}, "the TPU's fused kernel")
 
 
 def chat_sibling(model: Model) -> str | None:
-    """The id of the chat-tuned model of the same family and size, whose tokenizer has the family's template.
+    """Return the id of the chat-tuned model of the same family and size.
 
-    None where the model is tuned itself, or its own tokenizer has it, and where there is none.
+    Its tokenizer has the family's template.
+
+    Return None if the model is tuned itself, its own tokenizer has the template, or no such model exists.
     """
     if model.chat is not False:
         return None

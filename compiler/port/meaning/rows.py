@@ -1,4 +1,4 @@
-"""What the rows of a tool's data sets are to a recipe: one form for all, or a form of each source's own."""
+"""The form of the rows of a tool's data sets in a recipe: one form for all, or one for each source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recipec.compiler.port.meaning import conversion
 
 
 class Form(Protocol):
-    """What the rows of one data set are: `format`, `fields` and the text of a `transform`, "" for none."""
+    """The form of one data set's rows: `format`, `fields` and the text of a `transform`, "" for none."""
 
     @property
     def format(self) -> str: ...
@@ -23,22 +23,22 @@ class Form(Protocol):
 
 
 def alike(forms: Sequence[Form]) -> bool:
-    """Whether rows are of one form."""
+    """Return whether all rows have the same form."""
     return len({(one.format, *sorted(one.fields.items()), one.transform) for one in forms}) < 2
 
 
 def with_own(source: Any, own: Mapping[str, Any]) -> Any:
-    """An entry of `data.train` with more keys."""
+    """Add keys to an entry of `data.train`."""
     if source is None or not own:
         return source
     return {**(source if isinstance(source, dict) else {"path": source}), **own}
 
 
 def apart(ledger: Ledger, found: Sequence[tuple[Any, Form]]) -> list[Any]:
-    """Sources of several forms, each with what its rows are; `data.format` is the first's.
+    """Return sources of several forms, each with the form of its rows. `data.format` is that of the first.
 
     Args:
-        found: entries of `data.train` and `data.eval`, with their forms. Preferences are beside no others.
+        found: entries of `data.train` and `data.eval`, with their forms. Preferences never mix with others.
     """
     first, made = found[0][1].format, []
     files: dict[str, str] = {}
@@ -52,7 +52,7 @@ def apart(ledger: Ledger, found: Sequence[tuple[Any, Form]]) -> list[Any]:
             ledger.files[name] = form.transform
             own["transform"] = f"{name}:{conversion.FUNCTION}"
         made.append(with_own(source, own))
-    for path in ("data.fields", "data.transform"):  # of one of them, before the others were read
+    for path in ("data.fields", "data.transform"):  # set for one data set before the others were read
         if ledger.lines.pop(path, None) is not None:
             ledger.findings = [
                 replace(each, recipe=tuple("data.train" if one == path else one for one in each.recipe))
@@ -67,10 +67,10 @@ class Rows:
     """The rows of one data set.
 
     Attributes:
-        format: of `data.format`.
-        fields: of `data.fields`.
-        transform: the file of `data.transform`, "" for none.
-        note: why, or how they differ.
+        format: the recipe's `data.format`.
+        fields: the recipe's `data.fields`.
+        transform: the text of the file of `data.transform`, "" for none.
+        note: the reason for the form, or how the rows differ.
     """
 
     format: str
@@ -83,7 +83,7 @@ CHAT = Rows("chat")
 
 
 def pairs(asked: str, answered: str, system: str | None = None) -> Rows:
-    """Rows of two columns, a question and its answer.
+    """Return the form of rows with two columns, a question and its answer.
 
     Args:
         system: a system message for all rows.
@@ -92,11 +92,14 @@ def pairs(asked: str, answered: str, system: str | None = None) -> Rows:
 
 
 def say(keys: Keys, key: str, found: Sequence[Rows], names: Sequence[str] = ()) -> Rows | None:
-    """Sets the form of all rows; an error where they have several, None then and where there are none.
+    """Set the form of all rows. It is an error if the data sets have several forms.
 
     Args:
-        key: that names the data sets.
-        names: of the data sets, for the message.
+        key: the key that names the data sets.
+        names: the data sets' names, for the message.
+
+    Returns:
+        The form, or None after an error or without any data set.
     """
     ways = {(rows.format, *sorted(rows.fields.items()), rows.transform): rows for rows in found}
     if len(ways) > 1:

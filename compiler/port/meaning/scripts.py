@@ -1,7 +1,7 @@
-"""What a Python script says beside the keys of its trainer: its functions over rows, and Unsloth's defaults.
+"""What a Python script says besides its trainer's keys: functions over rows, and Unsloth's defaults.
 
-A function over rows is followed with a row whose columns are not known. What it gives is text of pieces, a
-chat, or messages of text; each of these has a format here, or a file for `data.transform` that makes it.
+A function over rows is followed with a row whose columns are unknown. It returns a text made of pieces, a
+chat, or messages of text. Each of these has a format here, or a file for `data.transform` that makes it.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from recipec.spec.diagnostics import Diagnostic, Span
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a row; of a batch too, and each of its rows."""
+    """A column of a row. In a batch it stands for the column, and for its value in each row."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class End:
-    """The tokenizer's eos_token, which a run writes behind plain text by itself."""
+    """The tokenizer's eos_token, which a run appends to plain text by itself."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """Texts and columns one after the other."""
+    """A sequence of texts and columns."""
 
     pieces: tuple[str | Column | End, ...]
 
     @classmethod
     def of(cls, values: Iterable[Any]) -> Text | None:
-        """Values as one text; None where one of them is no text."""
+        """Join values into one text, or return None if one of them is not text."""
         pieces: list[str | Column | End] = []
         for value in values:
             made = value.pieces if isinstance(value, Text) else (value,)
@@ -51,13 +51,13 @@ class Text:
 
 @dataclass(frozen=True)
 class Chat:
-    """Messages through the tokenizer's chat template: a column, or [{"role": ..., "content": ...}]."""
+    """Messages that the tokenizer formats as a chat: a column, or [{"role": ..., "content": ...}]."""
 
     messages: Any
 
 
 def is_content(value: Any) -> bool:
-    """Whether a column holds text, a chat or messages of text."""
+    """Return whether a column's value is text, a chat or messages of text."""
     if isinstance(value, list):
         return all(isinstance(each, dict) and each.keys() == {"role", "content"} for each in value) and all(
             isinstance(each["role"], str) and Text.of([each["content"]]) is not None for each in value
@@ -70,10 +70,10 @@ class ByHand:
     """A function that is not followed.
 
     Attributes:
-        name: of the function, "" for a lambda.
-        lines: its text.
-        span: where it stands.
-        why: what in it has no form here.
+        name: the function's name, "" for a lambda.
+        lines: its source text.
+        span: its place.
+        why: the part that has no form here.
     """
 
     name: str
@@ -84,14 +84,14 @@ class ByHand:
 
 @dataclass(frozen=True)
 class Rows:
-    """What the rows of the data set are once the script's functions went over them.
+    """The rows of the data sets after the script's functions were applied.
 
     Attributes:
-        content: of SFT, what is trained on: a Text, a Column, a Chat, messages, or {"prompt": ...,
-            "completion": ...}; of preferences, {"prompt": ..., "chosen": ..., "rejected": ...}; of single
+        content: for SFT, what is trained on: a Text, a Column, a Chat, messages, or {"prompt": ...,
+            "completion": ...}. For preferences, {"prompt": ..., "chosen": ..., "rejected": ...}. For single
             answers, {"prompt": ..., "completion": ..., "label": ...}.
-        by_hand: functions to be copied by hand, which come first.
-        keys: those of the script that tell it, for the report.
+        by_hand: functions that have to be copied by hand; they are applied first.
+        keys: the script's keys that determine it, for the report.
     """
 
     content: Any = None
@@ -115,7 +115,7 @@ UNSLOTH: Mapping[str, Any] = {
     "max_length": 2048,
     "gradient_checkpointing": True,
 }
-"""The defaults of Unsloth 2026.10.9: of its configs (models/rl.py, transformers 5) and from_pretrained."""
+"""The defaults of Unsloth 2026.10.9, from its configs (models/rl.py, transformers 5) and from_pretrained."""
 UNSLOTH_LORA: Mapping[str, Any] = {
     "lora_r": 16,
     "lora_alpha": 16,
@@ -125,7 +125,7 @@ UNSLOTH_LORA: Mapping[str, Any] = {
     "bnb_4bit_quant_type": "nf4",
     "use_bnb_nested_quant": True,
 }
-"""Likewise of get_peft_model, and of from_pretrained's 4 bits."""
+"""The same for get_peft_model, and for the 4 bits of from_pretrained."""
 
 KEYS = table("""
 exact random_state: the seed of the adapters' start: other draws of the same distribution
@@ -162,11 +162,11 @@ exact standardize_sharegpt: both ways of writing conversations are read here
 lost dataset_shuffle: the first rows are taken here; there as many that a seed draws
 exact pretraining_tp: how products are split, not what they give
 """)
-"""What becomes of a script's keys that TRL's command line does not have."""
+"""The meaning of a script's keys that TRL's command line does not have."""
 
 
 def say_rows(keys: Keys, script: Script) -> str:
-    """Says what becomes of the functions over rows, and returns the format."""
+    """Record what becomes of the functions over rows, and return the format."""
     rows, ledger = script.rows or Rows(), keys.ledger
     several = isinstance(rows.content, dict) or script.objective != "sft"
     form, fields, body = _answers(rows.content) if several else _sft(rows.content)
@@ -203,7 +203,7 @@ def say_rows(keys: Keys, script: Script) -> str:
 
 
 def _sft(content: Any) -> tuple[str, dict[str, str], str]:
-    """Format, fields and the text of a file for `data.transform`, "" where none is needed."""
+    """Return format, fields and the text of a file for `data.transform`, "" if none is needed."""
     if isinstance(content, Chat):
         content = content.messages
         if isinstance(content, Column):
@@ -224,7 +224,7 @@ def _sft(content: Any) -> tuple[str, dict[str, str], str]:
 
 
 def _answers(content: Any) -> tuple[str, dict[str, str], str]:
-    """Likewise of a prompt with its completion, or with two answers."""
+    """The same as _sft, for a prompt with its completion, or with two answers."""
     form = "prompt_completion" if "completion" in (content or {}) else "preference"
     form = losses.UNPAIRED if "label" in (content or {}) else form
     if not content or all(isinstance(value, Column) for value in content.values()):
@@ -249,7 +249,7 @@ def {FUNCTION}(row):
 
 
 def _written(value: Any) -> str:
-    """A value as Python: text of a row."""
+    """Return Python code that makes a value from a row's texts."""
     if isinstance(value, list):
         return f"[{', '.join(f'{{{_pairs(turn)}}}' for turn in value)}]"
     text = Text.of([value]) or Text(())
@@ -269,7 +269,7 @@ def _joined(pieces: list[Any]) -> str:
 
 
 def _columns(content: Any) -> set[str]:
-    """The columns that a content takes."""
+    """Return the columns that a content uses."""
     if isinstance(content, Column):
         return {content.name}
     if isinstance(content, Text):
@@ -290,14 +290,14 @@ WANTED = {
 
 
 def _shown(function: ByHand) -> str:
-    """A function by its name and its lines."""
+    """Return a function's name and lines."""
     first, last = function.span.line, function.span.line + len(function.lines) - 1
     lines = f"line {first}" if first == last else f"lines {first} to {last}"
     return f"`{function.name or 'lambda'}` ({lines})"
 
 
 def _stub(name: str, functions: tuple[ByHand, ...], form: str, columns: list[str]) -> str:
-    """A file whose function stops a run, with the lines that are to be written anew."""
+    """Write a file whose function stops the run, with the lines that have to be rewritten by hand."""
     wanted = listing(columns) or WANTED[form]
     texts = []
     for each in functions:
@@ -314,7 +314,7 @@ def {name}(row):
 
 
 def say_template(keys: Keys, form: str, named: Named | None) -> None:
-    """Says what becomes of the chat template that the script gives its tokenizer."""
+    """Record the chat template that the script gives its tokenizer."""
     given = keys.text("chat_template")
     model = named.model if named else None
     if given is None or form != "chat":

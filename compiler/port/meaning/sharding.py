@@ -1,7 +1,7 @@
-"""How a run lay on its GPUs: accelerate's file, FSDP's and DeepSpeed's settings.
+"""How a run was distributed over its GPUs: accelerate's file, and the settings of FSDP and DeepSpeed.
 
-A recipe's mesh is chosen for its TPU; of these files the number of data-parallel devices bears on the run (it
-multiplies the batch), and what goes with it: precision, clipping, rematerialization.
+A recipe's mesh is chosen for its TPU. These files still affect the run by the number of data-parallel
+devices, which multiplies the batch, and by precision, clipping and rematerialization.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ ONE = "the files do not say on how many GPUs the run was: one is taken, and --de
 
 
 def sharing(size: int) -> str:
-    """Of an axis along which devices work on the same rows."""
+    """Return the note on an axis whose devices work on the same rows."""
     return f"{size} devices share their rows: they are not data-parallel"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How the files say that a run was started.
+    """How the run was started, according to the files.
 
     Attributes:
-        processes: GPUs in all; None where the files do not say.
+        processes: all GPUs; None if the files do not say.
         shared: GPUs that work on the same rows: tensor, context and sequence parallelism.
-        mixed_precision: "no", "fp16", "bf16", "fp8"; None where the files do not say.
+        mixed_precision: "no", "fp16", "bf16", "fp8"; None if the files do not say.
         remat: whether FSDP rematerializes activations.
         fsdp, deepspeed: whether FSDP or DeepSpeed runs the training.
     """
@@ -43,18 +43,18 @@ class Launch:
     deepspeed: bool = False
 
     def with_(self, fsdp: Any, deepspeed: Any) -> Launch:
-        """The same, run by what the keys of these names switch on."""
+        """Return a copy, with FSDP or DeepSpeed on if the value of its key switches it on."""
         return replace(self, fsdp=self.fsdp or bool(fsdp), deepspeed=self.deepspeed or bool(deepspeed))
 
     def masters(self, float32: bool, mixed: bool) -> tuple[bool, str]:
-        """Whether full fine-tuning keeps float32 weights beside those that it computes with, and why.
+        """Return whether full fine-tuning keeps float32 weights next to the ones it computes with, and why.
 
-        Under mixed precision accelerate makes FSDP's trained weights float32; ZeRO has float32 copies of its
-        own, in any precision.
+        Under mixed precision, accelerate converts FSDP's trained weights to float32. ZeRO keeps its own
+        float32 copies in any precision.
 
         Args:
             float32: whether the weights are loaded in float32.
-            mixed: whether the run is in mixed precision.
+            mixed: whether the run uses mixed precision.
         """
         if float32:
             return True, ""
@@ -66,11 +66,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class DeepSpeed:
-    """What a DeepSpeed configuration takes over from the trainer.
+    """Settings that a DeepSpeed configuration overrides in the trainer.
 
     Attributes:
-        optimizer: its class ("AdamW"); None leaves the trainer's.
-        scheduler: its class ("WarmupDecayLR"); None leaves the trainer's.
+        optimizer: the optimizer's class ("AdamW"); None keeps the trainer's.
+        scheduler: the scheduler's class ("WarmupDecayLR"); None keeps the trainer's.
         shared: devices that work on the same rows.
     """
 
@@ -80,12 +80,12 @@ class DeepSpeed:
 
 
 def devices(ledger: Ledger, launch: Launch) -> int:
-    """GPUs that the run used: --devices, or the files' number, or 1."""
+    """Return the number of GPUs of the run: --devices, or the files' number, or 1."""
     return ledger.devices or launch.processes or 1
 
 
 def ray(keys: Keys, launch: Launch) -> Launch:
-    """Speaks of `ray_num_workers`: Ray starts as many processes, with a GPU each."""
+    """Record `ray_num_workers`: Ray starts this many processes, each with one GPU."""
     count = keys.integer("ray_num_workers") if keys.given("ray_num_workers") else None
     if count is None or count < 1 or (keys.stands("use_ray") and not keys.flag("use_ray")):
         keys.same("ray_num_workers", note=REASONS["launch"])
@@ -95,10 +95,10 @@ def ray(keys: Keys, launch: Launch) -> Launch:
 
 
 def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | None = None) -> Launch:
-    """Speaks of every key of accelerate's file (`accelerate launch --config_file`).
+    """Record every key of accelerate's file (`accelerate launch --config_file`).
 
     Args:
-        expected: what the trainer says of DeepSpeed's keys, as for `deepspeed`.
+        expected: the trainer's values of DeepSpeed's keys, as for `deepspeed`.
     """
     keys = Keys(ledger, source, "accelerate", {"num_machines": 1, "mixed_precision": "no"})
     kind = str(keys.value("distributed_type") or "NO").upper()
@@ -150,10 +150,10 @@ launch compute_environment debug use_cpu machine_rank gpu_ids main_process_ip ma
 
 
 def fsdp(keys: Keys) -> bool:
-    """Speaks of the keys of an `fsdp_config`, written with the prefix fsdp_ or without.
+    """Record the keys of an `fsdp_config`, with or without the prefix fsdp_.
 
     Returns:
-        whether it rematerializes activations.
+        Whether it rematerializes activations.
     """
     remat = False
     for name in _names(keys):
@@ -178,10 +178,10 @@ exact mixed_precision_policy: the precision is model.dtype here
 
 
 def parallelism(keys: Keys) -> int:
-    """Speaks of the keys of a `parallelism_config`, with accelerate's prefix or without.
+    """Record the keys of a `parallelism_config`, with or without accelerate's prefix.
 
     Returns:
-        GPUs that share their rows: tp_size x cp_size x sp_size.
+        The number of GPUs that share their rows: tp_size x cp_size x sp_size.
     """
     shared = 1
     for name in _names(keys):
@@ -202,7 +202,7 @@ _FROM_TRAINER = words(
     optimizer.params.lr optimizer.params.betas optimizer.params.eps optimizer.params.weight_decay
     scheduler.params.warmup_max_lr fp16.enabled bf16.enabled"""
 )
-"""What the Trainer holds against its own arguments: `auto` takes theirs, anything else must be the same."""
+"""Keys that the Trainer compares with its own arguments: `auto` copies them, other values must be equal."""
 
 _DEEPSPEED = notes("""
 mesh zero_optimization zero_stage zero3_init_flag zero3_save_16bit_model deepspeed_moe_layer_cls_names
@@ -223,10 +223,10 @@ exact data_types: gradients are accumulated in float32 here
 
 
 def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> DeepSpeed:
-    """Speaks of the keys of a DeepSpeed configuration, or of accelerate's deepspeed_config.
+    """Record the keys of a DeepSpeed configuration, or of accelerate's deepspeed_config.
 
     Args:
-        expected: the trainer's values by DeepSpeed's keys ("gradient_clipping"); others are not compared.
+        expected: the trainer's values by DeepSpeed's keys ("gradient_clipping"); other keys are not compared.
     """
     found = keys.source.get(keys.prefix.rstrip(".")) if keys.prefix else keys.source.data
     optimizer = scheduler = None
@@ -251,7 +251,7 @@ def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> DeepSpeed:
 
 
 def _names(keys: Keys) -> list[str]:
-    """The keys of a section; one that is empty, or a file's name, is spoken of itself."""
+    """Return the keys of a section. Record the section itself if it is empty or a file name."""
     path = keys.prefix.rstrip(".")
     found = keys.source.get(path)
     if isinstance(found, dict) and found:

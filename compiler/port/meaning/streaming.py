@@ -1,4 +1,4 @@
-"""Data sets that are streamed: read while the run goes on, in windows here."""
+"""Data sets that are streamed: read during the run, here in windows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ KEPT = "in the sources' order, as there; rows are packed within windows of as ma
 def say_stream(
     keys: Keys, switch: str, buffers: Sequence[str] = (), size: int = 1000, on: bool | None = None
 ) -> None:
-    """A switch that streams, after everything else that was said of the data and of the run's length.
+    """Record a switch for streaming, after all other keys of the data and of the run's length.
 
     Args:
-        buffers: keys of the rows among which it shuffles, the first that is given before the others.
-        size: these rows where no key gives them.
-        on: whether it streams whatever the switch says; None asks the switch.
+        buffers: keys for the number of rows to shuffle among; the first one in the file counts.
+        size: the number of these rows if no key gives it.
+        on: whether the run streams, regardless of the switch; None reads the switch.
     """
     ledger = keys.ledger
     if not on and not keys.flag(switch):
