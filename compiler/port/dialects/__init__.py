@@ -1,11 +1,11 @@
-"""The tools whose files can be ported: a module for each; axolotl_data and the like are its parts.
+"""The tools whose files can be ported. Each has a module. Some have further modules, like axolotl_data.
 
 A dialect module has:
     NAME        its name for --from, "axolotl"
-    TITLE       for messages, "Axolotl"
-    MARKS       keys that tell it from the others: the more of them stand in a file, the likelier it is
-    port(ledger)    goes through ledger.sources and says of every key what became of it; raises Refused where
-                    nothing can be made of the file
+    TITLE       its name in messages, "Axolotl"
+    MARKS       keys that distinguish it from the others; the tool with the most of them in a file is chosen
+    port(ledger)    goes through ledger.sources and records what every key became; raises Refused if the file
+                    cannot be ported at all
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from recipec.compiler.port.ledger import Ledger
 
 
 class Module(Protocol):
-    """What a dialect module has."""
+    """The interface of a dialect module."""
 
     NAME: str
     TITLE: str
@@ -30,14 +30,14 @@ class Module(Protocol):
 
 @dataclass(frozen=True)
 class Known:
-    """A dialect before its module is imported.
+    """What is known of a dialect before its module is imported.
 
     Attributes:
-        module: its name in this package.
-        telling: keys to name where none of a dialect's marks is found.
-        roles: files of other kinds that belong to it.
+        module: the module's name in this package.
+        telling: keys that a message names if a file has none of the dialect's marks.
+        roles: the kinds of other files that it reads.
         interpolates: whether it reads `${key}` as the value of another key of the file.
-        folder: its key for where results go.
+        folder: its key for the folder of results.
         scripts: whether its files are for one of several scripts, which --script names.
     """
 
@@ -90,14 +90,14 @@ KNOWN = {
         folder="training_config.checkpoint_root_directory",
     ),
 }
-"""By the name for --from."""
+"""The dialects by their names for --from."""
 
 
 def load(name: str) -> Module:
-    """A dialect's module."""
+    """Import a dialect's module."""
     return cast(Module, import_module(f"recipec.compiler.port.dialects.{KNOWN[name].module}"))
 
 
 def every() -> list[Module]:
-    """All dialects."""
+    """Import all dialects."""
     return [load(name) for name in KNOWN]

@@ -1,9 +1,9 @@
-"""LoRA as PEFT has it: target modules, ranks, what has no counterpart, and how the frozen base is stored.
+"""LoRA as in PEFT: target modules, ranks, features without a counterpart, and how the frozen base is stored.
 
-The tools match names against transformers' modules ("model.language_model.layers.7.self_attn.q_proj") as
-PEFT does: an entry of a list is a whole name, or the end of one after a dot; a text is a regular expression
-for the whole name. So are they matched here, on the names that the model has there, and what was found is
-said in the recipe's own terms.
+The tools match names against transformers' modules ("model.language_model.layers.7.self_attn.q_proj") as PEFT
+does. An entry of a list is a full name, or the end of one after a dot. A text is a regular expression for the
+full name. This module matches them in the same way, on transformers' names of the model's modules, and
+expresses the result in the recipe's terms.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ learned kasa_config=null: the base's weights stay as they are
 learned monteclora_config=null: nothing is sampled beside A and B
 learned velora_config=null: activations are kept whole
 """)
-"""PEFT's keys beside A and B, which have no counterpart."""
+"""Keys of PEFT that go beyond A and B and have no counterpart."""
 
 
 def default_targets(model: Model | None) -> str | list[str] | None:
-    """PEFT's target_modules where none are given; None for a model that it has none for."""
+    """Return PEFT's default target_modules, or None for a model without a default."""
     if model is None:
         return ["q_proj", "v_proj"]
     found: str | list[str] | None = known("peft", "targets").get(model.family.name)
@@ -55,15 +55,15 @@ def say_targets(
     exclude: str | Sequence[str] | None = None,
     parameters: Sequence[str] = (),
 ) -> Chosen | None:
-    """Says what PEFT's target modules become: `lora.targets` and `lora.layers`.
+    """Record PEFT's target modules: set `lora.targets` and `lora.layers`.
 
     Args:
-        key: that names them.
-        spec: its value; None for PEFT's own, which is then the key's default.
+        key: the key that names them.
+        spec: its value; None for PEFT's default, which becomes the key's default.
         parameters: PEFT's target_parameters.
 
     Returns:
-        What they are on the model; None where that cannot be told.
+        The targets on the model; None if they are not known.
     """
     if spec is None:
         spec = default_targets(model)
@@ -112,7 +112,7 @@ DOUBLED = "gate and up of an expert are one parameter in transformers: PEFT give
 
 
 def _doubled(keys: Keys, names: Sequence[str]) -> dict[str, Any]:
-    """Twice the rank and alpha for what holds two of the modules that were named."""
+    """Return twice the rank and alpha for parameters that hold two of the named modules."""
     out = {}
     for name, kind in (("rank", int), ("alpha", float)):
         value = keys.ledger.value(f"lora.{name}")
@@ -123,7 +123,7 @@ def _doubled(keys: Keys, names: Sequence[str]) -> dict[str, Any]:
 
 
 def say_parameters(keys: Keys, key: str, chosen: Chosen | None) -> None:
-    """Says what becomes of PEFT's target_parameters, which `say_targets` took."""
+    """Record PEFT's target_parameters, which `say_targets` was given."""
     if not keys.value(key):
         keys.same(key, note="no parameters beside the modules")
     elif chosen is None:
@@ -138,7 +138,7 @@ def say_parameters(keys: Keys, key: str, chosen: Chosen | None) -> None:
 
 
 def say_dropout(keys: Keys, chosen: Chosen | None) -> None:
-    """Says what becomes of `lora_dropout`, at which PEFT stops where it adapts parameters."""
+    """Record `lora_dropout`. PEFT raises an error for it if it adapts parameters."""
     dropout = keys.number("lora_dropout") or 0.0
     if dropout and chosen is not None and chosen.parameters:
         message = f"a dropout of {dropout:g} with adapters on parameters, for which PEFT has none"
@@ -150,18 +150,18 @@ INITS = {
     "orthogonal": "A starts uniform here and B at zero; there both with orthogonal rows",
     "eva": "A starts uniform here; there with the directions of the activations",
 }
-"""Starts of A that leave the base as it is, and how they differ."""
+"""Initializations of A that leave the base unchanged, and how they differ."""
 
 
 PRINCIPAL = re.compile(r"olora|pissa(_niter_[1-9]\d{0,2})?")
-"""Starts that take a part of the base's weights, by PEFT's names and ours."""
+"""Matches initializations that take a part out of the base's weights. PEFT's names are also ours."""
 
 
 def say_loftq(keys: Keys, key: str, config: Any) -> None:
-    """Says what becomes of LoftQ, which leaves weights that nf4's codes stand for.
+    """Record LoftQ, after which nf4 represents the base's weights exactly.
 
     Args:
-        key: that asks for it.
+        key: the key that asks for it.
         config: PEFT's LoftQConfig.
     """
     config = config if isinstance(config, Mapping) else {}
@@ -176,10 +176,10 @@ def say_loftq(keys: Keys, key: str, config: Any) -> None:
 
 
 def say_init(keys: Keys, key: str, found: Any) -> None:
-    """Says what becomes of PEFT's `init_lora_weights`.
+    """Record PEFT's `init_lora_weights`.
 
     Args:
-        key: that gives it.
+        key: the key that gives it.
         found: PEFT's value.
     """
     name = str(found).lower()
@@ -203,14 +203,14 @@ def say_init(keys: Keys, key: str, found: Any) -> None:
 
 
 def say_head(keys: Keys, key: str) -> None:
-    """Says what becomes of a switch for an adapter on the output head."""
+    """Record a switch for an adapter on the output head."""
     if keys.flag(key):
         keys.say(key, {}, "lm_head carries no adapter here: fewer parameters are trained")
     keys.same(key, note="off")
 
 
 def refuse_quantized(keys: Keys, key: str, help: str) -> None:
-    """Refuses a switch for a quantized base, where there are no adapters to train on it."""
+    """Refuse a switch for a quantized base if there are no adapters to train on it."""
     if keys.flag(key) if isinstance(keys.value(key), bool) else keys.given(key):
         message = f"`{key}` with full fine-tuning: a quantized base cannot be trained itself"
         keys.refuse(key, "E1146", message, help)
@@ -220,11 +220,15 @@ FUSED = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
     **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
 }
-"""Projections that some models have within one, in which a tool has them each for itself."""
+"""Projections that a tool has separately, and the fused projection that contains them in some models."""
 
 
 def fused(model: Model | None, names: Sequence[str]) -> tuple[list[str], str]:
-    """Names of projections as the model has them, and what is different for it; "" for nothing."""
+    """Replace names of projections by the model's fused ones.
+
+    Returns:
+        The names, and the resulting difference, "" for none.
+    """
     if model is None:
         return list(names), ""
     sites = model.family.lora_targets(model.architecture)
@@ -255,12 +259,12 @@ class Module:
     """One of transformers' modules that PEFT could adapt.
 
     Attributes:
-        name: whole.
+        name: the full name.
         site: the projection as the recipe's targets match it ("layers.7.self_attn.q_proj"); None for a module
             that carries no adapter here.
         linear: whether it is a torch.nn.Linear; embeddings are not.
-        parameter: whether it is a parameter, which `target_parameters` names, rather than a module.
-        what: where it belongs when it has no site: "lm_head", "embed_tokens", "router", ..., VISION.
+        parameter: whether it is a parameter, which `target_parameters` names, and not a module.
+        what: its kind if it has no site: "lm_head", "embed_tokens", "router", ..., VISION.
     """
 
     name: str
@@ -271,29 +275,29 @@ class Module:
 
     @property
     def tensor(self) -> str:
-        """The parameter that an adapter is for."""
+        """The name of the parameter that an adapter is added to."""
         return self.name if self.parameter else f"{self.name}.weight"
 
     @property
     def former(self) -> str:
-        """The module that a parameter is of, or was in transformers 4."""
+        """The module that a parameter belongs to, or was in transformers 4."""
         return self.name.removesuffix(".weight")
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a tool's targets are on a model.
+    """A tool's targets on a model.
 
     Attributes:
-        targets: of `lora.targets`; empty when no projection is among them.
-        layers: of `lora.layers`: "all", "20-59" or a list.
+        targets: the value of `lora.targets`; empty if no projection is among them.
+        layers: the value of `lora.layers`: "all", "20-59" or a list.
         sites: the projections themselves.
         beyond: modules that the tool adapts and a recipe cannot, by `Module.what`, without the vision tower.
-        vision: whether parts of a vision tower are among them, which nothing trains from text.
+        vision: whether parts of a vision tower are among them. Text does not train these.
         unmatched: entries of the list that match no module.
-        parameters: whether there are parameters among the sites, which are no linear layers.
-        nothing: names of parameters that are none here, or carry no adapter.
-        doubled: projections that hold two of the modules that were named, and have the ranks of both.
+        parameters: whether some of the sites are parameters instead of linear layers.
+        nothing: given names of parameters that do not exist here, or carry no adapter.
+        doubled: projections that hold two of the named modules, and have the sum of their ranks.
     """
 
     targets: tuple[str, ...]
@@ -308,9 +312,10 @@ class Chosen:
 
 
 def modules(model: Model) -> list[Module]:
-    """The modules of a model in transformers that PEFT could adapt, the language model's in layer order.
+    """Return a model's transformers modules that PEFT could adapt, the language model's in layer order.
 
-    Of a vision tower a few stand for all; their own layers are numbered alike.
+    Only a few of a vision tower's modules are listed. They stand for all, because its layers are numbered in
+    the same way.
     """
     prefix = prefix_of(model)
     out = [Module(f"{prefix}embed_tokens", None, linear=False, what="embed_tokens")]
@@ -331,17 +336,17 @@ def modules(model: Model) -> list[Module]:
 
 
 def is_multimodal(model: Model) -> bool:
-    """Whether transformers loads the checkpoint with a vision tower beside the language model."""
+    """Return whether transformers loads the checkpoint with a vision tower and a language model."""
     return "text_config" in model.config
 
 
 def prefix_of(model: Model) -> str:
-    """What the names of the language model's modules begin with in transformers."""
+    """Return the prefix of the language model's module names in transformers."""
     return model.family.prefixes[0] if is_multimodal(model) else "model."
 
 
 def all_linear(model: Model) -> list[str]:
-    """PEFT's "all-linear": the whole names of all Linear modules but the output head."""
+    """Return PEFT's "all-linear": the full names of all Linear modules except the output head."""
     return [module.name for module in modules(model) if module.linear and module.what != "lm_head"]
 
 
@@ -352,17 +357,17 @@ def choose(
     exclude: str | Sequence[str] | None = None,
     parameters: Sequence[str] = (),
 ) -> Chosen:
-    """What PEFT's target_modules are on a model, and its target_parameters.
+    """Match PEFT's target_modules and target_parameters on a model.
 
     Args:
         spec: a list of names and their ends, or a text: "all-linear" or a regular expression.
-        layers: PEFT's layers_to_transform, which counts for a list of modules alone; None or empty for all.
-        exclude: PEFT's exclude_modules, read as `spec` is.
+        layers: PEFT's layers_to_transform, which applies only to a list of modules; None or empty for all.
+        exclude: PEFT's exclude_modules, in the form of `spec`.
         parameters: names of parameters and their ends.
 
     Raises:
-        re.error: for a text that is no regular expression.
-        experts.Halved: for one of two modules that are one parameter.
+        re.error: a text is not a regular expression.
+        experts.Halved: only one of two modules is named that are one parameter.
     """
     together = modules(model)
     every = [module for module in together if not module.parameter]
@@ -402,10 +407,10 @@ def choose(
 
 
 def express(model: Model, sites: Sequence[str]) -> tuple[tuple[str, ...], str | list[int]]:
-    """`lora.targets` and `lora.layers` that mean exactly these projections.
+    """Return the `lora.targets` and `lora.layers` that mean exactly these projections.
 
-    Names of projections, or `experts` and `router`, where they are taken in the same layers; otherwise a
-    regular expression for each.
+    The result is names of projections, or `experts` and `router`, if all are adapted in the same layers.
+    Otherwise it is a regular expression for each.
     """
     everywhere: dict[str, list[tuple[int, str]]] = {}
     for site in model.family.all_targets(model.architecture):
@@ -452,13 +457,13 @@ def _unmatched(spec: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _layer(name: str) -> int | None:
-    """The index of a module's layer: the first number that is a part of its name after another part's end."""
+    """Return the index of a module's layer: the first number that is a later part of its name, or None."""
     match = re.match(r"(?:.*?\.)?[^.]*\.(\d+)\.", name)
     return int(match[1]) if match else None
 
 
 def _others(model: Model) -> Iterable[str]:
-    """The language model's Linear modules that carry no adapter here, below its prefix."""
+    """Yield the language model's Linear modules without an adapter here, relative to its prefix."""
     layers = range(model.architecture.num_layers)
     if getattr(model.architecture, "per_layer_input", 0):
         for layer in layers:
@@ -472,18 +477,18 @@ def _others(model: Model) -> Iterable[str]:
 
 
 def _tower(model: Model) -> Iterable[str]:
-    """Linear modules of the vision tower and of what joins it to the language model."""
+    """Yield Linear modules of the vision tower and of its connection to the language model."""
     found: Iterable[str] = known("peft", "towers").get(model.family.name, ())
     return found
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """What a quantized base means here.
+    """The meaning of a quantized base here.
 
     Attributes:
-        value: of `lora.quantize`: "nf4", "int8", or None for weights in model.dtype.
-        note: how it differs, "" where the weights are the same.
+        value: the value of `lora.quantize`: "nf4", "int8", or None for weights in model.dtype.
+        note: how it differs, "" if the weights are the same.
     """
 
     value: str | None
@@ -502,13 +507,13 @@ FP4 = "nf4 in its place: the same size and blocks, other code points"
 
 
 def quantized(bits: int | None, kind: str = "nf4", nested: bool = False, left: bool = False) -> Quantization:
-    """The recipe's quantization for bitsandbytes'.
+    """Return the recipe's quantization for that of bitsandbytes.
 
     Args:
-        bits: 4 or 8; None or 16 and more for none.
-        kind: of 4 bits: "nf4" or "fp4".
+        bits: 4 or 8; None or at least 16 for none.
+        kind: the format of 4 bits: "nf4" or "fp4".
         nested: whether the scales are quantized too (`bnb_4bit_use_double_quant`).
-        left: whether there are experts, which the tool leaves as they are.
+        left: whether there are experts, which the tool does not quantize.
 
     Raises:
         ValueError: for other bits, or another kind.

@@ -1,7 +1,8 @@
-"""Chat templates that the tools know by name, as `data.chat_template` or `model.tokenizer`.
+"""The tools' named chat templates, as `data.chat_template` or `model.tokenizer`.
 
-Where a tool's template is the model's own, the tokenizer's is taken, or that of the chat-tuned model of the
-same size. Others are written out as Jinja, with markers around what the tool trains on.
+If a tool's template is the model's own, the recipe uses the model's tokenizer, or the tokenizer of the
+chat-tuned model of the same size. Other templates are written out as Jinja, with markers around the text that
+the tool trains on.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from recipec.compiler.port.names import known, tokenizer_of, written_by
 
 @dataclass(frozen=True)
 class Template:
-    """What a template's name means for a model.
+    """The meaning of a template's name for a model.
 
     Attributes:
-        sets: the recipe's values: {"model.tokenizer": id} where another tokenizer carries the template,
-            {"data.chat_template": Jinja} for one that is written out, {} for the model's own tokenizer's.
-        note: how its text differs from the tool's, "" where it is the same; why a name is not known here.
-        last: whether something ends the whole, once for all turns.
-        forgets: as of Turns.
-        ends: what a written template's answers end with.
-        known: False for a name that no template stands for here.
+        sets: the recipe's values: {"model.tokenizer": id} if another tokenizer has the template,
+            {"data.chat_template": Jinja} if it is written out, {} if the model's own tokenizer has it.
+        note: how its text differs from the tool's, "" if it does not; for an unknown name, the reason.
+        last: whether a text follows once after all turns.
+        forgets: as in Turns.
+        ends: the text after each answer of a written template.
+        known: False for a name without a template here.
     """
 
     sets: dict[str, Any]
@@ -43,33 +44,35 @@ UNKNOWN = Template({}, known=False)
 
 
 def unknown(whose: str, name: Any, found: Template) -> str:
-    """The message of a template that is not known: whose it is, and why."""
+    """Return the message for an unknown template, with its owner and the reason."""
     return f"{whose} `{name}` is not written out here" + (f": {found.note}" if found.note else "")
 
 
 @dataclass(frozen=True)
 class Turns:
-    """A template that writes turn after turn; {} stands for what a message says.
+    """A template that writes one turn after another. {} stands for a message's content.
+
+    The tokenizer's own tokens stand between NULs in all texts.
 
     Attributes:
-        user, assistant, system: what is written of a message; "" for a system message that is refused.
-        opening: what the assistant's turn begins with; it is not trained on.
-        generation: likewise, where an answer is asked for; None for the same.
-        prefix: what everything begins with. The tokenizer's own tokens stand between NULs in all of these.
+        user, assistant, system: the text of a message; "" if a system message is refused.
+        opening: the beginning of the assistant's turn; it is not trained on.
+        generation: the same where an answer is to be generated; None if equal.
+        prefix: the beginning of the whole text.
         default_system: the system message of a conversation without one, "" for none.
         in_user: whether the system message is written into the first user message.
-        adds_bos: whether what the tokenizer begins texts with comes before everything.
-        thought: what opens and closes a thought, which each answer begins with in a reasoning template.
-        learns_empty: whether an empty thought is trained on that the template has put before an answer.
-        forgets: whether earlier answers have no thoughts where the last one alone is trained on.
-        last_alone: whether only the last round's answers have thoughts, empty ones included.
-        learns_opening: whether what the assistant's turn begins with is trained on too.
-        final: what an answer that is the last message ends with; None where it ends as the others.
-        learns_final: whether it is trained on.
-        after: what follows each answer; it is not trained on.
-        between: likewise, where a message follows.
-        last: what the whole ends with, which is trained on.
-        trims: the roles whose messages lose the blanks around them.
+        adds_bos: whether the tokenizer's usual beginning of texts precedes everything.
+        thought: the opening and closing marks of the thought that begins each answer in a reasoning template.
+        learns_empty: whether an empty thought that the template adds before an answer is trained on.
+        forgets: whether earlier answers lose their thoughts if only the last answer is trained on.
+        last_alone: whether only the last round's answers have thoughts, including empty ones.
+        learns_opening: whether the beginning of the assistant's turn is trained on too.
+        final: the end of an answer that is the last message; None if it ends like the others.
+        learns_final: whether that end is trained on.
+        after: the text after each answer; it is not trained on.
+        between: the same if another message follows.
+        last: the end of the whole text, which is trained on.
+        trims: the roles whose messages are stripped of white space.
     """
 
     user: str
@@ -95,7 +98,7 @@ class Turns:
 
 
 def turns_of(row: Mapping[str, Any]) -> Turns:
-    """Of a row of data/chat_templates.json."""
+    """Make Turns from a row of data/chat_templates.json."""
     return Turns(**{key: _value(value) for key, value in row.items()})
 
 
@@ -106,7 +109,7 @@ def _value(value: Any) -> Any:
 
 
 def named(tool: str) -> dict[str, Turns]:
-    """The templates of a tool that write turn after turn, by name."""
+    """Return a tool's templates that write one turn after another, by name."""
     return {name: turns_of(row) for name, row in written_by(tool).items() if not isinstance(row, str)}
 
 
@@ -114,22 +117,22 @@ LLAMAFACTORY = named("llamafactory")
 
 
 def _torchtune(row: Mapping[str, Any]) -> Turns:
-    """A tokenizer's row of data/port_models.json, over that of LLaMA-Factory's template that it is like."""
+    """Make Turns from a tokenizer's row of data/port_models.json, and LLaMA-Factory's template `like`."""
     own = {key: value for key, value in row.items() if key != "like"}
     return turns_of({**written_by("llamafactory").get(str(row.get("like")), {}), **own})
 
 
 TORCHTUNE = {name: _torchtune(row) for name, row in known("torchtune", "tokenizers").items()}
-"""What torchtune's tokenizers write around messages, with the prompt template that is their default."""
+"""The text that torchtune's tokenizers write around messages, with their default prompt template."""
 PLAIN = TORCHTUNE["gemma_tokenizer"]
-"""Of a tokenizer of torchtune's that has no marks, or no prompt template."""
+"""The turns of a torchtune tokenizer without marks, or without a prompt template."""
 
 PIECES = "each turn is tokenized with what is around it: other tokens where an answer begins with white space"
 NOT_TOKENS = "its marks are no tokens of {title}, and are written as text, in several tokens each"
 
 
 def own(model: Model | None) -> Template:
-    """The template of the model's tokenizer, or of the chat-tuned model's where the base has none."""
+    """Return the template of the model's tokenizer, or of the chat-tuned model's if the base has none."""
     sibling = chat_sibling(model) if model is not None else None
     if sibling is None:
         return Template({})
@@ -139,17 +142,17 @@ def own(model: Model | None) -> Template:
 
 
 def say_own(ledger: Ledger, model: Model) -> None:
-    """Sets what `own` has."""
+    """Set the values of `own`."""
     found = own(model)
     for path, value in found.sets.items():
         ledger.set(path, value, found.note)
 
 
 def axolotl(name: str, model: Model | None, jinja: str | None = None) -> Template:
-    """Axolotl's `chat_template`.
+    """Return the template for Axolotl's `chat_template`.
 
     Args:
-        jinja: `chat_template_jinja`, text or a file, for the name "jinja".
+        jinja: `chat_template_jinja`, a text or a file, for the name "jinja".
     """
     fallback = name.removeprefix("tokenizer_default_fallback_")
     if fallback != name:
@@ -174,7 +177,7 @@ def axolotl(name: str, model: Model | None, jinja: str | None = None) -> Templat
 
 
 def unsloth(name: str, model: Model | None) -> Template:
-    """The name that Unsloth's `get_chat_template` is given."""
+    """Return the template for the name given to Unsloth's `get_chat_template`."""
     same = known("unsloth", "own").get(name, "")
     if model is not None and tokenizer_of(model) in known("axolotl", "own").get(same, ()):
         found = axolotl(same, model)
@@ -182,17 +185,17 @@ def unsloth(name: str, model: Model | None) -> Template:
     row = written_by("unsloth").get(name, "")
     if isinstance(row, str):
         return replace(UNKNOWN, note=row)
-    # What is learned ends with the mark, which is its tokenizer's eos_token.
+    # What is trained on ends with the mark, the eos_token of Unsloth's tokenizer.
     said = turns_of(row).assistant
     ends = len(said.rstrip())
     return of("unsloth", name, model, {"assistant": said[:ends], "after": said[ends:]})
 
 
 def of(tool: str, name: str | None, model: Model | None, changes: Mapping[str, Any] = {}) -> Template:
-    """A tool's template by its name, written out; one that is not known has the reason as its note.
+    """Return a tool's template by its name, written out. An unknown template's note has the reason.
 
     Args:
-        changes: fields of its Turns that the run has otherwise.
+        changes: fields of its Turns that differ in the run.
     """
     row = written_by(tool).get(name or "", "")
     if isinstance(row, str):
@@ -209,11 +212,11 @@ def of(tool: str, name: str | None, model: Model | None, changes: Mapping[str, A
 def llamafactory(
     name: str | None, model: Model | None, thinking: bool = True, default_system: str | None = None
 ) -> Template:
-    """LLaMA-Factory's `template`.
+    """Return the template for LLaMA-Factory's `template`.
 
     Args:
         thinking: `enable_thinking`.
-        default_system: in place of the template's own.
+        default_system: replaces the template's own.
     """
     if name is None:
         return Template({})
@@ -235,10 +238,10 @@ def _foreign(turns: Turns, model: Model | None) -> str:
 
 
 def written(turns: Turns, thinking: bool = True) -> str:
-    """The template as Jinja, with generation markers around what is trained on.
+    """Write the template as Jinja, with generation markers around the text that is trained on.
 
     Args:
-        thinking: whether an empty thought is trained on, or only stands before the answer.
+        thinking: whether an empty thought is trained on, or only precedes the answer.
     """
     says = {
         role: f"message.content{' | trim' if role in turns.trims else ''}" for role in ("user", "assistant")
@@ -313,7 +316,7 @@ def written(turns: Turns, thinking: bool = True) -> str:
 
 
 def _thought(thought: tuple[str, str], thinking: bool) -> str:
-    """An empty thought before an answer that has none; without thinking, in place of the one that it has."""
+    """Write an empty thought before an answer that has none, or in place of any thought if not `thinking`."""
     first, second = (_quoted(part.strip()) for part in thought)
     empty = f"{{{{- {_quoted(thought[0] + thought[1])} -}}}}"
     if thinking:
@@ -325,7 +328,7 @@ def _thought(thought: tuple[str, str], thinking: bool) -> str:
 
 
 def _expression(text: str, content: str = "") -> str:
-    """Jinja that gives a text in which {} stands for `content`."""
+    """Return Jinja for a text in which {} stands for `content`."""
     out: list[str] = []
     before, _, after = text.partition("{}") if content else (text, "", "")
     for index, piece in enumerate((before, after)):

@@ -1,6 +1,6 @@
-"""transformers' TrainingArguments, which the Trainer's and TRL's files share.
+"""transformers' TrainingArguments, which appear in the files of the Trainer and of TRL.
 
-Each function speaks of some of their keys; together they speak of all, with the meaning of transformers 5.12.
+Each function records some of their keys, and together they record all, as in transformers 5.12.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SEED = "the same seed of another generator: other draws of the same distribution
 
 @dataclass(frozen=True)
 class Run:
-    """What the keys of a run say that other sections need.
+    """Values of a run's keys that other sections need.
 
     Attributes:
         lora: whether adapters are trained.
-        learning_rate: the peak.
+        learning_rate: the peak learning rate.
         optim: the key that names the optimizer.
     """
 
@@ -39,7 +39,7 @@ class Run:
 
 
 def for_deepspeed(keys: Keys, processes: int) -> dict[str, Any]:
-    """What the Trainer holds a DeepSpeed configuration against, by DeepSpeed's keys."""
+    """Return the values that the Trainer compares with a DeepSpeed configuration, by DeepSpeed's keys."""
     found = {key: keys.value(key) for key in ("per_device_train_batch_size", "gradient_accumulation_steps")}
     rows = [value for value in found.values() if isinstance(value, int)]
     fp16 = keys.value("fp16") is True
@@ -60,15 +60,15 @@ def for_deepspeed(keys: Keys, processes: int) -> dict[str, Any]:
 
 
 def dtype_of(keys: Keys, key: str) -> str:
-    """The type that weights are loaded in, "float32" where it is not said."""
+    """Return the type that weights are loaded in, "float32" if the key has no value."""
     return keys.choice(key, ("auto", "bfloat16", "float16", "float32")) or "float32"
 
 
 def say_run(keys: Keys, run: Run, launch: Launch, taken: DeepSpeed, dtype: str) -> None:
-    """Batch, length, optimizer, schedule, precision and order.
+    """Record batch, length, optimizer, schedule, precision and order.
 
     Args:
-        taken: what DeepSpeed takes over.
+        taken: what DeepSpeed overrides.
         dtype: as for `precision`.
     """
     batch(keys, launch)
@@ -82,17 +82,17 @@ def say_run(keys: Keys, run: Run, launch: Launch, taken: DeepSpeed, dtype: str) 
 
 
 def launched(keys: Keys) -> Launch:
-    """How accelerate's file says that the run was started, where there is one."""
+    """Return how the run was started according to accelerate's file, if there is one."""
     file = keys.ledger.sources.others.get("accelerate")
     expected = for_deepspeed(keys, keys.ledger.devices or 1)
     return sharding.accelerate(keys.ledger, file, expected) if file is not None else Launch()
 
 
 def placement(keys: Keys, launch: Launch) -> tuple[Launch, DeepSpeed]:
-    """`fsdp`, `fsdp_config`, `parallelism_config` and `deepspeed`, with accelerate's own file.
+    """Record `fsdp`, `fsdp_config`, `parallelism_config` and `deepspeed`, and DeepSpeed's own file.
 
     Returns:
-        `launch` with what these keys add, and what DeepSpeed takes over.
+        `launch` with the additions of these keys, and what DeepSpeed overrides.
     """
     ledger, expected = keys.ledger, for_deepspeed(keys, sharding.devices(keys.ledger, launch))
     taken = DeepSpeed()
@@ -117,7 +117,7 @@ def placement(keys: Keys, launch: Launch) -> tuple[Launch, DeepSpeed]:
 
 
 def batch(keys: Keys, launch: Launch) -> None:
-    """The rows of a step: per device x accumulation x data-parallel devices."""
+    """Record the rows of a step: rows per device x accumulation x data-parallel devices."""
     per_device = keys.integer("per_device_train_batch_size") or 1
     accumulation = keys.integer("gradient_accumulation_steps") or 1
     processes = sharding.devices(keys.ledger, launch)
@@ -145,7 +145,7 @@ def batch(keys: Keys, launch: Launch) -> None:
 
 
 def length(keys: Keys) -> None:
-    """`max_steps`, or else `num_train_epochs`."""
+    """Record `max_steps`, or else `num_train_epochs`."""
     steps = keys.integer("max_steps")
     epochs = keys.number("num_train_epochs")
     if steps is not None and steps > 0:
@@ -163,7 +163,7 @@ def length(keys: Keys) -> None:
 
 
 def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> None:
-    """The optimizer, its hyperparameters and clipping."""
+    """Record the optimizer, its hyperparameters and gradient clipping."""
     name = taken.optimizer or str(keys.value(run.optim) or "adamw_torch_fused")
     found = training.optimizer_of(name)
     if found.same and taken.optimizer and keys.given(run.optim):
@@ -200,7 +200,7 @@ def _arguments(keys: Keys) -> dict[str, str]:
 
 
 def schedule(keys: Keys, run: Run, taken: DeepSpeed) -> None:
-    """The schedule and its warm-up."""
+    """Record the schedule and its warm-up."""
     name, note = str(keys.value("lr_scheduler_type")), ""
     if taken.scheduler is not None:
         name, note = _DEEPSPEED_SCHEDULES.get(taken.scheduler, (name, ""))
@@ -245,10 +245,10 @@ _DEEPSPEED_SCHEDULES: Mapping[str, tuple[str, str]] = {
 
 
 def precision(keys: Keys, run: Run, launch: Launch, dtype: str) -> None:
-    """`bf16` and `fp16`, with the type that the weights are loaded in.
+    """Record `bf16` and `fp16`, given the type that the weights are loaded in.
 
     Args:
-        dtype: of the loaded weights: "float32", "bfloat16", "float16" or "auto" (the checkpoint's).
+        dtype: the type of the loaded weights: "float32", "bfloat16", "float16" or "auto" (the checkpoint's).
     """
     half = keys.flag("fp16")
     unset = keys.value("bf16") is None
@@ -276,7 +276,7 @@ def precision(keys: Keys, run: Run, launch: Launch, dtype: str) -> None:
 
 
 def order(keys: Keys) -> None:
-    """Seeds, and the order of the samples."""
+    """Record seeds and the order of the samples."""
     seed = keys.integer("seed") or 0
     shuffle = keys.integer("data_seed") if keys.given("data_seed") else seed
     sampling = keys.value("train_sampling_strategy") or "random"
@@ -300,17 +300,17 @@ def order(keys: Keys) -> None:
 
 
 def memory(keys: Keys, launch: Launch, key: str = "gradient_checkpointing") -> None:
-    """Rematerialization.
+    """Record rematerialization.
 
     Args:
-        key: that switches it on.
+        key: the key that switches it on.
     """
     on = keys.flag(key) or launch.remat
     keys.say(key, {"remat.policy": "decoder" if on else "none"})
 
 
 def bookkeeping(keys: Keys) -> None:
-    """Logs, checkpoints and evaluation, and all that bears on no number."""
+    """Record logs, checkpoints and evaluation, and all keys that do not affect any number."""
     training.directory(keys, "output_dir")
     training.hub(keys)
     every = keys.number("logging_steps")
@@ -330,10 +330,10 @@ def bookkeeping(keys: Keys) -> None:
 
 
 def evaluation(keys: Keys) -> bool:
-    """`eval_strategy` and `eval_steps`.
+    """Record `eval_strategy` and `eval_steps`.
 
     Returns:
-        whether the run evaluates.
+        Whether the run evaluates.
     """
     strategy = str(keys.value("eval_strategy") or "no")
     every = keys.number("eval_steps") or keys.number("logging_steps")
@@ -366,4 +366,4 @@ lost auto_find_batch_size=false: a batch that does not fit stops the run here; n
 exact dataloader_drop_last: it bears on the last step of an epoch at most
 exact label_names length_column_name remove_unused_columns: columns are named by data.format and data.fields
 """)
-"""What bears on no number, or has no counterpart; keys of earlier versions of transformers among them."""
+"""Keys that affect no number or have no counterpart, including keys of earlier versions of transformers."""

@@ -1,8 +1,8 @@
-"""Batches, optimizers and schedules of the tools, and where a run's results go.
+"""The tools' batches, optimizers and schedules, and the folder of a run's results.
 
-The recipe's schedules are transformers' get_*_schedule_with_warmup, whose decay may end above zero. Some of
-the others are among them (a polynomial of power 1 is linear); the rest get the nearest, and a note on what
-is lost.
+The recipe's schedules are transformers' get_*_schedule_with_warmup, whose decay may end above zero. Some
+other schedules are special cases of these (a polynomial of power 1 is linear). The rest get the nearest
+schedule, and a note on the difference.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Batch:
 
     Attributes:
         per_device: rows that one data-parallel device handles at once.
-        accumulation: micro-batches of an optimizer step.
-        data_parallel: devices (or groups of devices that share the model) with rows of their own.
+        accumulation: the number of micro-batches of an optimizer step.
+        data_parallel: the number of devices, or groups of devices sharing the model, with their own rows.
     """
 
     per_device: int
@@ -31,11 +31,11 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        """Rows of an optimizer step: the recipe's `train.global_batch_size`."""
+        """The rows of an optimizer step: the recipe's `train.global_batch_size`."""
         return self.per_device * self.accumulation * self.data_parallel
 
     def __str__(self) -> str:
-        """How the product comes about, for a note: "2 rows x 8 micro-batches x 4 devices"."""
+        """Write the product for a note: "2 rows x 8 micro-batches x 4 devices"."""
         return (
             f"{_count(self.per_device, 'row')} x "
             f"{_count(self.accumulation, 'micro-batch', 'micro-batches')} x "
@@ -46,10 +46,10 @@ class Batch:
 def say_groups(
     keys: Keys, key: str, per_device: int, accumulation: int, processes: int, shared: int
 ) -> Batch:
-    """The rows of an optimizer step; an error where the GPUs are in no such groups.
+    """Return the rows of an optimizer step. It is an error if the GPUs do not divide into the groups.
 
     Args:
-        key: where the error stands.
+        key: the key at which the error is shown.
     """
     try:
         return global_batch(per_device, accumulation, processes, shared)
@@ -61,16 +61,16 @@ def say_groups(
 
 
 def global_batch(per_device: int, accumulation: int, processes: int, shared: int = 1) -> Batch:
-    """The rows of an optimizer step.
+    """Return the rows of an optimizer step.
 
     Args:
-        per_device: rows of a process at once.
-        accumulation: micro-batches.
-        processes: GPUs in all.
+        per_device: the rows of a process at once.
+        accumulation: the number of micro-batches.
+        processes: the number of all GPUs.
         shared: GPUs that work on the same rows: the tensor-parallel axis times the context-parallel one.
 
     Raises:
-        ValueError: when `shared` does not divide the processes.
+        ValueError: `shared` does not divide `processes`.
     """
     if shared < 1 or processes % shared:
         raise ValueError(f"{processes} processes cannot be split into groups of {shared}")
@@ -83,12 +83,12 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 @dataclass(frozen=True)
 class Translation:
-    """What a name of an optimizer means here.
+    """The meaning of an optimizer's name here.
 
     Attributes:
-        name: of the recipe's optimizer that comes nearest.
-        note: how it differs, "" where the arithmetic is the same.
-        same: whether it is the same rule, though in other precision: another rule's updates are an error.
+        name: the nearest optimizer of the recipe.
+        note: how it differs, "" if the arithmetic is the same.
+        same: whether the update rule is the same, even if in another precision. Another rule is an error.
     """
 
     name: str
@@ -133,26 +133,26 @@ other adopt_adamw -> adamw: AdamW in its place: ADOPT normalizes before the mome
 """)
     for name in row.keys
 }
-"""By the names that transformers, Axolotl, torchtune and litgpt use, in lower case."""
+"""The optimizers by their lower-case names in transformers, Axolotl, torchtune and litgpt."""
 
 
 def optimizer_of(name: str) -> Translation:
-    """What the recipe's optimizer is called.
+    """Return the recipe's optimizer for a tool's name of one.
 
     Args:
-        name: as transformers' and Axolotl's `optim` or `optimizer` has it ("adamw_torch_fused"), or a class
-            ("torch.optim.AdamW", "bitsandbytes.optim.PagedAdamW8bit").
+        name: the value of transformers' and Axolotl's `optim` or `optimizer` ("adamw_torch_fused"), or a
+            class ("torch.optim.AdamW", "bitsandbytes.optim.PagedAdamW8bit").
     """
     last = name.strip().rsplit(".", 1)[-1].lower()
     return OPTIMIZERS.get(last, Translation("adamw", "AdamW in its place makes other updates", same=False))
 
 
 def say_optimizer(keys: Keys, key: str, name: str, found: Translation, help: str) -> None:
-    """Says what becomes of an optimizer; one of another rule is an error.
+    """Record an optimizer. One with another update rule is an error.
 
     Args:
-        key: that names it.
-        help: a name that there is.
+        key: the key that names it.
+        help: what the user can write instead.
     """
     sets = {"train.optimizer.name": found.name}
     if not found.same:
@@ -162,10 +162,10 @@ def say_optimizer(keys: Keys, key: str, name: str, found: Translation, help: str
 
 
 def arguments(text: str | Mapping[str, object] | None) -> dict[str, str]:
-    """`optim_args` ("beta1=0.9, eps=1e-6", or a mapping) as a mapping of texts.
+    """Parse `optim_args` ("beta1=0.9, eps=1e-6", or a mapping) into a mapping of texts.
 
     Raises:
-        ValueError: when a piece of the text is no NAME=VALUE.
+        ValueError: a piece of the text is not NAME=VALUE.
     """
     if not text:
         return {}
@@ -191,7 +191,8 @@ TORCH_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "lion": {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.0},
     "adafactor": {"lr": 1e-2, "weight_decay": 0.0},
 }
-"""Of torch.optim's, bitsandbytes' and torchao's classes, by what their names begin with after Paged."""
+"""Default arguments of the classes of torch.optim, bitsandbytes and torchao, by the beginning of their names
+after Paged."""
 
 OF_OPTIMIZERS = table("""
 lost amsgrad=false: the second moment is not held at its largest here
@@ -202,12 +203,12 @@ exact fused foreach capturable differentiable is_paged block_wise bf16_stochasti
 
 
 def say_torch_optimizer(keys: Keys, name: str, where: Keys, key: str) -> None:
-    """Says what becomes of an optimizer's class and of its arguments.
+    """Record an optimizer's class and its arguments.
 
     Args:
-        keys: of its arguments; their defaults are set here.
-        name: of the class, "torch.optim.AdamW" or "AdamW".
-        where, key: the key that names it.
+        keys: the keys of the arguments; this function sets their defaults.
+        name: the class, "torch.optim.AdamW" or "AdamW".
+        where, key: the key that names the class.
     """
     found = optimizer_of(name)
     bare = name.rpartition(".")[2].lower().removeprefix("paged")
@@ -247,13 +248,13 @@ def _betas(keys: Keys, name: str) -> None:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a name of a schedule means here.
+    """The meaning of a schedule's name here.
 
     Attributes:
-        name: of the recipe's schedule; None for a name that no one knows.
+        name: the recipe's schedule; None for an unknown name.
         final_ratio: the last rate, as a share of the peak.
-        note: how it differs, "" where each step's rate is the same.
-        warms_up: whether a warm-up that is given beside it counts; transformers' `constant` has none.
+        note: how it differs, "" if each step's rate is the same.
+        warms_up: whether a given warm-up takes effect; transformers' `constant` has none.
     """
 
     name: str | None
@@ -264,12 +265,12 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Warmup:
-    """The warm-up of a run: one of the two, or neither.
+    """The warm-up of a run. Either `steps` or `ratio` is set, or neither.
 
     Attributes:
-        steps: of the optimizer.
-        ratio: share of all steps, rounded up.
-        note: what becomes of a value that is not taken at its word, "" otherwise.
+        steps: optimizer steps.
+        ratio: a share of all steps, rounded up.
+        note: what becomes of a value that is not used as written, "" otherwise.
     """
 
     steps: int | None = None
@@ -277,7 +278,7 @@ class Warmup:
     note: str = ""
 
     def sets(self) -> dict[str, Any]:
-        """The recipe's values; none for no warm-up."""
+        """Return the recipe's values; {} without a warm-up."""
         if self.ratio:
             return {"train.schedule.warmup_ratio": self.ratio}
         return {"train.schedule.warmup_steps": self.steps} if self.steps else {}
@@ -298,13 +299,13 @@ cold reduce_lr_on_plateau greedy -> constant: the rate stays at its peak here: i
 """)
     for name in row.keys
 }
-"""Those that are the same whatever their arguments; a warm-up counts beside the warm ones."""
+"""Schedules that do not depend on their arguments. With some of them a warm-up takes effect."""
 
 
 def schedule_of(
     name: str, kwargs: Mapping[str, Any] | None = None, learning_rate: float | None = None
 ) -> Schedule:
-    """The recipe's schedule for one of transformers' (`lr_scheduler_type`) or torchtune's.
+    """Return the recipe's schedule for one of transformers' (`lr_scheduler_type`) or of torchtune's.
 
     Args:
         name: "cosine", "cosine_with_min_lr", ...
@@ -347,10 +348,10 @@ def _share(ratio: Any, rate: Any, learning_rate: float | None) -> float:
 
 
 def warmup(steps: float | None = None, ratio: float | None = None) -> Warmup:
-    """The warm-up of transformers' TrainingArguments.
+    """Return the warm-up of transformers' TrainingArguments.
 
-    `warmup_ratio` wins over `warmup_steps`; whichever holds is a share of all steps below 1, and a number of
-    steps from 1 on (a ratio of 1.0 is one step).
+    `warmup_ratio` overrides `warmup_steps`. Below 1, the value is a share of all steps. From 1 on, it is a
+    number of steps (a ratio of 1.0 is one step).
     """
     held = steps if ratio is None else ratio
     if not held:
@@ -375,11 +376,11 @@ PATIENCE = "early_stopping_patience"
 STOPPING, BEST = "train.early_stopping", "checkpoint.keep_best"
 TAKEN = "the best checkpoint stays beside the newest: merge.py takes it with --step best"
 BY_ENVIRONMENT = "transformers asks WANDB_PROJECT, and else takes `huggingface`, as here"
-"""Transformers' own rule, of a run whose environment is not among the files."""
+"""transformers' own rule, for a run whose environment variables are not among the files."""
 
 
 def directory(keys: Keys, key: str) -> None:
-    """The folder that results go to: the checkpoints' own where it lies in a bucket."""
+    """Record the folder for results. A folder in a bucket is also used for the checkpoints."""
     given = keys.source.get(keys.prefix + key, None)
     remote = isinstance(given, str) and given.startswith(("gs://", "gcs://"))
     if remote:
@@ -392,15 +393,15 @@ SERVICES = (
     ("wandb", PROJECT, "huggingface", BY_ENVIRONMENT),
     ("mlflow", EXPERIMENT, "Default", BY_MLFLOW),
 )
-"""transformers' loggers elsewhere: the name, the path here, the value where nothing names one, and why."""
+"""transformers' external loggers: the name, the recipe's path, the default value, and the note."""
 
 
 def best(keys: Keys, patience: str = PATIENCE, also: Mapping[str, Any] | None = None) -> None:
-    """What hangs on evaluations: transformers' early stopping, and the best model.
+    """Record what depends on evaluations: transformers' early stopping, and the best model.
 
     Args:
-        patience: the key of the evaluations without progress.
-        also: what early stopping sets beside.
+        patience: the key for the number of evaluations without progress.
+        also: further values that early stopping sets.
     """
     evaluates = bool(keys.ledger.value("data.eval") or keys.ledger.value("data.eval_fraction"))
     metric = str(keys.value("metric_for_best_model") or "loss").removeprefix("eval_")
@@ -424,7 +425,7 @@ def best(keys: Keys, patience: str = PATIENCE, also: Mapping[str, Any] | None = 
 
 
 def report_to(keys: Keys) -> None:
-    """transformers' `report_to`: the loggers by name."""
+    """Record transformers' `report_to`: the loggers by name."""
     given = keys.value("report_to")
     names = given if isinstance(given, list) else [given]
     lost = [str(name) for name in names if name not in (*OFF, "all", "tensorboard", "wandb", "mlflow")]
@@ -442,11 +443,11 @@ HUB = (
     *("push_to_hub", "hub_model_id", "hub_token", "hub_private_repo", "hub_strategy", "hub_always_push"),
     *("hub_revision", "push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token"),
 )
-"""transformers' keys of an upload."""
+"""transformers' keys for uploads to the hub."""
 
 
 def hub(keys: Keys) -> None:
-    """transformers' upload, with what `push_to_hub` needs."""
+    """Record transformers' upload to the hub, with the keys that `push_to_hub` needs."""
     pushes = keys.flag("push_to_hub")
     for key in HUB:
         if pushes:
