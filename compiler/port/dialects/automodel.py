@@ -1,4 +1,4 @@
-"""NeMo AutoModel's finetuning of language models, by YAML whose sections name what they build."""
+"""NeMo AutoModel's finetuning of language models: YAML with a section for each object that is built."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def convert(row):
 
 
 def port(ledger: Ledger) -> None:
-    """Says what became of every key."""
+    """Record what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE)
     names = ("model", "peft", "step_scheduler", "optimizer", "lr_scheduler", "dataset", "distributed")
     keys.mappings((*names, "packed_sequence", "loss_fn", "quantization", "clip_grad_norm"))
@@ -151,7 +151,7 @@ def _model(keys: Keys) -> Named | None:
 
 
 def _pattern(entries: list[str]) -> str:
-    """AutoModel's wildcards as a regular expression for whole names."""
+    """Convert AutoModel's wildcards to a regular expression for full names."""
     parts = [
         re.escape(one).replace(r"\*", ".*") if "*" in one else rf"(.*\.)?{re.escape(one)}" for one in entries
     ]
@@ -274,7 +274,7 @@ def _source(keys: Keys) -> Any:
 
 
 def _rows(keys: Keys, named: Named | None) -> Rows | None:
-    """What a class of data sets makes of a row; None after an error."""
+    """Return what a class of data sets makes of a row, or None after an error."""
     kind = str(keys.value("_target_") or "").rpartition(".")[2]
     model = named.model if named else None
     chats = model is None or model.chat is not False or keys.given("chat_template")

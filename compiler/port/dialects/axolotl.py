@@ -36,11 +36,11 @@ MARKS = words(
 )
 
 EVERY = 100
-"""The recipe's own default of train.eval_every and checkpoint.every_steps."""
+"""A recipe's default for train.eval_every and checkpoint.every_steps."""
 EPOCH = f"a step that depends on the rows is not known yet: every {EVERY} steps here, and at the end"
 UNCAST = "embeddings and norms are trained in bfloat16 too here; there in float32, as without flash attention"
 WHOLE_TEXT = {"model.language_model", "lm_head"}
-"""What all parameters of the text's model begin with in one that has images too."""
+"""The name prefixes of all parameters of the language model, in a model that also reads images."""
 OF_ADAPTERS = words(
     """lora_target_linear lora_target_modules lora_dropout lora_r lora_alpha lora_rank_pattern
     lora_alpha_pattern peft_use_rslora peft_init_lora_weights peft_layers_to_transform peft_layers_pattern
@@ -53,7 +53,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "orpo": {"train.objective": "orpo"},
     "kto": {"train.objective": "kto"},
 }
-"""Kinds of `rl`."""
+"""The values of `rl`, with the recipe's values."""
 KNOWN_PLUGINS = words(
     """CutCrossEntropyPlugin LigerPlugin KernelsPlugin ExpertParallelPlugin LMEvalPlugin SwanLabPlugin"""
 )
@@ -64,7 +64,7 @@ OF_PREFERENCES = words(
 
 
 def port(ledger: Ledger) -> None:
-    """Says of every key what became of it."""
+    """Record what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE, defaults_of(NAME, "config"))
     objective = _objective(keys)
     _refused(keys)
@@ -91,7 +91,7 @@ def port(ledger: Ledger) -> None:
 
 
 def _mlflow(keys: Keys) -> None:
-    """Axolotl hands its keys on as variables, and an experiment switches MLflow on."""
+    """Record MLflow's keys. Axolotl exports them to the environment; an experiment name switches it on."""
     name = keys.text("mlflow_experiment_name")
     if not name and not (keys.given("use_mlflow") and keys.flag("use_mlflow")):
         for off in ("use_mlflow", "mlflow_experiment_name"):
@@ -105,7 +105,7 @@ def _mlflow(keys: Keys) -> None:
 
 
 def _best(keys: Keys) -> None:
-    """With early stopping Axolotl loads the best model too, where each save comes with an evaluation."""
+    """Record early stopping. Axolotl then also loads the best model, if it evaluates at every save."""
     saves, evaluates = (keys.number(name) or 0 for name in ("save_steps", "eval_steps"))
     loads = saves and evaluates and saves % evaluates == 0
     training.best(keys, also={training.BEST: True} if loads else None)
@@ -124,7 +124,7 @@ def _model(keys: Keys) -> Model | None:
 
 
 def _objective(keys: Keys) -> str:
-    """What is learned, with the keys that only preferences read."""
+    """Return the objective, and record the keys that only preferences read."""
     kind = keys.text("rl")
     if kind is not None and kind not in KINDS:
         message = f"`rl: {kind}` is another kind of training: recipes have {listing(OBJECTIVES)}"
@@ -183,7 +183,7 @@ def _plugins(keys: Keys) -> None:
 
 
 def _tokens(keys: Keys) -> None:
-    """Special tokens: padding is masked; others would be other text."""
+    """Record special tokens: padding is masked; other tokens would change the text."""
     say_tokens(keys, "tokens")
     below = keys.below("special_tokens")
     for name in keys.mapping("special_tokens"):
@@ -198,7 +198,7 @@ def _tokens(keys: Keys) -> None:
 
 
 def _adapters(keys: Keys, model: Model | None) -> None:
-    """The keys of `lora`; `lora: null` where everything is trained."""
+    """Record the keys of `lora`; `lora: null` if everything is trained."""
     adapter = keys.choice("adapter", ("lora", "qlora"))
     if adapter is None and "adapter" not in keys.said:
         _full(keys)
@@ -207,7 +207,7 @@ def _adapters(keys: Keys, model: Model | None) -> None:
     for key, value in (("lora_r", keys.integer("lora_r")), ("lora_alpha", keys.number("lora_alpha"))):
         if value is not None and value > 0:
             keys.say(key, {"lora.rank" if key == "lora_r" else "lora.alpha": value})
-        else:  # PEFT's own, as Axolotl hands it None.
+        else:  # PEFT's own default, because Axolotl passes None.
             keys.refuse(key, "E1144", f"`{key}` is missing, and Axolotl has no default for it", f"{key}: 16")
     keys.same("peft_use_rslora", {"lora.rslora": True} if keys.flag("peft_use_rslora") else None)
     keys.same("peft_use_dora", {"lora.kind": "dora"} if keys.flag("peft_use_dora") else None)
@@ -221,14 +221,14 @@ def _adapters(keys: Keys, model: Model | None) -> None:
     else:
         adapters.say_init(keys, "peft_init_lora_weights", start)
     settings = keys.mapping("peft").get("loftq_config")
-    if settings:  # Axolotl asks PEFT for LoftQ where its bits are given
+    if settings:  # Axolotl asks PEFT for LoftQ if its bits are given
         adapters.say_loftq(keys, "peft", settings)
     keys.same("peft")
     _quantized(keys, adapter, model)
 
 
 def _dropout(keys: Keys, chosen: Chosen | None) -> None:
-    """The adapters' dropout, which Axolotl leaves out for experts that target modules mean."""
+    """Record the adapters' dropout. Axolotl drops it for experts that target modules mean."""
     there = keys.given("lora_target_parameters")
     if keys.number("lora_dropout") and chosen and chosen.parameters and not there:
         note = "no dropout here; there of the adapters that are not the experts' alone"
@@ -239,7 +239,7 @@ def _dropout(keys: Keys, chosen: Chosen | None) -> None:
 
 
 def _full(keys: Keys) -> None:
-    """Full fine-tuning."""
+    """Record full fine-tuning."""
     keys.ledger.set("lora", None)
     keys.same("adapter")
     patterns = {pattern.lstrip("^") for pattern in keys.texts("unfrozen_parameters") or ()}
@@ -256,7 +256,7 @@ def _full(keys: Keys) -> None:
 
 
 def _targets(keys: Keys, model: Model | None) -> Chosen | None:
-    """Says what carries adapters."""
+    """Record the targets of the adapters."""
     given, linear = keys.texts("lora_target_modules"), keys.flag("lora_target_linear")
     layers = keys.value("peft_layers_to_transform")
     layers = [n for n in layers if isinstance(n, int)] if isinstance(layers, list) else None
@@ -269,7 +269,7 @@ def _targets(keys: Keys, model: Model | None) -> Chosen | None:
         return None
     spec = [given] if isinstance(given, str) and linear else given or []
     if linear and model is not None:
-        # Names' last parts, as Axolotl collects them.
+        # Axolotl collects the last parts of the names.
         names = [module.name.rpartition(".")[2] for module in adapters.modules(model) if module.linear]
         spec = list(dict.fromkeys([*spec, *(name for name in names if name != "lm_head")]))
     key = "lora_target_modules" if given else "lora_target_linear" if linear else "lora_target_parameters"
@@ -314,7 +314,7 @@ def _quantized(keys: Keys, adapter: str | None, model: Model | None) -> None:
 
 
 def _experts_too(keys: Keys, quantized: bool) -> bool:
-    """Whether experts are quantized as linear layers are, and what Axolotl refuses beside it."""
+    """Return whether experts are quantized like linear layers, and refuse what Axolotl refuses with it."""
     key = "quantize_moe_experts"
     if not keys.flag(key):
         keys.same(key, note="off")
@@ -330,7 +330,7 @@ def _experts_too(keys: Keys, quantized: bool) -> bool:
 
 
 def _training(keys: Keys, model: Model | None) -> None:
-    """The keys of `train`, `checkpoint`, `remat` and model.dtype, model.attention."""
+    """Record the keys of `train`, `checkpoint`, `remat`, and of model.dtype and model.attention."""
     launch = _launch(keys)
     _batches(keys, launch)
     _length(keys)
@@ -354,7 +354,7 @@ def _training(keys: Keys, model: Model | None) -> None:
 
 
 def _launch(keys: Keys) -> Launch:
-    """How the GPUs were arranged: from accelerate's and DeepSpeed's files, and from the keys."""
+    """Return how the run was started, according to accelerate's and DeepSpeed's files and the keys."""
     others = keys.ledger.sources.others
     launch = sharding.accelerate(keys.ledger, others["accelerate"]) if "accelerate" in others else Launch()
     if "deepspeed" in others:
@@ -366,7 +366,7 @@ def _launch(keys: Keys) -> Launch:
     found = keys.value("fsdp_config")
     inner = found if isinstance(found, dict) else {}
     version = keys.value("fsdp_version") or inner.get("fsdp_version") or inner.get("version")
-    # Axolotl's own way of preparing FSDP2 leaves the weights in their type.
+    # Axolotl prepares FSDP2 itself, and keeps the type of the weights.
     launch = launch.with_(
         str(version) != "2" and (keys.value("fsdp") or inner),
         keys.value("deepspeed") or "deepspeed" in others,
@@ -409,7 +409,7 @@ def _batches(keys: Keys, launch: Launch) -> None:
     elif keys.ledger.devices:
         keys.ledger.defaulted("--devices", processes, rows, f"given by --devices: {made}")
     if keys.ledger.value("train.objective") is None:
-        # Axolotl's trainer counts no tokens of a step for a model whose forward has no `num_items_in_batch`.
+        # Axolotl's trainer does not count a step's tokens if the model's forward has no `num_items_in_batch`.
         kept = "tokens" if made.rows == made.per_device else "micro_batches"
         note = "Axolotl's loss is the mean of the means of a step's micro-batches, on each device"
         keys.ledger.defaulted("loss", "mean of means", {"train.loss_normalization": kept}, note)
@@ -491,7 +491,7 @@ def _schedule(keys: Keys) -> None:
 
 
 def _warmup(keys: Keys) -> None:
-    """Axolotl rounds a ratio down, has two steps where it would be one, and a warm-up where none is given."""
+    """Record the warm-up. Axolotl rounds a ratio down, makes two steps of one, and has a default warm-up."""
     steps, ratio = keys.number("warmup_steps"), keys.number("warmup_ratio")
     if keys.given("warmup_steps") and keys.given("warmup_ratio"):
         message = "`warmup_steps` and `warmup_ratio` exclude each other in Axolotl"
@@ -561,12 +561,12 @@ def _attention(keys: Keys, model: Model | None) -> None:
 
 
 def _every(keys: Keys, path: str, names: tuple[str, str, str], default: str, idle: str = "") -> None:
-    """How often: in steps, or as a share of the run, or by epochs.
+    """Record an interval: in steps, as a share of the run, or in epochs.
 
     Args:
-        names: of the keys for steps, for times an epoch, and for the strategy.
-        default: of the strategy.
-        idle: why the keys say nothing, where they do not.
+        names: the keys for steps, for times in each epoch, and for the strategy.
+        default: the default strategy.
+        idle: why the keys have no effect, "" if they have one.
     """
     count = keys.number(names[0])
     total = keys.ledger.value("train.steps")
@@ -723,7 +723,7 @@ lost mlflow_tracking_uri mlflow_run_name hf_mlflow_log_artifacts use_comet comet
 lost profiler_steps profiler_steps_start: steps are not profiled here
 lost hub_model_id hub_strategy hub_revision push_dataset_to_hub: {training.UPLOAD}
 """)
-"""What becomes of the keys that a table says enough of."""
+"""Keys for which a row of a table is enough."""
 
 REFUSED = {
     "a reward model is trained for another stage": "reward_model process_reward_model",
@@ -731,6 +731,6 @@ REFUSED = {
     "reinforcement learning with environments needs answers while training": "nemo_gym_enabled",
     "the training runs on another service": "hatchery",
 }
-"""Keys that make another kind of run of it, by why."""
+"""Keys that turn the run into another kind, by reason."""
 
 VISION = ("processor_type", "processor_kwargs", "image_size", "image_resize_algorithm", "role_boundaries")

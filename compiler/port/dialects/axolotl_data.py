@@ -1,4 +1,4 @@
-"""Axolotl's data sets: where they lie, how each type writes a row, which tokens are learned."""
+"""Axolotl's data sets: their places, how each type writes a row, and which tokens are trained on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ lost shards shards_idx: the whole data set is taken here, not one shard of it
 lost input_transform: rows are not changed by it: data.transform names a function of your own
 lost temperature logprobs_field: it is for distillation, which there is not here
 """)
-"""Keys of a data set beside its place and its rows."""
+"""Keys of a data set, except those of its place and its rows."""
 OF_MESSAGES = table("""
 lost field_thinking=reasoning_content template_thinking_key=reasoning_content: messages keep their other keys'
     own names
@@ -46,14 +46,14 @@ lost split_thinking=false: reasoning stays in the content of its message
 lost drop_system_message=false: system messages stay
 lost input_format: the template is Jinja here
 """)
-"""What chat_template reads of messages beside their role and content."""
+"""Keys for what chat_template reads of messages in addition to role and content."""
 
 
 def say_data(keys: Keys, model: Model | None, objective: str) -> None:
-    """The keys of `data`: sources, formats, template, masks, lengths, packing, evaluation.
+    """Record the keys of `data`: sources, formats, template, masks, lengths, packing, evaluation.
 
     Args:
-        objective: what is learned, a kind of `rl` or "sft".
+        objective: a value of `rl`, or "sft".
     """
     pretrains = bool(keys.value(PRETRAINING))
     train = _sources(keys, PRETRAINING if pretrains else "datasets", objective)
@@ -75,7 +75,7 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> None:
 
 
 def _order(keys: Keys, objective: str) -> None:
-    """Seeds, and whether samples keep their sources' order, as TRL's KTOTrainer has them do."""
+    """Record seeds, and whether samples keep their sources' order, as in TRL's KTOTrainer."""
     seed = keys.integer("seed") if keys.given("seed") else 42
     sets: dict[str, Any] = {} if seed is None or seed < 0 else {"train.seed": seed}
     if keys.flag("curriculum_sampling"):
@@ -93,10 +93,10 @@ class Entry:
     """A data set.
 
     Attributes:
-        keys: its own.
-        path: of the recipe that it goes to.
-        source: the entry there, None after an error.
-        kind: of its rows, None after an error.
+        keys: its keys.
+        path: the recipe's path for it.
+        source: its entry at that path, None after an error.
+        kind: the kind of its rows, None after an error.
     """
 
     keys: Keys
@@ -106,7 +106,7 @@ class Entry:
 
 
 def _sources(keys: Keys, key: str, objective: str) -> list[Entry]:
-    """The data sets of one list."""
+    """Return the data sets of one list."""
     given = keys.value(key)
     if not isinstance(given, list) or not given or not all(isinstance(entry, dict) for entry in given):
         if key in ("datasets", PRETRAINING):
@@ -124,7 +124,7 @@ def _sources(keys: Keys, key: str, objective: str) -> list[Entry]:
 
 
 def _forms(keys: Keys, train: Sequence[Entry], held: Sequence[Entry]) -> None:
-    """The sources, and what their rows are: once for all, or of each where they differ."""
+    """Set the sources and the form of their rows: once for all, or for each source if they differ."""
     told = [(each, each.kind) for each in (*train, *held) if each.kind is not None]
     sources = {id(each): each.source for each in (*train, *held)}
     if rows.alike([kind for _, kind in told]):
@@ -202,7 +202,7 @@ def _packing(keys: Keys, objective: str) -> None:
 
 
 def _loss(keys: Keys, train: Sequence[Entry], kinds: Sequence[Kind]) -> None:
-    """Which tokens carry loss; of rows of several formats each format's own, unless all do."""
+    """Record which tokens carry loss. With several row formats, each has its own rule, unless all do."""
     formats, whole = {kind.format for kind in kinds}, keys.flag("train_on_inputs")
     if "chat" not in formats:
         loss = "all" if whole or formats == {"text"} else "completion"
@@ -232,7 +232,7 @@ def _roles(keys: Keys) -> list[str]:
 
 
 def _learned(keys: Keys) -> Any:
-    """The turns that are learned, as `data.loss_on`; the assistant's for roles that there are not here."""
+    """Return the trained turns as `data.loss_on`: the assistant's if a role does not exist here."""
     roles = _roles(keys)
     if not roles or not set(roles) <= set(ROLES) or set(roles) == {"assistant"}:
         return "assistant"
@@ -240,7 +240,7 @@ def _learned(keys: Keys) -> Any:
 
 
 def _turns(keys: Keys, loss: Any, sets: Mapping[str, Any]) -> None:
-    """Which turns are learned, and whether their ends are."""
+    """Record which turns are trained on, and whether their ends are."""
     if keys.value("roles_to_train") is not None:
         known = _roles(keys) and set(_roles(keys)) <= set(ROLES)
         unknown = "" if known else "all turns of the assistant are learned here, and no others"
@@ -253,7 +253,7 @@ def _turns(keys: Keys, loss: Any, sets: Mapping[str, Any]) -> None:
 
 
 def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> None:
-    """The section's template is that of the file, or of the first data set; others are their sources' own."""
+    """Set the template of the file or of the first data set. Other templates are set for their sources."""
     formats = {each.kind.format for each in train if each.kind is not None}
     names = ("chat_template", "chat_template_jinja")
     if formats <= {"prompt_completion", "text"}:
@@ -298,7 +298,7 @@ def _refused_template(keys: Keys, found: templates.Template) -> None:
 
 
 def _own_templates(keys: Keys, train: Sequence[Entry], own: Mapping[int, templates.Template]) -> None:
-    """Templates of data sets whose turns are written otherwise than the others'."""
+    """Set the templates of data sets whose turns are written differently from the others'."""
     placed = [each for each in train if each.source is not None]
     sources = zip(placed, keys.ledger.value("data.train", []), strict=True)
     made = []
@@ -320,10 +320,10 @@ def _own_templates(keys: Keys, train: Sequence[Entry], own: Mapping[int, templat
 
 
 def _ends(keys: Keys, model: Model, written: str) -> None:
-    """The token that ends a turn; Axolotl learns it where eot_tokens names it, or where it is eos_token.
+    """Record the token that ends a turn. Axolotl trains on it if eot_tokens names it or it is the eos_token.
 
     Args:
-        written: of the template, where it is not the model's own.
+        written: the mark of the written template, "" if the template is the model's own.
     """
     own = model.family.markers(model.architecture)
     if not own and not written:
@@ -357,11 +357,11 @@ def _evaluation(keys: Keys) -> None:
 
 
 def _kind(keys: Keys, objective: str) -> Kind | None:
-    """The kind of a data set's rows, None after an error.
+    """Return the kind of a data set's rows, None after an error.
 
     Args:
-        keys: of the data set.
-        objective: what is learned, a kind of `rl` or "sft".
+        keys: the keys of the data set.
+        objective: a value of `rl`, or "sft".
     """
     given = keys.value("type")
     if objective == "kto":
@@ -393,7 +393,7 @@ def _kind(keys: Keys, objective: str) -> Kind | None:
 
 
 def _texts(keys: Keys) -> Kind:
-    """What `pretraining_dataset` has: texts of one column."""
+    """Return the kind for `pretraining_dataset`: texts of one column."""
     column = keys.text("text_column")
     keys.same("text_column")
     keys.unless("skip", (0,), "all rows are taken")
@@ -409,7 +409,7 @@ def _unknown(keys: Keys, name: str) -> None:
 
 
 def _told(keys: Keys, key: str, given: Mapping[str, Any]) -> None:
-    """A mapping's own keys are spoken of with it."""
+    """Mark the keys of a mapping as recorded, together with the mapping itself."""
     for name in given:
         keys.said.add(f"{key}.{name}")
 
@@ -442,7 +442,7 @@ def _mapping(keys: Keys) -> tuple[dict[str, Any], str, str]:
 
 
 def _words(keys: Keys) -> dict[str, str] | None:
-    """Roles that the data calls by words that are not known here; None when all are."""
+    """Return the data's words for roles that are unknown here, or None if all roles are known."""
     given = keys.mapping("roles")
     words = {
         str(word): str(role)
@@ -455,7 +455,7 @@ def _words(keys: Keys) -> dict[str, str] | None:
 
 
 def _beside(keys: Keys, mapping: Mapping[str, Any], fields: Mapping[str, str]) -> None:
-    """What chat_template reads of messages beside their role and content."""
+    """Record what chat_template reads of messages in addition to role and content."""
     others = [name for name, given in mapping.items() if name not in ("role", "content") and name != given]
     if others:
         note = f"{', '.join(others)}: messages keep their other keys' own names"
@@ -465,7 +465,7 @@ def _beside(keys: Keys, mapping: Mapping[str, Any], fields: Mapping[str, str]) -
 
 
 def _preference(keys: Keys, given: Any) -> Kind | None:
-    """Two answers to one prompt."""
+    """Return the kind for two answers to one prompt."""
     name = "" if isinstance(given, dict) else str(given)
     if name in (*(f"chat_template.{end}" for end in ("default", "argilla", "argilla_chat")), "chat_template"):
         chosen, rejected = keys.text("field_chosen") or "chosen", keys.text("field_rejected") or "rejected"
@@ -492,11 +492,11 @@ def _preference(keys: Keys, given: Any) -> Kind | None:
 
 
 KTO_COLUMNS = {"argilla": "instruction", "intel": "question", "prompt_pairs": "prompt", "ultra": "prompt"}
-"""The columns of the questions of Axolotl's types for kto."""
+"""The columns of the questions in Axolotl's types for kto."""
 
 
 def _unpaired(keys: Keys, given: Any) -> Kind | None:
-    """An answer that is desirable or not."""
+    """Return the kind for single answers, each desirable or not."""
     if isinstance(given, dict):
         _told(keys, "type", given)
         names = {name: str(given.get(f"field_{name}") or name) for name in ("prompt", "completion", "label")}
@@ -521,7 +521,7 @@ def _unpaired(keys: Keys, given: Any) -> Kind | None:
 
 
 def _own_preference(given: Mapping[str, Any]) -> Kind:
-    """A preference type that the file defines; its formats are written into the rows."""
+    """Return the kind for a preference type that the file defines. Its text formats are not applied."""
     names = {name: str(given.get(f"field_{name}") or name) for name in ("prompt", "chosen", "rejected")}
     plain = all(
         str(given.get(f"{name}_format") or f"{{{name}}}") in (f"{{{name}}}", f"{{{names[name]}}}")
@@ -536,12 +536,12 @@ def _own_preference(given: Mapping[str, Any]) -> Kind:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a type's rows are here.
+    """The meaning of a type's rows here.
 
     Attributes:
-        format: of `data.format`.
-        fields: of `data.fields`.
-        transform: text of the file of `data.transform`, "" for none.
+        format: the value of `data.format`.
+        fields: the value of `data.fields`.
+        transform: the text of the file of `data.transform`, "" for none.
         note: how the tokens differ.
     """
 
@@ -597,7 +597,7 @@ STYLES = {
         "<|user|>\n{instruction}<|end|>\n<|assistant|>\n",
     ),
 }
-"""Axolotl's prompt styles: of the system message, of a turn with an input, and of one without."""
+"""Axolotl's prompt styles: the system message, a turn with an input, and a turn without one."""
 
 
 def _styled(style: str, systems: tuple[str, str], **columns: Any) -> conversion.Prompt:
@@ -647,11 +647,11 @@ UNPORTED = {
     "_synthetic": "its tokens are drawn at random",
     "pretrain": "it is for pre-training",
 }
-"""Types that Axolotl has, or had, and why they are not taken over."""
+"""Types that Axolotl has, or had, and why they are not ported."""
 
 
 def plain_type(name: str) -> Kind | None:
-    """A type that needs no other key, None for another."""
+    """Return the kind for a type that needs no further keys, or None for other types."""
     prompt = PROMPTS.get(name.removesuffix(".load"))
     if prompt is not None:
         made = conversion.prompts(prompt, f"Axolotl's {name}")
@@ -662,7 +662,7 @@ def plain_type(name: str) -> Kind | None:
 
 
 def user_defined(given: Mapping[str, Any]) -> Kind:
-    """A type that the file defines: `type: {field_instruction: ..., format: ...}`."""
+    """Return the kind for a type that the file defines: `type: {field_instruction: ..., format: ...}`."""
 
     def text(key: str, default: str) -> str:
         value = given.get(key)

@@ -58,11 +58,11 @@ TRAIN = {
     "lr_warmup_steps": 100,
     "epochs": 5,
 }
-"""The defaults of `train` in finetune lora and full, which are not those of TrainArgs."""
+"""The defaults of `train` in finetune lora and full, as far as they differ from those of TrainArgs."""
 
 
 def port(ledger: Ledger) -> None:
-    """Says what became of every key."""
+    """Record what became of every key."""
     source = ledger.sources.main
     method = _method(Keys(ledger, source, TITLE))
     given = {"precision": "bf16-mixed", "optimizer": "AdamW"}
@@ -85,7 +85,7 @@ def port(ledger: Ledger) -> None:
 
 
 def _method(keys: Keys) -> str:
-    """lora, of which qlora is a part, or full: by the keys, or else by the file's name."""
+    """Return the method, lora (which includes qlora) or full: from the keys, or else from the file's name."""
     name = keys.source.path.stem.lower()
     if any(keys.stands(key) for key in keys_of("litgpt", "lora") if key.startswith("lora_")):
         return "lora"
@@ -115,7 +115,7 @@ def _model(keys: Keys) -> Named | None:
 
 
 def _id(folder: str) -> str:
-    """The id of a checkpoint's folder: its last two names, or that of a model which litgpt calls so."""
+    """Return the id for a checkpoint's folder: its last two names, or the id of litgpt's name of a model."""
     owner, name = ["", "", *filter(None, folder.split("/"))][-2:]
     known_as: str = known(NAME, "names").get(name, "")
     if known_as and owner in ("", "checkpoints", known_as.partition("/")[0]):
@@ -161,7 +161,7 @@ def _devices(keys: Keys) -> int:
 
 
 def _batch(train: Keys, devices: int) -> None:
-    """A global batch, which is divided among devices and micro-batches, rounded down."""
+    """Record the global batch, which is divided among devices and micro-batches, rounded down."""
     rows, micro = train.integer("global_batch_size") or 1, train.integer("micro_batch_size") or 1
     accumulation = rows // devices // micro
     if accumulation < 1:
@@ -204,7 +204,7 @@ def _schedule(train: Keys) -> None:
 
 
 def _optimizer(keys: Keys) -> None:
-    """A name, or a class with its arguments."""
+    """Record the optimizer: a name, or a class with its arguments."""
     found, arguments = keys.value("optimizer"), keys.below("optimizer.init_args")
     if isinstance(found, dict):
         name = str(found.get("class_path") or "torch.optim.AdamW")
@@ -235,7 +235,7 @@ def _precision(keys: Keys, lora: bool) -> None:
 
 
 def _logs(keys: Keys) -> None:
-    """Where the run is logged."""
+    """Record where the run is logged."""
     name, log = keys.text("logger_name"), keys.below("log")
     project = log.text("project")
     if name == "wandb":
@@ -278,14 +278,14 @@ SOURCES = {
     "Alpaca2k": "mhenrichsen/alpaca_2k_test",
     "AlpacaGPT4": "vicgalle/alpaca-gpt4",
 }
-"""Modules of one data set, and the same rows on the hub."""
+"""Modules for one data set, with the same rows on the hub."""
 
 DEFAULT_FRACTION = 0.05
-"""Of the rows of a JSON file, which litgpt holds out where the file does not say."""
+"""The share of a JSON file's rows that litgpt holds out by default."""
 
 
 def _data(keys: Keys, train: Keys, named: Named | None) -> None:
-    """Says what becomes of `data` and of the longest length."""
+    """Record `data` and the maximum length."""
     found = keys.value("data")
     name = (
         found.get("class_path") if isinstance(found, dict) else found if isinstance(found, str | None) else ""
@@ -354,7 +354,7 @@ def _held_out(section: Keys, name: str) -> None:
 
 
 def _prompts(section: Keys, named: Named | None) -> None:
-    """The prompt style, which a transform writes. Alpaca's alone has the rows' `input`."""
+    """Record the prompt style, which a transform writes. Only Alpaca's style uses the rows' `input`."""
     style = section.text("prompt_style") or "alpaca"
     text = defaults_of(NAME, "styles").get(style)
     if style == "default":

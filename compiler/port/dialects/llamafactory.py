@@ -49,11 +49,11 @@ TURN_ENDS = (
 
 
 BALANCED = ("granitemoe", "mixtral", "olmoe", "qwen3_moe")
-"""Families whose models get `moe_aux_loss_coef`."""
+"""Families to whose models LLaMA-Factory passes `moe_aux_loss_coef`."""
 
 
 def port(ledger: Ledger) -> None:
-    """Says of every key what became of it."""
+    """Record what became of every key."""
     defaults = {"optim": "adamw_torch_fused", **defaults_of(NAME, "train")}
     keys = Keys(ledger, ledger.sources.main, TITLE, defaults)
     stage = _stage(keys)
@@ -94,7 +94,7 @@ def port(ledger: Ledger) -> None:
 
 
 def _stage(keys: Keys) -> str:
-    """sft, dpo, kto or pt, with the keys that only preferences read."""
+    """Return the stage, one of sft, dpo, kto and pt, and record the keys that only preferences read."""
     stage = keys.text("stage") or "sft"
     only = next((key for key in ("do_predict", "do_eval") if keys.flag(key)), None)
     idle = "do_train" if keys.given("do_train") else only
@@ -133,7 +133,7 @@ def _stage(keys: Keys) -> str:
 
 
 def _method(keys: Keys) -> str:
-    """lora or full."""
+    """Return the method, lora or full."""
     method = keys.text("finetuning_type") or "lora"
     if method not in ("lora", "full"):
         message = f"`finetuning_type: {method}` has no counterpart: recipes have lora and full"
@@ -187,9 +187,9 @@ def _lora(keys: Keys, model: Model | None) -> None:
 
 
 def target_modules(model: Model, names: list[str], freeze_tower: bool = True) -> list[str]:
-    """What LLaMA-Factory hands to PEFT: find_all_linear_modules for `all`, and patch_target_modules.
+    """Return LLaMA-Factory's targets for PEFT: find_all_linear_modules for `all`, and patch_target_modules.
 
-    Of a model with a vision tower it takes every module whose name holds one of the targets.
+    In a model with a vision tower, these are all modules whose name contains one of the targets.
     """
     composite = known(NAME, "towers").get(model.family.name) if adapters.is_multimodal(model) else None
     projector, tower, conflicts = (
@@ -202,7 +202,7 @@ def target_modules(model: Model, names: list[str], freeze_tower: bool = True) ->
         names = list(dict.fromkeys(name.rpartition(".")[2] for name in kept))
     if composite is None:
         return names
-    # The projector is frozen by default; whether it is bears on nothing here.
+    # The projector is frozen by default. Whether it is frozen does not matter here.
     forbidden = (*projector, *(tower if freeze_tower else ()), *conflicts)
     return [
         module.name
@@ -237,7 +237,7 @@ def _quantized(keys: Keys, run: Run, model: Model | None) -> None:
 
 
 def _dtype(keys: Keys, run: Run) -> str:
-    """The type that trained weights are held in."""
+    """Return the type of the trained weights."""
     pure = keys.flag("pure_bf16")
     keys.same("pure_bf16", {"model.dtype": "bfloat16"} if pure else None)
     if pure or not run.lora:
@@ -246,7 +246,7 @@ def _dtype(keys: Keys, run: Run) -> str:
 
 
 def _data(keys: Keys, model: Model | None, stage: str) -> None:
-    """The keys of `data`.
+    """Record the keys of `data`.
 
     Args:
         stage: "sft", "dpo" or "pt".
@@ -269,7 +269,7 @@ def _names(keys: Keys, key: str) -> list[str]:
 
 
 def _chosen(keys: Keys, key: str, path: str, stage: str) -> list[DataSet]:
-    """The data sets of one list."""
+    """Return the data sets of one list."""
     names = _names(keys, key)
     if not names:
         if key == "dataset":
@@ -313,18 +313,18 @@ def _chosen(keys: Keys, key: str, path: str, stage: str) -> list[DataSet]:
 
 
 def own_data_set(name: str) -> Mapping[str, Any] | None:
-    """What LLaMA-Factory's own dataset_info.json says of a data set; None where it is not there."""
+    """Return a data set's entry in LLaMA-Factory's own dataset_info.json, or None if it has none."""
     found = keys_of(NAME, "datasets").get(name)
     return found[1] if found else None
 
 
 def own_file(path: str) -> str:
-    """Where a file of rows is to be had that lies in LLaMA-Factory's repository, and not in its package."""
+    """Say where to get a file of rows that is in LLaMA-Factory's repository, but not in its package."""
     return f"{path} is LLaMA-Factory's own: take it from its repository at v{tools()[NAME]['version']}"
 
 
 def _info(keys: Keys) -> tuple[Keys | None, str]:
-    """dataset_info.json, and the folder that its files are in."""
+    """Return dataset_info.json, and the folder of its files."""
     folder = keys.value("dataset_dir")
     if isinstance(folder, dict):
         return keys.below("dataset_dir"), ""
@@ -336,13 +336,13 @@ def _info(keys: Keys) -> tuple[Keys | None, str]:
 
 
 def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) -> list[DataSet]:
-    """What the rows are: once for all data sets, or of each where they differ.
+    """Set the form of the rows: once for all data sets, or for each if they differ.
 
     Args:
-        chosen, others: to train and to evaluate on.
+        chosen, others: the data sets to train on and to evaluate on.
 
     Returns:
-        Those to train on, as the recipe's sources.
+        The data sets to train on, as the recipe's sources.
     """
     found = _joined([*chosen, *others])
     for each in found:
@@ -422,7 +422,7 @@ def _lengths(keys: Keys, stage: str) -> None:
     length = keys.integer("cutoff_len") or 2048
     neat = keys.flag("neat_packing")
     asked = neat or keys.flag("packing")
-    # Only a packing that the file asks for takes a token off: the stage pt packs after that is done.
+    # Packing takes one token off only if the file asks for it. The stage pt switches it on after that point.
     sets: dict[str, Any] = {"data.max_length": length - 1 if asked else length}
     if keys.given("cutoff_len"):
         keys.same("cutoff_len", sets, "one less, as LLaMA-Factory takes it when it packs" if asked else "")
@@ -486,7 +486,7 @@ OF_TAGS = {
     "system_tag": "system",
 }
 JUDGED = {"dpo": "preference", "kto": losses.UNPAIRED}
-"""The rows of stages that judge answers, as of `data.format`."""
+"""The `data.format` of stages with judged answers."""
 OTHERS = (
     "a prompt's other answer is that of the row before it in its micro-batch here, and in the data set there"
 )
@@ -503,10 +503,10 @@ class DataSet:
 
     Attributes:
         source: its entry in `data.train`, None after an error.
-        format, fields, transform: as of `data`.
+        format, fields, transform: as in `data`.
         ranking: whether its rows are preferences.
         note: how its rows differ.
-        columns: of instructions, None for rows that are none.
+        columns: the columns of instructions, None for other rows.
     """
 
     source: Any
@@ -519,11 +519,11 @@ class DataSet:
 
 
 def _data_set(keys: Keys, name: str, folder: str, limit: int | None, stage: str) -> DataSet:
-    """An entry of dataset_info.json, with a finding for each of its keys.
+    """Read an entry of dataset_info.json, and record each of its keys.
 
     Args:
-        keys: of the entry.
-        name: its own.
+        keys: the keys of the entry.
+        name: the name of the entry.
         folder: `dataset_dir`.
         limit: `max_samples`.
         stage: "sft", "dpo" or "pt".
@@ -546,10 +546,10 @@ def _data_set(keys: Keys, name: str, folder: str, limit: int | None, stage: str)
 
 
 def _joined(found: list[DataSet]) -> list[DataSet]:
-    """Instructions and conversations as one form, whose transform tells the rows apart by their columns.
+    """Give instructions and conversations one form, whose transform distinguishes rows by their columns.
 
     Returns:
-        The data sets as they are where they are not one form of each.
+        The data sets; unchanged if there is more than one form of either kind.
     """
     asked = [each for each in found if each.columns and each.format == "chat"]
     talks = [each for each in found if each.format == "chat" and not each.transform]
@@ -588,7 +588,7 @@ def _source(keys: Keys, name: str, folder: str, limit: int | None) -> Any:
 
 
 def _named(keys: Keys, section: str, defaults: Mapping[str, str]) -> dict[str, str]:
-    """Columns or tags: the file's, where it has any, alone; otherwise LLaMA-Factory's own."""
+    """Return columns or tags: only the file's if it has any, otherwise LLaMA-Factory's defaults."""
     if not keys.stands(section):
         return dict(defaults)
     given = {str(name): str(value) for name, value in keys.mapping(section).items() if value is not None}
@@ -616,7 +616,7 @@ def _alpaca(source: Any, columns: Mapping[str, str], ranking: bool) -> DataSet:
 
 
 def _format(columns: Mapping[str, str], ranking: bool) -> str:
-    """Of rows that are no plain text, by `data.format`."""
+    """Return the `data.format` of rows that are not plain text."""
     return "preference" if ranking else losses.UNPAIRED if "kto_tag" in columns else "chat"
 
 
@@ -653,7 +653,7 @@ LOSSES: Mapping[str, Mapping[str, Any]] = {
     "simpo": {"train.objective": "cpo", "train.loss_type": "simpo", "train.cpo_alpha": 0.0},
     "orpo": {"train.objective": "orpo"},
 }
-"""Values of pref_loss."""
+"""The values of pref_loss."""
 OF_PREFERENCES = words("pref_beta pref_loss dpo_label_smoothing pref_ftx pref_bco_weight ld_alpha")
 
 OF_SOURCES = table("""
@@ -722,4 +722,4 @@ setting kt_weight_path kt_expert_checkpoint_path kt_use_lora_experts kt_lora_exp
     kt_lora_expert_intermediate_size -> use_kt
 setting fp8_backend fp8_enable_fsdp_float8_all_gather -> fp8
 """)
-"""What becomes of the keys that a table says enough of, beside those of transformers' TrainingArguments."""
+"""Keys for which a row of a table is enough, without transformers' TrainingArguments."""

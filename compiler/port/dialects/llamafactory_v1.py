@@ -42,7 +42,7 @@ export export_dir export_size export_hub_model_id export_legacy_format infer_dty
 exact name: how it is trained
 """)
 LORA = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "target_modules": "all"}
-"""What LLaMA-Factory's get_lora_model takes where the section has no such key."""
+"""The defaults of LLaMA-Factory's get_lora_model for keys that the section lacks."""
 CONVERTERS = {"alpaca": "instruction", "sharegpt": "chat"}
 OPENING = "`<|im_start|>assistant` before an answer is learned there too"
 OWN = "rows in LLaMA-Factory's own form are not read here"
@@ -51,7 +51,7 @@ JOINED = "a line is between instruction and input here, and nothing there"
 
 
 def port(ledger: Ledger) -> None:
-    """Says what became of every key."""
+    """Record what became of every key."""
     defaults = {**defaults_of(NAME, "args"), "template": "qwen3_nothink"}
     keys = Keys(ledger, ledger.sources.main, TITLE, defaults)
     if keys.choice("model_class", ("llm", "cls", "other")) not in (None, "llm"):
@@ -72,7 +72,7 @@ def port(ledger: Ledger) -> None:
 
 
 def _lora(keys: Keys, model: Model | None) -> bool:
-    """Whether there are adapters, and what they are."""
+    """Record the adapters, and return whether there are any."""
     section = keys.below("peft_config", LORA)
     if not keys.mapping("peft_config"):
         keys.same("peft_config", {"lora": None}, "full fine-tuning")
@@ -112,7 +112,7 @@ def _lora(keys: Keys, model: Model | None) -> bool:
 
 
 def _batch(keys: Keys) -> None:
-    """Rows of a step, its optimizer, schedule and length."""
+    """Record the rows of a step, the optimizer, the schedule and the length."""
     dist = keys.below("dist_config")
     shared = max(keys.integer("cp_size") or 1, dist.integer("cp_size") or 1)
     processes = sharding.devices(keys.ledger, sharding.Launch())
@@ -203,7 +203,7 @@ def _data(keys: Keys, model: Model | None) -> None:
 
 
 def _described(file: Keys) -> list[tuple[str, Any]]:
-    """The data sets that a YAML describes."""
+    """Return the data sets that a YAML describes."""
     each = (
         Keys(file.ledger, file.source, TITLE, {"split": "train"}, f"{name}.") for name in file.source.data
     )
@@ -211,7 +211,7 @@ def _described(file: Keys) -> list[tuple[str, Any]]:
 
 
 def _entry(keys: Keys) -> tuple[str, Any]:
-    """One data set of the YAML: the form of its rows, and the source."""
+    """Return one data set of the YAML: the form of its rows, and the source."""
     made = datasets.given(keys, "path", "path: OWNER/NAME, or a file", None)
     limit, kind = keys.integer("size"), keys.text("converter")
     if kind not in CONVERTERS:

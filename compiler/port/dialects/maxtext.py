@@ -1,7 +1,7 @@
 """MaxText's supervised fine-tuning (post_train.sft.train_sft): its YAML, and its command line's KEY=VALUE.
 
-A file that names base.yml as its `base_config` has that file's defaults. Any other, and a command line alone,
-has those of MaxText's sft.yml over them, from which a run starts.
+A file with `base_config: base.yml` has the defaults of that file. In other files, and for a command line
+alone, the values of MaxText's sft.yml, from which a run starts, override these defaults.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ GROUPS = {
     "media": "VisionTower VisionProjector AudioEncoder MultimodalGeneral",
     "method": "Distillation Muon DPO DilocoParams TfdsDataset MMapDataset OlmoGrainDataset",
 }
-"""Groups of MaxText's keys, by why they bear on no number here."""
+"""Groups of MaxText's keys, by the reason why they affect no number here."""
 
 OWN = ("sft", "models", "balance", "LoRA", "DPO")
-"""Parts of the table that are no groups of a file's keys."""
+"""Parts of the table that are not groups of a file's keys."""
 OTHERS = {
     "use_dpo": "a preference run",
     "use_grpo": "a GRPO run",
@@ -111,7 +111,7 @@ PROJECTIONS = {
     "up_proj": "mlp/wi_1",
     "down_proj": "mlp/wo",
 }
-"""What MaxText calls the projections, at the end of a module's path."""
+"""MaxText's names of the projections, at the end of a module's path."""
 BALANCED = "over all tokens of a micro-batch and all layers here; MaxText takes each row and layer by itself"
 STREAM = "other draws; MaxText shuffles a stream, within 1000 rows"
 ROUNDS = "all rounds are written at once here; MaxText writes each by itself, as a conversation of its own"
@@ -119,7 +119,7 @@ SOONER = "the last step's rate is reached one step sooner there"
 
 
 def port(ledger: Ledger) -> None:
-    """Says what became of every key.
+    """Record what became of every key.
 
     Raises:
         Refused: the file is for another of MaxText's trainers.
@@ -149,7 +149,7 @@ def _defaults(ledger: Ledger) -> dict[str, Any]:
 
 
 def _told(keys: Keys) -> None:
-    """Refuses a file of another of MaxText's trainers."""
+    """Refuse a file for another of MaxText's trainers."""
     switched = [key for key in OTHERS if key.startswith("use_") and keys.flag(key)]
     sections = [key for key in OTHERS if not key.startswith("use_") and keys.mapping(key)]
     found = next(iter([*switched, *sections]), None)
@@ -164,7 +164,7 @@ def _told(keys: Keys) -> None:
 
 
 def _model(keys: Keys) -> Named | None:
-    """MaxText's name of a model, of whose weights a converted checkpoint is taken for a copy."""
+    """Record MaxText's name of a model. A converted checkpoint is assumed to equal the hub's weights."""
     name = keys.text("model_name")
     if name in (None, "default"):
         keys.refuse("model_name", "E1144", "the file names no model", "--set model_name=qwen3-8b")
@@ -186,7 +186,7 @@ def _model(keys: Keys) -> Named | None:
 
 
 def _balance(keys: Keys, name: str, model: Model | None) -> None:
-    """The load-balancing loss, which MaxText's own file of some models has a weight of."""
+    """Record the load-balancing loss. For some models MaxText's own config gives its weight."""
     key = "load_balance_loss_weight"
     keys.defaults = {**keys.defaults, key: defaults_of(NAME, "balance").get(name, 0.0)}
     weight = keys.number(key) or 0.0
@@ -198,7 +198,7 @@ def _balance(keys: Keys, name: str, model: Model | None) -> None:
 
 
 def _lora(keys: Keys, lora: Keys, model: Model | None) -> None:
-    """Qwix's adapters."""
+    """Record Qwix's adapters."""
     if not lora.flag("enable_lora"):
         lora.passive(keys_of(NAME, "LoRA"), "enable_lora is off")
         keys.ledger.set("lora", None, "full fine-tuning")
@@ -232,7 +232,7 @@ def _lora(keys: Keys, lora: Keys, model: Model | None) -> None:
 
 
 def _targeted(path: str, module: str) -> bool:
-    """Whether a pattern takes a projection, in any of the forms that MaxText's decoders give its path."""
+    """Return whether a pattern matches a projection, in any form of its path in MaxText's decoders."""
     block, _, name = module.partition("/")
     blocks = [block, f"self_{block}", "self_attention_local", "self_attention_global", "mlp_local"]
     blocks = [each for each in blocks if block in each]
@@ -241,7 +241,7 @@ def _targeted(path: str, module: str) -> bool:
 
 
 def _batch(keys: Keys) -> None:
-    """Rows of a step: of every device, also of those that share a row's work."""
+    """Record the rows of a step, counted over all devices, including devices that share a row."""
     mesh = axes.of_parallelism(keys, ("ici", "dcn"))
     per_device = keys.number("per_device_batch_size") or 1.0
     accumulation = keys.integer("gradient_accumulation_steps") or 1
@@ -300,7 +300,7 @@ def _data(keys: Keys, named: Named | None) -> None:
 
 
 def _rows(keys: Keys, named: Named | None) -> None:
-    """What the rows hold, by the columns that are read, and which tokens of them are learned."""
+    """Record the form of the rows, by the columns that are read, and which tokens are trained on."""
     columns = keys.value("train_data_columns")
     parts = columns if isinstance(columns, list) else str(columns).split(",")
     names = [str(part).strip(" []'\"") for part in parts]
@@ -329,7 +329,7 @@ def _rows(keys: Keys, named: Named | None) -> None:
 
 
 def _length(keys: Keys) -> None:
-    """Steps, and the schedule over them."""
+    """Record the steps, and the schedule over them."""
     steps, whole = keys.integer("steps") or 0, keys.integer("learning_rate_schedule_steps") or -1
     steps = whole if steps == -1 else steps
     epochs = keys.integer("num_epoch") or 1
@@ -395,7 +395,7 @@ def _bookkeeping(keys: Keys) -> None:
 
 
 def _rest(keys: Keys) -> None:
-    """The keys of groups that bear on no number; all others are the model's, or do nothing as given."""
+    """Record the keys of groups that affect no number. Other keys belong to the model, or have no effect."""
     for word, groups in GROUPS.items():
         keys.passive(keys_of(NAME, *groups.split()), REASONS[word])
     keys.below("dpo").passive(keys_of(NAME, "DPO"), REASONS["method"])

@@ -1,4 +1,4 @@
-"""oumi's training configs: transformers' and TRL's trainers, and its own loop, behind one YAML."""
+"""oumi's training configs: transformers' and TRL's trainers, and oumi's own loop, in one YAML."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ CHATS = words(
     """HuggingFaceH4/ultrachat_200k allenai/tulu-3-sft-mixture Magpie-Align/Llama-3-Magpie-Pro-1M-v0.1
     Magpie-Align/Magpie-Pro-300K-Filtered"""
 )
-"""Data sets with classes of oumi's that read conversations as a recipe does."""
+"""Data sets whose classes in oumi read conversations as a recipe does."""
 PAIRS = {
     "argilla/magpie-ultra-v0.1": ("instruction", "response"),
     "CohereForAI/aya_dataset": ("inputs", "targets"),
@@ -131,12 +131,12 @@ OWN = words(
     argilla/databricks-dolly-15k-curated-en tatsu-lab/alpaca_eval trl-lib/tldr openai/gsm8k
     d1shs0ap/countdown text_dpo_jsonl debug_sft debug_dpo debug_pretraining"""
 )
-"""Those with classes that make of a row what no recipe does."""
+"""Data sets whose classes in oumi change a row in ways that no recipe does."""
 IMAGES = words("hf_vision vl_sft vision_language_jsonl vision_dpo_jsonl coco_captions mnist_sft")
 
 
 def port(ledger: Ledger) -> None:
-    """Says what became of every key."""
+    """Record what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE)
     keys.mappings(("model", "data", "training", "peft", "fsdp", "deepspeed"))
     given = {"trainer_type": "HF", "mixed_precision_dtype": "NONE"}
@@ -295,7 +295,7 @@ Read = tuple[list[Any], list[Rows]]
 
 
 def _form(split: Keys, train: Read, held: Read) -> Rows | None:
-    """What the rows are: conversations of several columns are each source's own."""
+    """Set the form of the rows. Conversations with different columns are set for each source."""
     (sources, found), (others, alike) = train, held
     forms = [*found, *alike]
     known = len(found) == len(sources) and len(alike) == len(others)
@@ -309,7 +309,7 @@ def _form(split: Keys, train: Read, held: Read) -> Rows | None:
 
 
 def _sources(split: Keys, path: str, inner: Keys, kind: str) -> tuple[list[Any], list[Rows], str | None]:
-    """A split's data sets, what their rows are, and the first that TRL itself looks at."""
+    """Return a split's data sets, the forms of their rows, and the first data set that TRL itself reads."""
     entries = split.value("datasets")
     if not isinstance(entries, list) or not entries or not all(isinstance(one, dict) for one in entries):
         message = f"{split.prefix}datasets is no list of data sets"
@@ -363,7 +363,7 @@ def _source(keys: Keys, kind: str) -> tuple[Any, Rows | None]:
 
 
 def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Rows | None:
-    """What oumi's class for a data set makes of a row; None where TRL goes by the columns."""
+    """Return what oumi's class for a data set makes of a row, or None if TRL reads the columns."""
     only = inner.flag("assistant_only")
     inner.passive(("hf_dataset_path", "dataset_name_override", "limit"), "part of data.train")
     inner.passive(("assistant_only", "response_template", "instruction_template"), "part of data.loss_on")
@@ -407,7 +407,7 @@ def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Rows | N
 
 
 def _loss(split: Keys, inner: Keys, form: str, tokenized: bool) -> None:
-    """Which tokens carry loss: oumi's collator says it, or TRL for rows that it reads itself."""
+    """Record which tokens carry loss: by oumi's collator, or by TRL for rows that it reads itself."""
     name, target = split.text("collator_name") or "", str(split.value("train_target") or "").lower()
     kwargs = split.mapping("collator_kwargs")
     if "vision" in name:
@@ -444,7 +444,7 @@ def _packing(split: Keys, inner: Keys, form: Rows | None) -> None:
 
 
 def _length(model: Keys, inner: Keys, kind: str, found: list[Rows], split: Keys) -> None:
-    """model_max_length, which is also TRL's max_length; without it that one holds for rows TRL reads."""
+    """Record model_max_length, also for TRL. Without it, max_length applies to rows that TRL reads."""
     if model.given("model_max_length") or found or not kind.startswith("trl"):
         datasets.length(model, "model_max_length")
         inner.passive(("max_length",), "model_max_length holds" if kind.startswith("trl") else "not read")

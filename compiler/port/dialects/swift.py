@@ -1,4 +1,4 @@
-"""ms-swift's sft and rlhf: the YAML or JSON of its arguments, or the args.json beside a checkpoint."""
+"""ms-swift's sft and rlhf: the YAML or JSON of its arguments, or a checkpoint's args.json."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ learned ref_adapters=[]: the reference is the model that training starts from he
 derived ref_model_type ref_model_revision
 """)
 PRESETS = re.compile(r"(galore|lisa|lora_ga|fourier|boft|vera|adapter|adalora|llamapro|reft)_")
-"""Settings of methods that `tuner_type`, `use_galore` or `init_weights` switch on."""
+"""Matches settings of methods that `tuner_type`, `use_galore` or `init_weights` switch on."""
 
 TYPES = {"dpo": "dpo", "orpo": "orpo", "cpo": "cpo", "simpo": "cpo", "kto": "kto"}
-"""Kinds of rlhf that have a counterpart."""
+"""Kinds of rlhf with a counterpart, and its objective."""
 SIMPO = {"loss_type": "simpo", "beta": 2.0}
-"""What the kind simpo has of its own: it is cpo beside that."""
+"""The values in which the kind simpo differs from cpo."""
 OTHERS = "a prompt's other answer is that of the row before it on its device here, of all in a step there"
 OF_PREFERENCES = ("beta", "rpo_alpha", "ld_alpha", "ref_model")
 
@@ -110,7 +110,7 @@ OWN = {
     "gemma3": words("gemma3 gemma3_text gemma3_vision"),
     "gemma4": words("gemma4 gemma4_text"),
 }
-"""ms-swift's templates that are not written out, and follow the one of a tokenizer."""
+"""ms-swift's templates that are not written out; a tokenizer's own template takes their place."""
 FOLLOWS = (
     "the tokenizer's own template, which ms-swift's follows: blanks and thoughts may be written otherwise"
 )
@@ -119,15 +119,15 @@ NO_TOOLS = "rows with calls of tools are left out: it writes none here"
 BOTH = "an empty thought before both answers counts with them here: of dpo's loss it changes nothing"
 CUT_OFF = "a row with no answer left is left out here; there it takes a place in its step"
 COGNITION = words("swift/self-cognition modelscope/self-cognition")
-"""A data set with marks for the model's name and its author's."""
+"""Data sets with marks for the names of the model and of its author."""
 READS = {"": "", "AlpacaZhPreprocessor()": "", "LongAlpacaPreprocessor()": "Answer: "}
-"""What reads rows by their columns, with what it takes off the beginning of answers. The second takes a word
-off that inputs begin with."""
+"""Preprocessors that read rows by their columns, with the text that they remove from the beginning of
+answers. AlpacaZhPreprocessor also removes a word from the beginning of inputs."""
 HUB = "ModelScope's: use_hf is off, and"
 
 
 def port(ledger: Ledger) -> None:
-    """Says what became of every key."""
+    """Record what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE)
     objective = _objective(keys)
     given = {"optim": "adamw_torch_fused", "fp16": False, "bf16": True, "warmup_ratio": None}
@@ -166,7 +166,7 @@ def port(ledger: Ledger) -> None:
 
 
 def _start(keys: Keys) -> None:
-    """The adapter that is trained on, which of preferences is a reference where it is named as such too."""
+    """Record the start adapter. For preferences, it is also the reference if ref_adapters equals it."""
     if keys.flag("resume_only_model") and keys.given("resume_from_checkpoint"):
         say_start(keys, "resume_from_checkpoint", of_base=True)
         keys.same("resume_only_model", note="a new optimizer, and the data from its beginning")
@@ -208,7 +208,7 @@ def _launch(keys: Keys) -> Launch:
 
 
 def _model(keys: Keys) -> Named | None:
-    """The model: ModelScope's ids are those of the Hugging Face hub, or ms-swift itself has both."""
+    """Record the model. ModelScope's ids equal those of the Hugging Face hub, or ms-swift lists both."""
     name = keys.text("model")
     if "flash" in (keys.text("attn_impl") or ""):
         keys.same("attn_impl", {"model.attention": "splash"}, "the TPU's fused kernel")
@@ -231,7 +231,7 @@ def _model(keys: Keys) -> Named | None:
 
 
 def _lora(keys: Keys, named: Named | None, objective: str) -> Run:
-    """Says what becomes of the adapters' keys; their learning rate is ten times that of whole models."""
+    """Record the adapters' keys. Their default learning rate is ten times that of full fine-tuning."""
     kind = keys.text("tuner_type") or "lora"
     if kind not in ("lora", "full"):
         keys.refuse(
@@ -345,7 +345,7 @@ def _data(keys: Keys, named: Named | None, objective: str) -> None:
 
 
 def _filled(keys: Keys) -> dict[str, tuple[str, str]]:
-    """The model's name and its author's, in Chinese and in English: one is for both."""
+    """Return the names of the model and of its author, in Chinese and in English. One name is for both."""
     out = {}
     for mark, key in (("{{NAME}}", "model_name"), ("{{AUTHOR}}", "model_author")):
         found = keys.texts(key) or []
@@ -357,13 +357,13 @@ def _filled(keys: Keys) -> dict[str, tuple[str, str]]:
 
 
 def _read(name: str) -> str:
-    """What reads the rows of a data set of that name, "" for what goes by their columns."""
+    """Return the preprocessor of a data set by its name, "" if rows are read by their columns."""
     sets = keys_of(NAME, "datasets")
     return next((reads for id, (reads, other) in sets.items() if name in (id, other)), "")
 
 
 def _prefix(keys: Keys) -> str:
-    """What is taken off the beginning of all answers; an error where it is so of some data sets alone."""
+    """Return the text to remove from the beginning of all answers. Refuse data sets that differ in it."""
     found = keys.texts("dataset") or []
     names = [
         re.split("[:#]", text.rpartition("::")[2])[0]
@@ -378,7 +378,7 @@ def _prefix(keys: Keys) -> str:
 
 
 def _sources(keys: Keys, key: str) -> list[Any]:
-    """`[hf::|ms::]ID_OR_PATH[:SUBSET/...][#COUNT]` each."""
+    """Return the sources, each written `[hf::|ms::]ID_OR_PATH[:SUBSET/...][#COUNT]`."""
     found = keys.texts(key) or []
     out: list[Any] = []
     sets = keys_of(NAME, "datasets")
@@ -423,7 +423,7 @@ def _held_out(keys: Keys) -> None:
 
 
 def _scale(keys: Keys, ranking: bool) -> list[str]:
-    """What is learned, with what changes that."""
+    """Return what is trained on, and the strategies that modify it."""
     return (keys.text("loss_scale") or ("last_round" if ranking else "default")).split("+")
 
 
@@ -448,7 +448,7 @@ def _loss(keys: Keys, ranking: bool) -> None:
 
 
 def _template(keys: Keys, named: Named | None, ranking: bool) -> None:
-    """ms-swift writes templates itself: a tokenizer's own that it follows, or one that is written out."""
+    """Record the template. ms-swift's own templates follow a tokenizer's template, or are written out."""
     name, model = keys.text("template"), named.model if named else None
     of_models = known(NAME, "of_models").items()
     taken = name or next((found for part, found in of_models if named and part in named.id), None)

@@ -67,7 +67,7 @@ WHOLE_STEPS = (
 
 
 def port(ledger: Ledger) -> None:
-    """Says what became of every key."""
+    """Record what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE, {"dtype": "bf16", "gradient_accumulation_steps": 1})
     built = _built(keys)
     objective = _loss(keys)
@@ -94,7 +94,7 @@ def port(ledger: Ledger) -> None:
 
 
 def _loss(keys: Keys) -> str:
-    """The objective, by the loss's component."""
+    """Return the objective, from the loss's component."""
     section = keys.below("loss", {"beta": 0.1, "label_smoothing": 0.0})
     name = str(section.value("_component_") or "").rpartition(".")[2]
     if name == "DPOLoss":
@@ -197,7 +197,7 @@ def _order(keys: Keys) -> None:
 
 
 def _logger(section: Keys) -> None:
-    """Where the run is logged."""
+    """Record where the run is logged."""
     name = str(section.value("_component_") or "").rpartition(".")[2]
     project = section.text("project") or "torchtune"
     if name == "WandBLogger":
@@ -227,22 +227,22 @@ def _rest(keys: Keys) -> None:
 BUILDERS: Mapping[str, tuple[str, ...]] = {
     name: tuple(ids) for name, ids in known("torchtune", "builders").items()
 }
-"""Builders without lora_ and qlora_, and their checkpoints; without a folder it is the first of these."""
+"""Builders without lora_ and qlora_, and their checkpoints. Without a folder, the first one counts."""
 
 NAMES = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
-"""torchtune's projections of attention, and the recipe's."""
+"""torchtune's names of the attention's projections, and the recipe's."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """The model: None when it is not known; and whether adapters are trained on it."""
+    """The model, None if it is unknown, and whether adapters are trained on it."""
 
     model: Model | None
     lora: bool
 
 
 def _built(keys: Keys) -> Built:
-    """Says what becomes of the model, its adapters, the checkpointer and the tokenizer's files."""
+    """Record the model, its adapters, the checkpointer and the tokenizer's files."""
     section = keys.below("model")
     component = section.text("_component_")
     builder = (component or "").removeprefix("torchtune.models.")
@@ -341,10 +341,10 @@ KINDS: Mapping[str, str] = {
     "hh_rlhf_helpful_dataset": "preference",
     "stack_exchange_paired_dataset": "preference",
 }
-"""Builders of data sets, by what their rows hold."""
+"""The builders of data sets, with the form of their rows."""
 
 COLUMNS = {"samsum_dataset": ("dialogue", "summary"), "cnn_dailymail_articles_dataset": ("article", "")}
-"""Columns of builders for one data set: what is asked and answered."""
+"""The columns of question and answer, by builders that are for one data set."""
 
 RANKED = {
     "stack_exchange_paired_dataset": {
@@ -353,7 +353,7 @@ RANKED = {
         "rejected": "response_k",
     }
 }
-"""Columns of preferences that are text, where no column_map names others."""
+"""The columns of preferences in plain text, if no column_map gives other names."""
 
 SOURCE_KEYS = words(
     """source data_files split name subset data_dir cache_dir streaming num_proc trust_remote_code"""
@@ -363,7 +363,7 @@ SOURCES = {"alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
 
 
 def _data(keys: Keys, model: Model | None, objective: str) -> None:
-    """Says what becomes of `dataset`, `dataset_val` and `tokenizer`."""
+    """Record `dataset`, `dataset_val` and `tokenizer`."""
     entries = _entries(keys, "dataset")
     if not entries:
         help = "dataset: {_component_: torchtune.datasets.alpaca_dataset}"
@@ -399,11 +399,11 @@ Read = list[tuple[Any, dict[str, Any]]]
 
 
 def _read(keys: Keys, entries: list[Keys], objective: str, before: Read, path: str) -> Read:
-    """The sources of some data sets, each with its settings; `transform` is the text of a file.
+    """Read the sources of some data sets, each with its settings. `transform` is the text of a file.
 
     Args:
-        before: those that they are trained beside.
-        path: of the recipe that the sources go to.
+        before: data sets of the same run that were read before.
+        path: the recipe's path for the sources.
     """
     made: Read = []
     alike: list[Keys] = []
@@ -425,7 +425,7 @@ def _read(keys: Keys, entries: list[Keys], objective: str, before: Read, path: s
 
 
 def _at_odds(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two data sets differ in what a run has once: packing, and of conversations the loss."""
+    """Return whether two data sets differ in a setting of the whole run: packing, or conversations' loss."""
     talks = "text" not in (one["data.format"], other["data.format"])
     names = ("data.packing", *(("data.loss_on",) if talks else ()))
     return any(one.get(name) != other.get(name) for name in names)
@@ -436,7 +436,7 @@ def _whole(entry: Keys) -> Any:
 
 
 def _validation(keys: Keys, objective: str, train: Read) -> Read:
-    """`dataset_val`, which is gone through every `run_val_every_n_steps`."""
+    """Record `dataset_val`, which is evaluated completely every `run_val_every_n_steps`."""
     every = keys.integer("run_val_every_n_steps")
     if not every or every < 0:
         note = "run_val_every_n_steps is not set: nothing is evaluated"
@@ -455,7 +455,7 @@ def _validation(keys: Keys, objective: str, train: Read) -> Read:
 
 
 def _entries(keys: Keys, key: str) -> list[Keys]:
-    """The data sets of a key; one of another type than theirs has none."""
+    """Return the data sets of a key, or [] if its value has another type."""
     found = keys.value(key)
     if isinstance(found, dict) and str(found.get("_component_", "")).endswith("ConcatDataset"):
         keys.below(key).same("_component_", note="the data sets one after the other")
@@ -586,14 +586,14 @@ _SETTINGS = {"alpaca": _alpaca, "pairs": _pairs, "chat": _chat, "text": _text, "
 
 
 PROMPTED = ("llama2_tokenizer", "mistral_tokenizer")
-"""Tokenizers whose marks are of a prompt template, which null takes away."""
+"""Tokenizers that take their marks from a prompt template. prompt_template: null removes the marks."""
 
 
 def _differs(turns: templates.Turns, opened: bool) -> str:
-    """How a written template's tokens are not quite torchtune's.
+    """Say how a written template's tokens differ from torchtune's.
 
     Args:
-        opened: whether what an answer begins with carries loss as it does there.
+        opened: whether the beginning of an answer carries loss as in torchtune.
     """
     if not turns.opening:
         once = "; a system message stands before the first question alone" if turns.system != "{}" else ""
@@ -615,7 +615,7 @@ def _tokenizer(keys: Keys, model: Model | None, settings: Mapping[str, Any]) -> 
         if bare and name in PROMPTED:
             turns = templates.PLAIN
         if turns.final is not None and section.integer("max_seq_len") is not None:
-            # Where there is a longest length, torchtune masks the last token of each sample.
+            # If there is a maximum length, torchtune masks the last token of each sample.
             turns = replace(turns, final="" if whole else turns.final, learns_final=False)
         opened = whole or (turns.learns_opening and form == "chat")
         made = {"data.chat_template": templates.written(turns)}

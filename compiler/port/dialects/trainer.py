@@ -1,6 +1,6 @@
-"""Hugging Face's Trainer: a TrainingArguments JSON, with PEFT's adapter_config.json beside it.
+"""Hugging Face's Trainer: a TrainingArguments JSON, together with PEFT's adapter_config.json.
 
-The JSON may have what transformers' example scripts add: the model, the data set and its lengths.
+The JSON may contain keys of transformers' example scripts: the model, the data set and its lengths.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ lost fan_in_fan_out=false: no model that is trained here stores its weights as [
 exact qalora_group_size ensure_weight_tying loftq_config: of a feature that is off
 exact eva_config corda_config lora_ga_config: of init_lora_weights
 """)
-"""What becomes of PEFT's keys in adapter_config.json."""
+"""The meaning of PEFT's keys in adapter_config.json."""
 
 
 def port(ledger: Ledger) -> None:
-    """Says what became of every key."""
+    """Record what became of every key."""
     source = ledger.sources.main
     given = {"optim": "adamw_torch_fused", "torch_dtype": "float32", "max_seq_length": None}
     keys = Keys(ledger, source, TITLE, {**defaults_of("trainer", "training_arguments"), **given})
@@ -78,7 +78,7 @@ def port(ledger: Ledger) -> None:
 
 
 def _model(keys: Keys, adapter: Keys | None) -> Named | None:
-    """The adapter's base, or the example scripts' model_name_or_path."""
+    """Record the adapter's base, or the example scripts' model_name_or_path."""
     models.say_flash(keys)
     base = "base_model_name_or_path"
     if adapter is None or not adapter.given(base) or keys.given("model_name_or_path"):
@@ -124,7 +124,7 @@ BLOCKS = "run_clm puts texts end to end and cuts them into blocks; a sample here
 
 
 def _of_blocks(keys: Keys) -> bool:
-    """Whether the file is of transformers' run_clm, by keys that it alone has: its rows are text."""
+    """Return whether the file has keys that only transformers' run_clm has. Its rows are text."""
     return any(keys.stands(key) for key in ("block_size", "config_overrides", "keep_linebreaks"))
 
 
@@ -154,12 +154,12 @@ PEFT = "PEFT"
 
 
 def _adapter(ledger: Ledger, source: Source) -> Keys:
-    """The file's keys."""
+    """Return the keys of the adapter's file."""
     return Keys(ledger, source, PEFT, {**defaults_of("peft", "lora"), "init_lora_weights": True})
 
 
 def _say_adapter(keys: Keys, named: Named | None) -> None:
-    """Says what became of every key of the file."""
+    """Record what became of every key of the adapter's file."""
     ledger = keys.ledger
     if str(keys.value("peft_type") or "LORA").upper() != "LORA":
         message = f"{keys.value('peft_type')} is no LoRA, and has no counterpart here"
@@ -197,7 +197,7 @@ def _targets(keys: Keys, named: Named | None) -> None:
 
 
 def _patterns(keys: Keys) -> None:
-    """rank_pattern and alpha_pattern: each key the end of a module's name, or a regular expression."""
+    """Record rank_pattern, alpha_pattern. A key is the end of a module's name, or a regular expression."""
     for key, target, kind in (
         ("rank_pattern", "lora.rank_pattern", int),
         ("alpha_pattern", "lora.alpha_pattern", float),
@@ -215,5 +215,5 @@ def _patterns(keys: Keys) -> None:
 
 
 def _spelling(name: str) -> str:
-    """A pattern of PEFT's without what the whole names begin with, which a recipe's targets leave out."""
+    """Remove from a PEFT pattern the prefix of full names, which a recipe's targets do not have."""
     return re.sub(r"^\^?(?:model\.)?(?:language_model\.)?(?=layers\.|layers\\\.)", "", name)

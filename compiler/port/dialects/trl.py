@@ -67,14 +67,14 @@ exact columns: columns that are not used are passed over
 """)
 
 SHIPPED = {"single_gpu": 1, **dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"), 8)}
-"""The accelerate configs that come with TRL, by name, and their processes."""
+"""The accelerate configs that TRL contains, with their number of processes."""
 
 
 def port(ledger: Ledger) -> None:
-    """Says what became of every key.
+    """Record what became of every key.
 
     Raises:
-        Refused: the script that the file is for cannot be told, or has no counterpart.
+        Refused: the script for the file is unclear, or has no counterpart.
     """
     source = ledger.sources.main
     keys = Keys(ledger, source, TITLE)
@@ -107,7 +107,7 @@ def port(ledger: Ledger) -> None:
 
 
 def _stream(keys: Keys) -> None:
-    """transformers' Trainer takes a stream in its order, which shuffle_dataset alone changes."""
+    """Record streaming. transformers' Trainer keeps a stream's order, unless shuffle_dataset is set."""
     switch, other = "dataset_streaming", "streaming"
     if keys.flag(other):
         switch, other = other, switch
@@ -123,7 +123,7 @@ def _defaults(objective: str) -> dict[str, Any]:
 
 
 def _launch(keys: Keys) -> Launch:
-    """accelerate's settings: of its file, of one that TRL ships, and of the launcher's flags in the YAML."""
+    """Return accelerate's settings: from its file, a config in TRL, and launcher flags in the YAML."""
     ledger = keys.ledger
     launch = trainer.launched(keys)
     file = ledger.sources.others.get("accelerate")
@@ -153,7 +153,7 @@ def _model(keys: Keys) -> Named | None:
 
 
 def _lora(keys: Keys, run: Run, named: Named | None) -> Chosen | None:
-    """Says what becomes of the adapters' keys, and what they adapt."""
+    """Record the adapters' keys, and return what they adapt."""
     four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
     details = ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage")
     if not run.lora:
@@ -166,7 +166,7 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> Chosen | None:
         return None
     keys.same("use_peft", note="the lora section")
     keys.follow(OF_LORA)
-    if keys.value("init_lora_weights") not in (None, True, "default"):  # of a script
+    if keys.value("init_lora_weights") not in (None, True, "default"):  # only in Python scripts
         adapters.say_init(keys, "init_lora_weights", keys.value("init_lora_weights"))
     spec = keys.texts("lora_target_modules")
     model = named.model if named else None
@@ -192,7 +192,7 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> Chosen | None:
 
 
 def _balance(keys: Keys, named: Named | None) -> None:
-    """The load-balancing loss, which the model's config.json has a coefficient of where the key has none."""
+    """Record the load-balancing loss. Without the key, TRL takes the coefficient of config.json."""
     key, model = "router_aux_loss_coef", named.model if named else None
     usual = experts.coefficient(model)
     if usual is not None and not keys.given(key):
@@ -205,13 +205,13 @@ def _balance(keys: Keys, named: Named | None) -> None:
 
 
 SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto")
-"""The scripts that recipes have a counterpart of, by their sections."""
+"""The scripts with a counterpart in recipes, by their sections."""
 
 LAST = "cpo"
-"""The script that a file is for only where none of the others has its keys: dpo has nearly all of them."""
+"""The script to try last. Nearly all of its keys also belong to dpo."""
 
 EXPERIMENTAL = "experimental."
-"""What sections of scripts begin with that are no command of `trl`."""
+"""The prefix of the sections of scripts that are not commands of `trl`."""
 
 _SHARED = ("script", "model", "mixture", "dataset")
 
@@ -238,7 +238,7 @@ LOSSES = {
     "kto": words("kto apo_zero_unpaired"),
     "grpo": words("grpo dapo bnpo dr_grpo luspo cispo sapo vespo"),
 }
-"""The values of `loss_type` that tell a script."""
+"""The values of `loss_type` by which a script is recognized."""
 
 COLUMNS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
     (words("chosen rejected"), ("dpo", "orpo", "cpo", "reward")),
@@ -249,17 +249,17 @@ COLUMNS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
     (words("text"), ("sft",)),
     (words("prompt"), ("grpo", "rloo")),
 )
-"""The columns of rows, and whose they are; the first that all stand in a row tell."""
+"""The columns of rows, and the scripts that read them. The first entry whose columns all exist counts."""
 
 
 def told(keys: Keys, chosen: str | None) -> str:
-    """The script that the file is for, one of SCRIPTS.
+    """Return the script for the file, one of SCRIPTS.
 
     Args:
-        chosen: by --script; keys that it does not have are then errors each.
+        chosen: the script of --script. Each key that it does not have is then an error.
 
     Raises:
-        Refused: the file is for another script, or for any of several.
+        Refused: the file is for another script, or may be for several.
     """
     if chosen is not None:
         _refuse(keys, chosen)
@@ -282,25 +282,25 @@ def told(keys: Keys, chosen: str | None) -> str:
 
 @functools.cache
 def _own() -> Mapping[str, frozenset[str]]:
-    """The keys of each script, without those that every script has."""
+    """Return the keys of each script, without those that every script has."""
     sections = tools()["trl"]["sections"]
     shared = {*keys_of("trainer", "training_arguments"), *keys_of("trl", *_SHARED)}
     return {name: frozenset(sections[name]) - shared for name in sections if name not in _SHARED}
 
 
 def _commands() -> list[str]:
-    """The scripts that are no experiments, but for LAST."""
+    """Return the scripts that are not experimental, without LAST."""
     return [name for name in _own() if not name.startswith(EXPERIMENTAL) and name != LAST]
 
 
 def _having(key: str) -> set[str]:
-    """The scripts that have a key; none for one that they all have, or that none has today."""
+    """Return the scripts with a key; none if all have it, or if none has it in the current version."""
     having = {name for name, own in _own().items() if key in own}
     return having and having | {name for name, older in OLDER.items() if key in older}
 
 
 def _used(source: Source) -> dict[str, set[str]]:
-    """The keys of the file that tell scripts from each other, with the scripts that have them."""
+    """Return the file's keys that distinguish scripts, with the scripts that have them."""
     used: dict[str, set[str]] = {}
     for key, value in source.data.items() if isinstance(source.data, dict) else ():
         having = _having(str(key)) if value is not None else set()
@@ -312,14 +312,14 @@ def _used(source: Source) -> dict[str, set[str]]:
 
 
 def _losing(value: Any) -> set[str]:
-    """The scripts that have a loss; of several at once, dpo."""
+    """Return the scripts with a loss. Several losses at once mean dpo."""
     if isinstance(value, list):
         return {"dpo"}
     return {script for script, losses in LOSSES.items() if str(value) in losses}
 
 
 def _reading(keys: Keys, scripts: list[str]) -> tuple[str, list[str]]:
-    """The key of the data set; and of some scripts those that read its rows, where they are at hand."""
+    """Return the key of the data set, and the scripts that can read its rows, if the rows are at hand."""
     where, path = _rows(keys)
     row = (datasets.first_row(path, keys.source.path.parent) if path else None) or {}
     readers = next((readers for columns, readers in COLUMNS if columns <= set(row)), ())
@@ -327,7 +327,7 @@ def _reading(keys: Keys, scripts: list[str]) -> tuple[str, list[str]]:
 
 
 def _rows(keys: Keys) -> tuple[str, str | None]:
-    """The key that says where the first data set lies, and what it says."""
+    """Return the key that names the first data set, and its value."""
     entries = keys.value("datasets")
     entry = entries[0] if isinstance(entries, list) and entries else None
     if not isinstance(entry, dict):
@@ -339,7 +339,7 @@ def _rows(keys: Keys) -> tuple[str, str | None]:
 
 
 def _refuse(keys: Keys, chosen: str) -> None:
-    """Refuses what the chosen script does not have."""
+    """Refuse the keys that the chosen script does not have."""
     for key in keys.source.data if isinstance(keys.source.data, dict) else ():
         having = _having(str(key))
         if having and chosen not in having and keys.given(key):
@@ -351,7 +351,7 @@ def _refuse(keys: Keys, chosen: str) -> None:
 
 
 def _nearest(used: Mapping[str, set[str]], foreign: list[str]) -> Iterable[str]:
-    """Scripts that have all keys of a file, or else those that have the first foreign one."""
+    """Return the scripts with all keys of a file, or else those with the first foreign key."""
     every = [name for name in _own() if all(name in readers for readers in used.values())]
     return every or used[foreign[0]]
 
@@ -359,7 +359,7 @@ def _nearest(used: Mapping[str, set[str]], foreign: list[str]) -> Iterable[str]:
 def _another(
     source: Source, used: Mapping[str, set[str]], scripts: Iterable[str], keys: list[str]
 ) -> Diagnostic:
-    """The file is for a script that has no counterpart, as keys tell."""
+    """Return the error for a file whose keys belong to a script without a counterpart."""
     alone = not used.get(keys[0], set()).intersection(SCRIPTS)
     told = listing(f"`{key}`" for key in (keys[:1] if alone else keys))
     rows = "" if keys[0] in used else "the rows of "
@@ -372,7 +372,7 @@ def _another(
 
 
 def _untold(source: Source, used: Mapping[str, set[str]], fitting: list[str]) -> Diagnostic:
-    """The file may be for several scripts, or for none."""
+    """Return the error for a file that may be for several scripts, or for none."""
     ways = [script for script in SCRIPTS if script in fitting] or list(SCRIPTS)
     help = f"say which one it is: {listing((f'--script {script}' for script in ways), 'or')}"
     if fitting:
@@ -387,14 +387,14 @@ def _untold(source: Source, used: Mapping[str, set[str]], fitting: list[str]) ->
 
 
 def _named(scripts: Iterable[str]) -> str:
-    """Scripts by their names: the commands of `trl` alone where some are among them."""
+    """Name scripts for a message. If some are commands of `trl`, name only these."""
     found = set(scripts)
     commands = [name for name in _commands() if name in found]
     return listing(commands or sorted(name.removeprefix(EXPERIMENTAL) for name in found), "or")
 
 
 def _data(keys: Keys, objective: str, named: Named | None) -> None:
-    """Says what becomes of the keys of data sets, rows and lengths."""
+    """Record the keys of data sets, rows and lengths."""
     evaluates = trainer.evaluation(keys)
     path = _read(keys, evaluates)
     naming = ("dataset_mixture", "dataset_mixer", "dataset_name", "datasets")
@@ -416,7 +416,7 @@ def _data(keys: Keys, objective: str, named: Named | None) -> None:
 
 
 def _read(keys: Keys, evaluates: bool) -> str | None:
-    """Says what becomes of the keys that name data sets, and returns the first one's place."""
+    """Record the keys that name data sets, and return the place of the first one."""
     if keys.value("dataset_mixture"):
         return _handbook(keys)
     if keys.value("dataset_mixer"):
@@ -426,7 +426,7 @@ def _read(keys: Keys, evaluates: bool) -> str | None:
 
 
 def _handbook(keys: Keys) -> str | None:
-    """`dataset_mixture`, which the scripts of alignment-handbook read beside TRL's own keys."""
+    """Record `dataset_mixture`, which the scripts of alignment-handbook read in addition to TRL's keys."""
     mixture = keys.below("dataset_mixture", {"seed": 0})
     found = keys.mapping("dataset_mixture")
     entries = found.get("datasets")
@@ -446,7 +446,7 @@ def _handbook(keys: Keys) -> str | None:
 
 
 def _mixer(keys: Keys) -> str | None:
-    """`dataset_mixer` of alignment-handbook's earlier versions: the share of each data set's first rows."""
+    """Record `dataset_mixer` of earlier alignment-handbook versions: each data set's share of first rows."""
     keys.defaults = {**keys.defaults, "dataset_splits": ["train", "test"]}
     splits, configs = (keys.value(key) for key in ("dataset_splits", "dataset_configs"))
     splits = [str(one) for one in splits] if isinstance(splits, list) else []
@@ -474,7 +474,7 @@ def _mixer(keys: Keys) -> str | None:
 
 
 def _portion(keys: Keys) -> Any:
-    """One data set of alignment-handbook's mixture: a share of its rows."""
+    """Return the source for a data set of alignment-handbook's mixture, with a share of its rows."""
     name, split, share = keys.text("id"), keys.text("split") or "train", keys.number("weight")
     place = datasets.place(name) if name else datasets.Place(None, "it names no id")
     keys.passive(("columns",), "columns that are not used are passed over")
@@ -492,7 +492,7 @@ def _portion(keys: Keys) -> Any:
 
 
 def _held_out(keys: Keys, seed: Mapping[str, Any]) -> None:
-    """`test_split_size`: a share of the rows, drawn by a seed that other draws come of here."""
+    """Record `test_split_size`, a share of the rows. Here the same seed draws other rows."""
     share = keys.number("test_split_size")
     if share is None:
         keys.same("test_split_size", note="no rows are held out")
@@ -528,7 +528,7 @@ def _single(keys: Keys, evaluates: bool) -> str | None:
 
 
 def _mixture(keys: Keys) -> str | None:
-    """`datasets`: the mixture, which wins over dataset_name."""
+    """Record the mixture `datasets`, which overrides dataset_name."""
     entries = keys.value("datasets")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         keys.refuse("datasets", "E1160", "datasets is no list of mappings", "datasets: [{path: OWNER/NAME}]")
@@ -579,7 +579,7 @@ def _template(keys: Keys, form: str, named: Named | None) -> None:
 
 
 def _losses(keys: Keys, objective: str, chosen: Chosen | None) -> None:
-    """Says what becomes of the loss's keys, and of the dropout that preferences switch off."""
+    """Record the loss's keys, and the dropout, which preferences switch off."""
     if objective == "sft":
         losses.supervised(keys)
         if keys.flag("use_peft"):

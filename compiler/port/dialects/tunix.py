@@ -1,8 +1,8 @@
-"""Tunix's own command for supervised fine-tuning (tunix.cli.peft_main): its YAML, or what overrides it.
+"""Tunix's command for supervised fine-tuning (tunix.cli.peft_main): its YAML, or what overrides it.
 
-A run starts from base_config.yaml of Tunix's repository. What a file or the command line says of
-`optimizer_config`, `training_config` or `lora_config` replaces that section whole: what it leaves out has
-optax's and Tunix's defaults, and not those of base_config.yaml. Other sections are merged.
+A run starts from base_config.yaml in Tunix's repository. If a file or the command line gives
+`optimizer_config`, `training_config` or `lora_config`, it replaces that complete section. Missing keys then
+have the defaults of optax and Tunix, not the values of base_config.yaml. Other sections are merged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RL = words(
     """rl_training_config actor_model_config critic_model_config reference_model_config rollout_model_config
     rollout_config grpo_config ppo_config"""
 )
-"""Sections of Tunix's other commands, which base_config.yaml has too."""
+"""Sections of Tunix's other commands, which base_config.yaml also contains."""
 MARKS = words(
     """model_config.model_name model_config.model_id model_config.model_source model_config.mesh
     model_config.model_download_path model_config.lora_config tokenizer_config.tokenizer_type
@@ -69,7 +69,7 @@ PROJECTIONS = {
     "up_proj": ("mlp/up_proj",),
     "down_proj": ("mlp/down_proj",),
 }
-"""What Tunix's models call the projections: of Gemma's the einsums."""
+"""Names of the projections in Tunix's models. Gemma's projections are einsums."""
 REMAT = {"1": "none", "2": "block", "3": "decoder", "none": "none", "block": "block", "decoder": "decoder"}
 OPTIMIZERS = ("adam", "adamw", "lion", "sgd")
 OPUS = "Helsinki-NLP/opus-100"
@@ -97,7 +97,7 @@ OF_SCHEDULES = (
 
 
 def port(ledger: Ledger) -> None:
-    """Says what became of every key."""
+    """Record what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE, defaults_of(NAME, "config"))
     keys.mappings(("model_config", "tokenizer_config", "optimizer_config", "training_config"))
     model = keys.below("model_config", defaults_of(NAME, "model"))
@@ -150,7 +150,7 @@ def _model(keys: Keys, model: Keys) -> Named | None:
 
 
 def _lora(keys: Keys, model: Keys, named: Named | None) -> None:
-    """Qwix's adapters, whose type is that of the weights."""
+    """Record Qwix's adapters, which have the type of the weights."""
     stored = models.stored(named.id, keys.source.path.parent) if named else "auto"
     dtype = "float32" if stored == "float32" else "bfloat16"
     keys.ledger.set("model.dtype", dtype, FLOAT)
@@ -191,12 +191,12 @@ def _lora(keys: Keys, model: Keys, named: Named | None) -> None:
 
 
 def _targeted(path: str, modules: tuple[str, ...]) -> bool:
-    """Whether a pattern takes a projection by one of its names, as Qwix matches a module's whole path."""
+    """Return whether a pattern matches a projection by one of its names. Qwix matches full module paths."""
     return any(re.fullmatch(path, f"layers/0/{module}") for module in modules)
 
 
 def _batch(keys: Keys, model: Keys, run: Keys) -> None:
-    """Rows of a step: batch_size is of all devices, and of one micro-batch."""
+    """Record the rows of a step. batch_size counts the rows of one micro-batch on all devices."""
     mesh = model.below("mesh", defaults_of(NAME, "mesh"))
     sizes = _mesh(mesh)
     tp, each = sizes.get("tp", 1), sizes.get("fsdp", 1)
@@ -219,7 +219,7 @@ def _batch(keys: Keys, model: Keys, run: Keys) -> None:
 
 
 def _mesh(mesh: Keys) -> dict[str, int]:
-    """The sizes of the axes, by name; {} after an error."""
+    """Return the sizes of the axes by name, or {} after an error."""
     try:
         sizes, names = (ast.literal_eval(str(mesh.value(key))) for key in ("shape", "axis_names"))
         made = dict(zip(names, sizes, strict=True))
@@ -237,7 +237,7 @@ def _mesh(mesh: Keys) -> dict[str, int]:
 
 
 def _data(keys: Keys, run: Keys, named: Named | None) -> None:
-    """One of the two data sets that peft_main reads."""
+    """Record one of the two data sets that peft_main reads."""
     name = str(keys.value("dataset_name"))
     if name != OPUS:
         why = (
@@ -267,7 +267,7 @@ def _data(keys: Keys, run: Keys, named: Named | None) -> None:
 
 
 def _length(keys: Keys, run: Keys) -> int | None:
-    """The steps of the run, None for whole epochs; and its checkpoints."""
+    """Record the steps of the run and its checkpoints. Return the steps, None for whole epochs."""
     steps, epochs = run.integer("max_steps"), keys.integer("num_train_epochs") or 1
     if steps:
         note = f"there the run ends after num_train_epochs: {epochs} where that is sooner"
@@ -285,7 +285,7 @@ def _length(keys: Keys, run: Keys) -> int | None:
 
 
 def _optimizer(keys: Keys, steps: int | None) -> None:
-    """optax's optimizer, by name; arguments that it has are handed to it."""
+    """Record optax's optimizer, by name, and the arguments that it accepts."""
     section = keys.below("optimizer_config")
     section.defaults = {} if keys.mapping("optimizer_config") else defaults_of(NAME, "optimizer")
     name = str(section.value("opt_type") or "").lower()
@@ -312,7 +312,7 @@ def _optimizer(keys: Keys, steps: int | None) -> None:
 
 
 def _schedule(section: Keys, steps: int | None) -> None:
-    """The rate: `learning_rate` where it stands, whatever schedule_type says, for optax takes it first."""
+    """Record the learning rate. optax uses a given `learning_rate` regardless of schedule_type."""
     ledger, rate = section.ledger, section.number("learning_rate")
     kind = section.text("schedule_type") or ""
     made: dict[str, Any] = {"name": "constant", "warmup_steps": 0}
