@@ -224,7 +224,7 @@ def _sft(content: Any) -> tuple[str, dict[str, str], str]:
 
 
 def _answers(content: Any) -> tuple[str, dict[str, str], str]:
-    """The same as _sft, for a prompt with its completion, or with two answers."""
+    """Return the same as _sft, for a prompt with its completion or with two answers."""
     form = "prompt_completion" if "completion" in (content or {}) else "preference"
     form = losses.UNPAIRED if "label" in (content or {}) else form
     if not content or all(isinstance(value, Column) for value in content.values()):
