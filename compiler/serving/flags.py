@@ -3,7 +3,7 @@
 `problems` finds what vLLM would reject in a recipe's flags, or read as something else.
 
 scripts/vllm_flags.py generates compiler/data/vllm.json from the parser itself. The file has these types:
-switch (no value), int, float, text; size (an integer, or one such as 8k or 2M), size-or-auto; json (any JSON),
+switch (no value), int, float, text; size (an integer, or one such as 8k or 2M), size-or-auto; json (any),
 object (a JSON object of known keys), json-or-text; folded (a choice, in any case and with - for _).
 """
 
