@@ -78,7 +78,7 @@ class Metrics:
 
     @cached_property
     def series(self) -> dict[str, Series]:
-        """Return the metrics by name. Call it after all lines are read."""
+        """The metrics by name. Use it after all lines are read."""
         pairs = {name: sorted(values.items()) for name, values in self.values.items()}
         return {
             name: Series([step for step, _ in of], [value for _, value in of]) for name, of in pairs.items()

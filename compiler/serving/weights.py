@@ -37,7 +37,7 @@ class ServedWeights:
 
     @property
     def local(self) -> bool:
-        """Return whether the server finds them on the machine, without contacting the hub."""
+        """Whether the server finds them on the machine, without contacting the hub."""
         return self.kind != "hub"
 
 
