@@ -24,7 +24,7 @@ MOST_EXTENDED = 16
 """Most files in a chain of `extends`."""
 
 ENDINGS = (".yaml", ".yml")
-"""Endings of files that can be extended. For other files, diagnostics could show lines of private content."""
+"""Endings of files that can be extended. Of other files, diagnostics could show lines that are private."""
 
 
 @dataclass
@@ -213,7 +213,7 @@ def extended(root: Mapping, followed: tuple[Path, ...]) -> tuple[Path | None, li
         message = "`extends` takes one file, relative to this one's folder"
         return None, [Diagnostic("E0020", message, "extends", "extends: base.yaml", span)]
     target = Path(os.path.normpath(path.parent / name))
-    real = os.path.realpath(target)  # unlike Path.resolve, it accepts circular links
+    real = os.path.realpath(target)  # unlike Path.resolve, it does not raise at circular links
     if not _may_be_extended(name, real, path):
         message = (
             f"`{name}` is not a recipe: `extends` takes a {' or '.join(ENDINGS)} file, in no hidden folder"
@@ -227,7 +227,7 @@ def extended(root: Mapping, followed: tuple[Path, ...]) -> tuple[Path | None, li
     if len(followed) >= MOST_EXTENDED:
         message = f"more than {MOST_EXTENDED} files extend each other"
         return None, [Diagnostic("E0022", message, "extends", "put the shared keys into one file", span)]
-    if not os.path.isfile(target):  # unlike Path.is_file, it accepts any name
+    if not os.path.isfile(target):  # unlike Path.is_file, it does not raise at any name
         what = "is a folder" if os.path.isdir(target) else "does not exist"
         message = f"the extended file {display(target)} {what}"
         return None, [

@@ -28,7 +28,7 @@ _ANY_TOKEN = re.compile("|".join(_TOKENS.values()))
 
 WANDB_KEY = re.compile(r"(?:\w+-)?(?=[A-Za-z]*\d)[A-Za-z0-9]{40,}|wandb_v\d+_\w{20,}")
 """A key of Weights & Biases: 40 or more letters and digits, after a prefix for a private server. Other values
-elsewhere can look the same, so only the key's own place is searched for one."""
+can look the same, so only train.log.wandb_project is searched for one."""
 
 _WANDB_PROJECT = ("train", "log", "wandb_project")
 

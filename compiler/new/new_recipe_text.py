@@ -39,7 +39,7 @@ EXAMPLES = {
     "preference": '{"prompt": "...", "chosen": "...", "rejected": "..."}',
     "unpaired_preference": '{"prompt": "...", "completion": "...", "label": true}',
 }
-"""The name of a row in each format."""
+"""An example row of each format."""
 
 HOLDS = {
     "chat": "messages of role and content, rendered with the checkpoint's own chat template",

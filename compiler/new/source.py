@@ -1,4 +1,4 @@
-"""The data of a new recipe: the format and length of its first rows, found by their columns."""
+"""Examine the data of a new recipe: its format, by the columns of its first rows, and the rows' length."""
 
 from __future__ import annotations
 

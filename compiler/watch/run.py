@@ -233,7 +233,7 @@ class WatchedRun:
         return found if isinstance(found, dict) else {}
 
     def _newest(self) -> tuple[int, float | None] | None:
-        """Return the newest checkpoint and its age; folders are named by step, or as transformers does."""
+        """Return the newest checkpoint and its age; folders are named by step, or as in transformers."""
         matches = [re.fullmatch(r"(?:checkpoint-)?(\d{1,12})", name) for name in self.place.folders()]
         for step, folder in sorted(((int(match[1]), match[0]) for match in matches if match), reverse=True):
             # In a bucket, a step's folder has its final name before it is complete, and folders have no time.
