@@ -1,4 +1,4 @@
-"""Values by YAML 1.2's core schema: from text, and to text."""
+"""Convert values from and to text by YAML 1.2's core schema."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _WORDS: dict[str, Value] = {
 }
 _LONGEST_NUMBER = 300
 _SYNTAX = set("{}[],&*#?|<>=!%@`'\"\\\n\t")
-"""Characters for which `flow` puts a text into quotes, sometimes without need."""
+"""Characters for which `flow` quotes a text, sometimes without need."""
 
 
 def scalar(text: str) -> Value:
-    """The value of a text without quotes."""
+    """Return the value of a text without quotes."""
     if text in _WORDS:
         return _WORDS[text]
     if len(text) > _LONGEST_NUMBER:
@@ -39,7 +39,7 @@ def scalar(text: str) -> Value:
 
 
 def flow(value: Any) -> str:
-    """A value as YAML on one line."""
+    """Write a value as YAML on one line."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{flow(key)}: {flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -52,7 +52,7 @@ def flow(value: Any) -> str:
 
 
 def _stands_plain(text: str) -> bool:
-    """Whether a text needs no quotes."""
+    """Return whether a text needs no quotes."""
     return (
         scalar(text) == text
         and not _SYNTAX & set(text)

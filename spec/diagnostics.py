@@ -1,4 +1,4 @@
-"""Diagnostics, and how they are shown: as text in the style of rustc, and as JSON."""
+"""Diagnostics, and how they are displayed: as text in the style of rustc, and as JSON."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Span:
 
     Attributes:
         file: the file's name as shown; "--set" for a command line argument.
-        line, column: 1-based; of an argument, line is its number among the --set arguments.
+        line, column: 1-based; for an argument, line is its number among the --set arguments.
         text: the whole source line.
-        length: of the piece, in characters; 0 for a value that is left empty.
+        length: of the piece, in characters; 0 for an empty value.
     """
 
     file: str
@@ -36,18 +36,18 @@ class Span:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """What is said of one fault.
+    """The report of one problem.
 
     Attributes:
         code: one of spec.codes; its letter is the severity.
         message: one sentence without a full stop.
         path: the recipe path it is about, e.g. "data.train[0].path"; "" for the file as a whole.
         help: what to write instead; may have several lines.
-        span: where; None until `spec.load.locate` has found it, or when there is no place.
-        at_key: whether the path's key is at fault, which has to go or to be renamed, rather than its value.
+        span: position; None until `spec.load.locate` has found it, or if there is none.
+        at_key: whether the path's key is wrong and has to be removed or renamed, rather than its value.
 
     Raises:
-        ValueError: for a code that spec.codes does not list.
+        ValueError: for a code that is not in spec.codes.
     """
 
     code: str
@@ -68,12 +68,12 @@ class Diagnostic:
 
 
 def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:
-    """Whether any of them is an error."""
+    """Return whether any of them is an error."""
     return any(d.severity == "error" for d in diagnostics)
 
 
 def in_order(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """By file, place and code, without repetitions, else as given; those without a place come last."""
+    """Sort by file, position and code, without repetitions; those without a position come last."""
 
     def key(d: Diagnostic) -> tuple[Any, ...]:
         if d.span is None:
@@ -84,7 +84,7 @@ def in_order(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
 
 
 def render_text(diagnostics: Sequence[Diagnostic], color: bool = False) -> str:
-    """All of them as text, closed by a line that counts them; "" when there are none."""
+    """Write all of them as text, followed by a line that counts them; "" if there are none."""
     if not diagnostics:
         return ""
     blocks = [_block(d, color) for d in diagnostics]
@@ -92,14 +92,14 @@ def render_text(diagnostics: Sequence[Diagnostic], color: bool = False) -> str:
 
 
 def summary(diagnostics: Iterable[Diagnostic]) -> str:
-    """For example "2 errors, 1 warning"; "" when there are none."""
+    """Count them, for example "2 errors, 1 warning"; "" if there are none."""
     severities = [d.severity for d in diagnostics]
     counts = [(severities.count(name), name) for name in SEVERITIES.values()]
     return ", ".join(f"{n} {name}{'s' if n > 1 else ''}" for n, name in counts if n)
 
 
 def render_json(diagnostics: Sequence[Diagnostic]) -> list[dict[str, Any]]:
-    """As plain dicts; file, line and column are None where there is no place."""
+    """Convert to plain dicts; file, line and column are None if there is no position."""
     return [
         {
             "code": d.code,
@@ -116,7 +116,7 @@ def render_json(diagnostics: Sequence[Diagnostic]) -> list[dict[str, Any]]:
 
 
 def json_text(values: Any) -> str:
-    """Values as JSON to be printed: letters as they are, and escaped what could steer a terminal."""
+    """Write values as JSON for printing: escape only characters that could control a terminal."""
     text = json.dumps(values, indent=2, ensure_ascii=False)
     return "".join(
         c if c == "\n" or unicodedata.category(c) not in UNSHOWN else json.dumps(c)[1:-1] for c in text
@@ -151,7 +151,7 @@ def _block(d: Diagnostic, color: bool) -> str:
 
 
 def _excerpt(span: Span) -> tuple[str, str, int]:
-    """The source line as shown, the blanks that lead to the caret, and the caret's width in columns."""
+    """Return the source line as shown, the blanks before the caret, and the caret's width in columns."""
     at = min(span.column - 1, len(span.text))
     start = max(0, at - WINDOW // 2) if len(span.text) > WINDOW else 0
     shown = span.text[start : start + WINDOW]
@@ -169,9 +169,9 @@ def _columns(character: str) -> int:
 
 
 def printable(text: str) -> str:
-    """The text with control characters and lone surrogates replaced, so that it cannot steer a terminal."""
+    """Replace control characters and lone surrogates in a text, so that it cannot control a terminal."""
     return "".join("\ufffd" if c not in "\n\t" and unicodedata.category(c) in UNSHOWN else c for c in text)
 
 
 UNSHOWN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Categories of the characters that end lines, steer terminals or cannot be seen."""
+"""Categories of characters that end lines, control terminals or are invisible."""

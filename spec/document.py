@@ -1,8 +1,8 @@
-"""From YAML text to a tree with places.
+"""Read YAML text into a tree with positions.
 
-The grammar is ruamel.yaml's, of whose events the tree is made here; values are read by YAML 1.2's core
-schema. What makes a file mean another thing than it seems to say (anchors, merge keys, tags, duplicate
-keys) is refused.
+ruamel.yaml parses the text into events, from which this module builds the tree. It reads values by YAML 1.2's
+core schema. It refuses features that can give a file an unexpected meaning: anchors, merge keys, tags and
+duplicate keys.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from recipec.spec.yaml_errors import UNCLEAR, explain
 MAX_DEPTH = 32
 
 MOST_FAULTS = 100
-"""Faults of one file that are told; each keeps its line, which may be the whole file."""
+"""Most problems of one file that are reported; each keeps its line, which may be the whole file."""
 
 LINE_BREAK = re.compile(r"\r\n|[\n\r]")
-"""What ends a line in YAML 1.2; the other line breaks of Unicode are letters to it."""
+"""Line breaks of YAML 1.2, which treats Unicode's other line breaks as ordinary characters."""
 
 START = "start from `recipe new NAME --model ID --accelerator A`"
-"""The help for a file that holds no recipe."""
+"""The help for a file that does not hold a recipe."""
 
 _PLAIN_KEY = "write `key: value`, and put quotes around text in brackets or braces"
 
 
 class Refused(Exception):
-    """Nothing can be read after this diagnostic."""
+    """Reading stops at this diagnostic."""
 
     def __init__(self, diagnostic: Diagnostic) -> None:
         super().__init__(diagnostic.message)
@@ -54,21 +54,21 @@ class Refused(Exception):
 
 @dataclass
 class Document:
-    """What reading a text gave: a tree, or None when there is none, and diagnostics."""
+    """The result of reading a text: a tree, or None, and diagnostics."""
 
     root: Node | None
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
 
 def read(text: str, file: str, kind: str = "file", first_line: int = 1, shown: str | None = None) -> Document:
-    """Reads one YAML document.
+    """Read one YAML document.
 
     Args:
         text: the whole text.
         file: the name to show in diagnostics.
-        kind: the kind of place that the nodes get.
+        kind: the `kind` of the nodes' Provenance.
         first_line: the number of the text's first line.
-        shown: the source line to show, when the text is one line of which a part was blanked out.
+        shown: the source line to show, if the text is one line with a part blanked out.
     """
     lines = [shown] if shown is not None else LINE_BREAK.split(text)
     reader = _Reader(text, lines, file, kind, first_line)
@@ -79,7 +79,7 @@ def read(text: str, file: str, kind: str = "file", first_line: int = 1, shown: s
 
 
 def place(before: str) -> tuple[int, int]:
-    """Line and column, both 0-based, of what follows this text."""
+    """Return the line and column, both 0-based, of what follows this text."""
     lines = LINE_BREAK.split(before)
     return len(lines) - 1, len(lines[-1])
 
@@ -97,10 +97,10 @@ class _Reader:
         self.events: Iterator[Any] = iter(())
 
     def document(self) -> Node:
-        """The document's root node.
+        """Return the document's root node.
 
         Raises:
-            Refused: when there is none, or what is there cannot be read to its end.
+            Refused: when there is none, or the document cannot be read to its end.
         """
         root: Node | None = None
         try:
@@ -127,7 +127,7 @@ class _Reader:
         return root
 
     def node(self, event: Any, depth: int) -> Node:
-        """The node that starts with this event; its events are consumed."""
+        """Return the node that starts with this event, and consume its events."""
         span = self.span_of(event)
         place = Provenance(self.kind, span)
         if depth > MAX_DEPTH:
@@ -170,7 +170,7 @@ class _Reader:
         return Mapping(entries, self.up_to(place, start, event))
 
     def add(self, entries: dict[str, Entry], key: Node, value: Node) -> None:
-        """Adds a key and its value, unless the key is at fault."""
+        """Add a key and its value, unless the key is invalid."""
         span = key.place.span
         if not isinstance(key, Scalar):
             self.report("E0014", "a list or a mapping cannot be a key: keys are names", _PLAIN_KEY, span)
@@ -189,19 +189,19 @@ class _Reader:
             entries[key.value] = Entry(key.place, value)
 
     def span(self, line: int, column: int, length: int = 1) -> Span:
-        """A span from line and column, both 0-based."""
+        """Return a span for a line and column, both 0-based."""
         text = self.lines[line] if line < len(self.lines) else ""
         return Span(self.file, line + self.first_line, column + 1, text, length)
 
     def span_of(self, event: Any) -> Span:
-        """The event's part of its first line."""
+        """Return the event's part of its first line."""
         start, end = event.start_mark, event.end_mark
         span = self.span(start.line, start.column)
         stop = end.column if end.line == start.line else len(span.text.rstrip())
         return self.span(start.line, start.column, stop - start.column)
 
     def up_to(self, place: Provenance, start: Any, end: Any) -> Provenance:
-        """The place of a list in brackets or a mapping in braces, to the closing one or the line's end."""
+        """Return the position of a bracketed list or mapping, up to its closing bracket or the line's end."""
         if not start.flow_style:
             return place
         span, first, last = place.span, start.start_mark, end.end_mark
@@ -209,7 +209,7 @@ class _Reader:
         return Provenance(place.kind, self.span(first.line, first.column, stop - first.column))
 
     def span_of_mark(self, span: Span, sign: str) -> Span:
-        """The place of the anchor or tag that starts with `sign` and stands at or just before a value."""
+        """Return the position of the anchor or tag that starts with `sign`, at or just before a value."""
         start = span.column - 1
         ahead = span.text[start : start + 1] in ("&", "!")
         at = span.text.find(sign, start) if ahead else span.text.rfind(sign, 0, start)

@@ -1,4 +1,4 @@
-"""From a recipe's file to a Recipe: YAML, `extends`, `--set`, the schema, secrets. All errors at once."""
+"""Load a recipe's file into a Recipe: YAML, `extends`, `--set`, schema, secrets; report all errors."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from recipec.spec.validate import Validation
 
 MAX_BYTES = 256 << 10
-"""The largest file that is read, well above any recipe: reading it takes seconds."""
+"""Size of the largest file that is read. It is well above any recipe; reading that much takes seconds."""
 
 MOST_EXTENDED = 16
-"""Files that extend one another, one after the other."""
+"""Most files in a chain of `extends`."""
 
 ENDINGS = (".yaml", ".yml")
-"""Of files that can be extended: of another file a diagnostic would show lines that are none of a recipe."""
+"""Endings of files that can be extended. Of other files, diagnostics could show lines that are private."""
 
 
 @dataclass
 class Loaded:
-    """What a recipe's file gave.
+    """The result of loading a recipe's file.
 
     Attributes:
         path: the file.
-        recipe: None when there is any error.
-        diagnostics: in the order of their places.
+        recipe: None if there is any error.
+        diagnostics: in the order of their positions.
         sources: where each value comes from.
-        raw: the merged recipe as plain values; empty when the file could not be read.
-        tentative: when `recipe` is None: the recipe without its faults, as far as the rest can be checked
-            without them; never to be built.
-        doubtful: paths of which the tentative recipe knows nothing.
-        text: the file's content, where it was given and not read.
+        raw: the merged recipe as plain values; empty if the file could not be read.
+        tentative: if `recipe` is None: the recipe without its faulty values, as far as the rest can be
+            checked without them. Never build it.
+        doubtful: paths whose values in the tentative recipe are unreliable.
+        text: the file's content, if it was given and not read.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class Loaded:
     text: str | None = None
 
     def credible(self, found: Iterable[Diagnostic]) -> list[Diagnostic]:
-        """Of the diagnostics about `recipe or tentative`, those that do not rest on what is doubtful."""
+        """Return those diagnostics about `recipe or tentative` that do not depend on doubtful values."""
         if self.recipe is not None:
             return list(found)
         return [
@@ -62,7 +62,7 @@ class Loaded:
 
 
 def _related(a: str, b: str) -> bool:
-    """Whether one path is the other, or lies within it."""
+    """Return whether one path equals the other, or is inside it."""
     if len(a) > len(b):
         a, b = b, a
     return a == "" or a == b or (b.startswith(a) and b[len(a)] in ".[")
@@ -71,11 +71,11 @@ def _related(a: str, b: str) -> bool:
 def load(
     path: Path, sets: Sequence[str] = (), text: str | None = None, unsaved: dict[str, str] | None = None
 ) -> Loaded:
-    """Reads a recipe and everything it extends, and applies the `--set` arguments.
+    """Read a recipe and everything it extends, and apply the `--set` arguments.
 
     Args:
-        text: the file's content when it is not written yet; None reads the file.
-        unsaved: contents that hold in place of files that it extends, by absolute path.
+        text: the file's content if it is not saved yet; None to read the file.
+        unsaved: contents to use instead of the files that it extends, by absolute path.
     """
     path = Path(path)
     root, diagnostics = _read_chain(path, (), text, unsaved or {})
@@ -87,7 +87,7 @@ def load(
     sources = Sources(root, concealer)
     raw = plain(root)
     diagnostics += versions.newer(root)
-    if any(d.path == versions.KEY for d in diagnostics):  # what its other keys mean is not known here
+    if any(d.path == versions.KEY for d in diagnostics):  # the meaning of other keys is unknown here
         return Loaded(path, None, in_order(_concealed(diagnostics, concealer)), sources, raw)
     incomplete = _incomplete(diagnostics)
     verdict = _validated(raw, root, sources, diagnostics)
@@ -99,16 +99,16 @@ def load(
 
 
 def _incomplete(diagnostics: Iterable[Diagnostic]) -> bool:
-    """Whether reading left out a part of the tree; of a key given twice the first holds."""
+    """Return whether reading left out a part of the tree; of a duplicate key, the first one counts."""
     return any(d.code != "E0009" for d in diagnostics)
 
 
 def _validated(raw: dict[str, Any], root: Mapping, sources: Sources, earlier: list[Diagnostic]) -> Validation:
-    """The schema's verdict, with places.
+    """Validate against the schema, and add positions.
 
     Args:
-        earlier: what is known already: no value is blamed twice, and of an incomplete tree nothing is
-            said about what is missing.
+        earlier: earlier diagnostics. No value is reported twice, and missing keys of an incomplete tree are
+            not reported.
     """
     from recipec.spec.paths import join
     from recipec.spec.validate import validate
@@ -138,24 +138,24 @@ def _concealed(diagnostics: list[Diagnostic], concealer: secrets.Concealer) -> l
 
 
 def display(path: Path) -> str:
-    """The file's name as shown: relative to the working folder when below it."""
+    """Return the file's name for display: relative to the working folder if it is below it."""
     try:
         absolute = Path(os.path.abspath(path))
         return absolute.relative_to(Path.cwd()).as_posix()
     except ValueError:
         return absolute.as_posix()
-    except OSError:  # the working folder is gone
+    except OSError:  # the working folder no longer exists
         return Path(path).as_posix()
 
 
 def _read_chain(
     path: Path, chain: tuple[Path, ...], text: str | None, unsaved: dict[str, str]
 ) -> tuple[Mapping | None, list[Diagnostic]]:
-    """The tree of a file with what it extends merged in.
+    """Return the tree of a file, merged with the files it extends.
 
     Args:
         chain: the files that led here, the recipe first.
-        text: the file's content; None reads it.
+        text: the file's content; None to read it.
         unsaved: as in `load`.
     """
     if text is None and unsaved:
@@ -184,17 +184,17 @@ def _read_chain(
 def _base(
     root: Mapping, path: Path, chain: tuple[Path, ...], unsaved: dict[str, str]
 ) -> tuple[Mapping | None, list[Diagnostic]]:
-    """The tree of the file that this one extends, None when it extends none or that cannot be read."""
+    """Return the tree of the file that this one extends, or None if there is none or it cannot be read."""
     followed = (*chain, path)
     target, diagnostics = extended(root, followed)
     return (None, diagnostics) if target is None else _read_chain(target, followed, None, unsaved)
 
 
 def extended(root: Mapping, followed: tuple[Path, ...]) -> tuple[Path | None, list[Diagnostic]]:
-    """The file that one extends, None when it extends none, or none that can be.
+    """Return the file that one extends, or None if there is none or it cannot be extended.
 
     Args:
-        root: of the file.
+        root: tree of the file.
         followed: the files that led to it, the recipe first, and the file itself.
     """
     path = followed[-1]
@@ -213,7 +213,7 @@ def extended(root: Mapping, followed: tuple[Path, ...]) -> tuple[Path | None, li
         message = "`extends` takes one file, relative to this one's folder"
         return None, [Diagnostic("E0020", message, "extends", "extends: base.yaml", span)]
     target = Path(os.path.normpath(path.parent / name))
-    real = os.path.realpath(target)  # unlike Path.resolve, it takes links that go round in a circle
+    real = os.path.realpath(target)  # unlike Path.resolve, it does not raise at circular links
     if not _may_be_extended(name, real, path):
         message = (
             f"`{name}` is not a recipe: `extends` takes a {' or '.join(ENDINGS)} file, in no hidden folder"
@@ -227,7 +227,7 @@ def extended(root: Mapping, followed: tuple[Path, ...]) -> tuple[Path | None, li
     if len(followed) >= MOST_EXTENDED:
         message = f"more than {MOST_EXTENDED} files extend each other"
         return None, [Diagnostic("E0022", message, "extends", "put the shared keys into one file", span)]
-    if not os.path.isfile(target):  # unlike Path.is_file, whatever the name is
+    if not os.path.isfile(target):  # unlike Path.is_file, it does not raise at any name
         what = "is a folder" if os.path.isdir(target) else "does not exist"
         message = f"the extended file {display(target)} {what}"
         return None, [
@@ -237,9 +237,9 @@ def extended(root: Mapping, followed: tuple[Path, ...]) -> tuple[Path | None, li
 
 
 def _may_be_extended(name: str, real: str, path: Path) -> bool:
-    """Whether a file may be a recipe by its name, and by where it really lies.
+    """Return whether a file may be a recipe, by its name and its real location.
 
-    Hidden folders hold other tools' settings, and often their passwords.
+    Hidden folders hold other tools' settings, and often passwords.
     """
     own = {part for part in Path(os.path.realpath(path)).parts if part.startswith(".")}
     parts = [part for part in (*Path(name).parts, *Path(real).parts) if part not in ("..", ".")]
@@ -250,11 +250,11 @@ def _may_be_extended(name: str, real: str, path: Path) -> bool:
 def read_text(
     path: Path, noun: str = "a recipe", most: int = MAX_BYTES, named: str = "a recipe's YAML file"
 ) -> tuple[str, Diagnostic | None]:
-    """A file's text, or why there is none.
+    """Return a file's text, or a diagnostic on why it cannot be read.
 
     Args:
         noun, named: what the file should be, for messages.
-        most: bytes.
+        most: largest size in bytes.
     """
     name = display(path)
 

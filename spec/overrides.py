@@ -1,4 +1,4 @@
-"""`--set path=value` on the command line."""
+"""Apply `--set path=value` arguments of the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE = "--set"
 
 
 def apply(root: Mapping, arguments: Sequence[str]) -> list[Diagnostic]:
-    """Puts every argument's value into the tree, in their order; returns what was wrong with them."""
+    """Put every argument's value into the tree, in order; return the diagnostics about the arguments."""
     diagnostics: list[Diagnostic] = []
     for number, argument in enumerate(arguments, 1):
         try:
@@ -28,7 +28,7 @@ def apply(root: Mapping, arguments: Sequence[str]) -> list[Diagnostic]:
 
 
 def _parse(argument: str, number: int) -> tuple[list[tuple[Part, Provenance]], Node | None, list[Diagnostic]]:
-    """The path's parts with their places, the value, and the value's diagnostics."""
+    """Return the path's parts with their positions, the value, and the value's diagnostics."""
 
     def place(start: int, end: int) -> Provenance:
         return Provenance("set", Span(FILE, number, start + 1, argument, max(1, end - start)))
@@ -64,7 +64,7 @@ def _parse(argument: str, number: int) -> tuple[list[tuple[Part, Provenance]], N
 
 
 def _put(root: Mapping, keys: list[tuple[Part, Provenance]], value: Node) -> None:
-    """Puts the value at the path; sections on the way that are absent or null are made."""
+    """Put the value at the path; create sections on the way that are absent or null."""
     node: Node = root
     for depth, (part, place) in enumerate(keys):
         last = depth == len(keys) - 1
@@ -106,7 +106,7 @@ def _put(root: Mapping, keys: list[tuple[Part, Provenance]], value: Node) -> Non
 
 
 def _opened(node: Node | None, following: tuple[Part, Provenance], path: list[Part]) -> Node:
-    """The node to go on from: an empty section for none or null, a mapping for a data source's bare path."""
+    """Return the node to continue from: an empty section for none or null, a mapping for a source path."""
     part, place = following
     if node is None or (isinstance(node, Scalar) and node.value is None):
         return Items([], place) if isinstance(part, int) else Mapping({}, place)

@@ -16,7 +16,7 @@ _PART = re.compile(
 
 
 def join(parts: Sequence[Part]) -> str:
-    """The path's text; a key that is no plain name stands as ["key"]."""
+    """Return the path's text; a key that is not a plain name is written as ["key"]."""
     text = ""
     for part in parts:
         if isinstance(part, int):
@@ -29,7 +29,7 @@ def join(parts: Sequence[Part]) -> str:
 
 
 def prefix(text: str) -> tuple[list[tuple[Part, int, int]], int]:
-    """The path that a text starts with: its parts, each with the place of its text, and where it ends."""
+    """Parse the path that a text starts with: its parts with their start and end, and the path's end."""
     out: list[tuple[Part, int, int]] = []
     at = 0
     while (match := _PART.match(text, at)) and not (at == 0 and match["index"]):
@@ -42,10 +42,10 @@ def prefix(text: str) -> tuple[list[tuple[Part, int, int]], int]:
 
 
 def split(path: str) -> tuple[Part, ...]:
-    """The parts of a path; none for "".
+    """Return the parts of a path; none for "".
 
     Raises:
-        ValueError: when the text is no path.
+        ValueError: when the text is not a path.
     """
     parts, end = prefix(path)
     if end != len(path):

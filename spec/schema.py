@@ -1,9 +1,8 @@
-"""The language as a JSON Schema, for editors: docs/recipe.schema.json.
+"""Write the language as a JSON Schema, for editors: docs/recipe.schema.json.
 
     python -m recipec.spec.schema > docs/recipe.schema.json
 
-Rules that span several keys, and everything that depends on the model or the machine, are for
-`recipe check`.
+`recipe check` covers rules across several keys, and everything that depends on the model or the machine.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema, as a plain dict in a fixed order."""
+    """Return the schema, as a plain dict in a fixed order."""
     from recipec.spec.language import Recipe
 
     made = Recipe.model_json_schema()
@@ -47,13 +46,13 @@ def json_schema() -> dict[str, Any]:
 
 
 def _section(field: dict[str, Any], sections: dict[str, Any]) -> list[str]:
-    """The keys that a section cannot do without."""
+    """Return the required keys of a section."""
     name = field.get("$ref", "").rpartition("/")[2]
     return list(sections[name].get("required", [])) if name else []
 
 
 def _tidy(section: dict[str, Any]) -> None:
-    """Takes away the titles that pydantic makes of names."""
+    """Remove the titles that pydantic derives from names."""
     for part in (section, *section.get("anyOf", [])):
         part.pop("title", None)
         for field in part.get("properties", {}).values():
@@ -61,7 +60,7 @@ def _tidy(section: dict[str, Any]) -> None:
 
 
 def _describe_choices(field: dict[str, Any]) -> None:
-    """Puts what each word means beside the words, as editors read it."""
+    """Add the meaning of each choice, in the form that editors read."""
     meanings = field.pop("x-choices", None)
     if meanings is None:
         return
@@ -74,7 +73,7 @@ def _describe_choices(field: dict[str, Any]) -> None:
 
 
 def modeline(target: str) -> str:
-    """The first line of a recipe, by which editors find its schema.
+    """Return the first line of a recipe, by which editors find its schema.
 
     Args:
         target: the schema's path from the recipe's folder, with slashes, or its address.
@@ -83,7 +82,7 @@ def modeline(target: str) -> str:
 
 
 def text() -> str:
-    """The schema as the text of docs/recipe.schema.json."""
+    """Return the text of docs/recipe.schema.json."""
     return json.dumps(json_schema(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Secrets, and references to the environment: neither may stand in a recipe."""
+"""Find secrets and references to environment variables. Neither is allowed in a recipe."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _TOKENS: dict[str, str] = {
 _ANY_TOKEN = re.compile("|".join(_TOKENS.values()))
 
 WANDB_KEY = re.compile(r"(?:\w+-)?(?=[A-Za-z]*\d)[A-Za-z0-9]{40,}|wandb_v\d+_\w{20,}")
-"""A key of Weights & Biases: 40 letters and digits or more, behind a prefix for a server of one's own. As
-many letters and digits are other things elsewhere, so that only its own place is searched for one."""
+"""A key of Weights & Biases: 40 or more letters and digits, after a prefix for a private server. Other values
+can look the same, so only train.log.wandb_project is searched for one."""
 
 _WANDB_PROJECT = ("train", "log", "wandb_project")
 
@@ -46,14 +46,14 @@ _SECRET_WORDS = {
 _SECRET_PAIRS = {("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key")}
 _HARMLESS_ENDS = {"path", "file", "dir", "parallelism", "threshold", "adaptive", "ids"}
 _COUNTS = {"id", "index", "num", "budgets", "bucket"}
-"""What a token is counted or numbered by, in names such as eos_token_id."""
+"""Words that count or number tokens, in names such as eos_token_id."""
 
 _VARIABLES = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
-"""By flag, the environment variable that the server reads its secret from."""
+"""The environment variable from which the server reads a flag's secret."""
 
 
 def find(root: Mapping) -> Iterator[Diagnostic]:
-    """Every reference to the environment and every likely secret in the tree."""
+    """Yield every reference to the environment and every likely secret in the tree."""
     for where, key, node in walk(root):
         if _holds_secret(where) and not _is_switch(node) and key is not None:
             variable = _VARIABLES.get(str(where[-1]).replace("_", "-"), "it")
@@ -92,17 +92,17 @@ def find(root: Mapping) -> Iterator[Diagnostic]:
 
 
 def kind(text: str) -> str | None:
-    """What a text that holds a token looks like, "a Hugging Face token"; None for any other text."""
+    """Describe the token in a text, for example "a Hugging Face token"; None for text without one."""
     return next((what for what, pattern in _TOKENS.items() if re.search(pattern, text)), None)
 
 
 def _is_switch(node: Node) -> bool:
-    """Whether a value only switches something, such as --allow-credentials."""
+    """Return whether a value is only a switch, such as --allow-credentials."""
     return isinstance(node, Scalar) and isinstance(node.value, bool)
 
 
 def _within_secret(where: tuple[Part, ...]) -> bool:
-    """Whether a value, or a list or mapping that it is in, is named like a secret."""
+    """Return whether a value, or a list or mapping that contains it, has the name of a secret."""
     return any(_holds_secret(where[:end]) for end in range(3, len(where) + 1))
 
 
@@ -121,13 +121,13 @@ def _holds_secret(where: tuple[Part, ...]) -> bool:
 
 
 class Concealer:
-    """Replaces what looks like a secret by stars, in texts that are shown."""
+    """Replace likely secrets by asterisks in texts for display."""
 
     def __init__(self, root: Mapping | None) -> None:
         self.values: set[str] = set()
         for where, _, node in walk(root) if root is not None else ():
             if isinstance(node, Scalar) and not _is_switch(node) and _is_secret(where, node):
-                # As it is spelled in the file, and as it is read: with escapes, 007 and 7, true and True.
+                # Hide the value as spelled and as read; they can differ: escapes, 007 and 7, true and True.
                 span = node.place.span
                 spelled = span.text[span.column - 1 : span.column - 1 + span.length]
                 self.values |= {spelled.strip("\"'"), *str(node.value).splitlines()}
@@ -141,7 +141,7 @@ class Concealer:
 
 
 def _is_secret(where: tuple[Part, ...], node: Scalar) -> bool:
-    """Whether a value is a secret by its name, or lies in a list or a mapping that is."""
+    """Return whether a value is a secret by its name, or is in a list or mapping that is."""
     if node.value is None:
         return False
     if where == _WANDB_PROJECT:

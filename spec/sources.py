@@ -1,4 +1,4 @@
-"""Where each value of a recipe comes from."""
+"""Record where each value of a recipe comes from."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from recipec.spec.tree import Items, Mapping, Node, Provenance, Scalar
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value comes from.
+    """The origin of a value.
 
     Attributes:
-        kind: "default", "file" (the recipe itself), "extends" (a file it takes over) or "set".
+        kind: "default", "file" (the recipe itself), "extends" (a file that it extends) or "set".
         file, line, column: as in Span; None for a default.
         text: the source line, "" for a default.
     """
@@ -39,8 +39,8 @@ class Sources:
     """The recipe's tree with positions, after `extends` and `--set`.
 
     Args:
-        root: the tree, None when the file could not be read.
-        conceal: hides what looks like a secret in a text that is shown.
+        root: the tree, None if the file could not be read.
+        conceal: hides likely secrets in a text for display.
     """
 
     def __init__(self, root: Mapping | None, conceal: Callable[[str], str] = lambda text: text) -> None:
@@ -48,7 +48,7 @@ class Sources:
         self.conceal = conceal
 
     def _find(self, parts: tuple[Part, ...]) -> tuple[int, Node | None, Provenance | None]:
-        """The deepest node on the way: how many parts lead there, the node, and its key's place."""
+        """Return the deepest existing node on the path: parts to it, the node, its key's position."""
         node: Node | None = self.root
         key: Provenance | None = None
         for depth, part in enumerate(parts):
@@ -61,9 +61,9 @@ class Sources:
         return len(parts), node, key
 
     def span(self, path: str, key: bool = False) -> Span | None:
-        """The place of a value, or of its key; of its nearest present ancestor when it is not given.
+        """Return the position of a value or its key; of its nearest existing ancestor if it is not given.
 
-        A list or mapping that starts on another line than its key has its key's place.
+        A list or mapping that starts on another line than its key gets its key's position.
         """
         try:
             parts = paths.split(path)
@@ -82,7 +82,7 @@ class Sources:
         return key is not None and not isinstance(node, Scalar) and node.place.span.line != key.span.line
 
     def origin(self, path: str) -> Origin:
-        """Where the value at a path comes from: a default when no file and no --set gives it."""
+        """Return the origin of the value at a path: a default if no file and no --set gives it."""
         try:
             parts = paths.split(path)
         except ValueError:
@@ -97,5 +97,5 @@ class Sources:
 
 
 def locate(diagnostics: Iterable[Diagnostic], sources: Sources) -> list[Diagnostic]:
-    """The same diagnostics, with the places that their paths lead to."""
+    """Return the diagnostics with the positions of their paths."""
     return [d if d.span is not None else replace(d, span=sources.span(d.path, d.at_key)) for d in diagnostics]

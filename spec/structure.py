@@ -1,4 +1,4 @@
-"""The language as a tree: the section and the field at a path, a field's choices, where each key belongs."""
+"""Query the language as a tree: the section and field at a path, a field's choices, paths of each key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recipec.spec.paths import Part
 def sections(
     kind: type[Section], given: Any, where: tuple[Part, ...]
 ) -> Iterator[tuple[tuple[Part, ...], type[Section], Mapping[str, Any]]]:
-    """Every section of the language that the raw mapping gives, with its path."""
+    """Yield every section of the language that the raw mapping contains, with its path."""
     if not isinstance(given, dict):
         return
     yield where, kind, given
@@ -34,7 +34,7 @@ def sections(
 
 
 def section_of(annotation: Any) -> tuple[type[Section] | None, bool]:
-    """The Section that an annotation holds, and whether in a list."""
+    """Return the Section that an annotation holds, and whether it is in a list."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, False
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -49,7 +49,7 @@ def section_of(annotation: Any) -> tuple[type[Section] | None, bool]:
 
 
 def section_at(parts: tuple[Part, ...]) -> type[Section] | None:
-    """The language's section at a path, or None when the path leads to no section."""
+    """Return the language's section at a path, or None if the path does not lead to one."""
     kind: type[Section] | None = Recipe
     for part in parts:
         if isinstance(part, int):
@@ -60,7 +60,7 @@ def section_at(parts: tuple[Part, ...]) -> type[Section] | None:
 
 
 def field_at(parts: tuple[Part, ...]) -> FieldInfo | None:
-    """The language's field at a path, or None; the field of the list for one of its items."""
+    """Return the language's field at a path, or None; for an item of a list, the list's field."""
     names = [part for part in parts if isinstance(part, str)]
     if not names:
         return None
@@ -69,7 +69,7 @@ def field_at(parts: tuple[Part, ...]) -> FieldInfo | None:
 
 
 def choices_of(annotation: Any) -> tuple[list[str], bool]:
-    """The words of the Literal within an annotation, and whether null is one of the choices."""
+    """Return the words of the Literal within an annotation, and whether null is one of the choices."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return [str(word) for word in arguments], False
@@ -83,7 +83,7 @@ def choices_of(annotation: Any) -> tuple[list[str], bool]:
 
 @cache
 def paths_of_keys() -> dict[str, list[str]]:
-    """The paths at which the language has each key."""
+    """Return the paths at which the language has each key."""
     out: dict[str, list[str]] = {}
     for path in _all_paths():
         out.setdefault(path.rpartition(".")[2], []).append(path)

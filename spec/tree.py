@@ -1,4 +1,4 @@
-"""A recipe as a tree whose every key and value knows its place."""
+"""A recipe as a tree in which every key and value has a position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recipec.spec.paths import Part
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a node comes from: kind is "file", "extends" or "set"."""
+    """The position of a node; kind is "file", "extends" or "set"."""
 
     kind: str
     span: Span
@@ -24,8 +24,8 @@ class Scalar:
     """A single value.
 
     Attributes:
-        plain: whether it stands without quotes.
-        unread: whether it stands for a value that was refused.
+        plain: whether it is written without quotes.
+        unread: whether it replaces a value that was refused.
     """
 
     value: Value
@@ -44,7 +44,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Entry:
-    """A key's place, and its value."""
+    """The position of a key, and its value."""
 
     key: Provenance
     node: Node
@@ -52,7 +52,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Mapping:
-    """Keys and values, in their order."""
+    """Keys and values, in order."""
 
     entries: dict[str, Entry]
     place: Provenance
@@ -62,7 +62,7 @@ Node = Scalar | Items | Mapping
 
 
 def plain(node: Node) -> Any:
-    """The tree as dicts, lists and values."""
+    """Convert the tree to dicts, lists and values."""
     if isinstance(node, Mapping):
         return {key: plain(entry.node) for key, entry in node.entries.items()}
     if isinstance(node, Items):
@@ -73,7 +73,7 @@ def plain(node: Node) -> Any:
 def walk(
     node: Node, path: tuple[Part, ...] = (), key: Provenance | None = None
 ) -> Iterator[tuple[tuple[Part, ...], Provenance | None, Node]]:
-    """Every node with its path, and its key's place when it stands under a key."""
+    """Yield every node with its path, and the position of its key if it has one."""
     yield path, key, node
     if isinstance(node, Mapping):
         for name, entry in node.entries.items():
@@ -84,7 +84,7 @@ def walk(
 
 
 def merge(base: Node, over: Node) -> Node:
-    """Mappings are merged key by key, where `over` wins; anything else is replaced."""
+    """Merge two trees. Mappings are merged key by key, and `over` wins; other nodes are replaced."""
     if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
         return over
     entries = dict(base.entries)

@@ -1,4 +1,4 @@
-"""From a plain mapping to a Recipe, or to diagnostics in our own words."""
+"""Validate a plain mapping: return a Recipe, or diagnostics in our own words."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from recipec.spec.structure import choices_of, field_at, paths_of_keys, section_
 
 @dataclass(frozen=True)
 class Validation:
-    """What the schema says of a mapping.
+    """The result of validating a mapping.
 
     Attributes:
-        recipe: None when there are diagnostics.
-        diagnostics: without places.
-        tentative: when there are diagnostics: the recipe without what is at fault, as far as the rest
-            can be understood without it; else None.
-        doubtful: the paths whose values the tentative recipe made up.
+        recipe: None if there are diagnostics.
+        diagnostics: without positions.
+        tentative: if there are diagnostics: the recipe without the faulty values, as far as the rest can be
+            understood without them; else None.
+        doubtful: the paths whose values in the tentative recipe are assumed.
     """
 
     recipe: Recipe | None
@@ -39,7 +39,7 @@ class Validation:
 
 
 def validate(raw: dict[str, Any]) -> Validation:
-    """Builds the Recipe, or says everything that is wrong with the mapping."""
+    """Build the Recipe, or report everything that is wrong with the mapping."""
     recipe, diagnostics = _attempt(raw)
     if not diagnostics:
         return Validation(recipe, [])
@@ -49,7 +49,7 @@ def validate(raw: dict[str, Any]) -> Validation:
 
 
 def _attempt(raw: dict[str, Any]) -> tuple[Recipe | None, list[Diagnostic]]:
-    """The recipe, and the diagnostics."""
+    """Return the recipe, and the diagnostics."""
     recipe = None
     diagnostics: list[Diagnostic] = []
     try:
@@ -71,10 +71,10 @@ def _attempt(raw: dict[str, Any]) -> tuple[Recipe | None, list[Diagnostic]]:
 def _without_faults(
     raw: dict[str, Any], diagnostics: list[Diagnostic]
 ) -> tuple[dict[str, Any] | None, set[str]]:
-    """A copy without the faulty keys, so that their defaults hold, and the paths of those.
+    """Return a copy without the faulty keys, so that defaults apply, and the paths of those keys.
 
-    A misspelled key is read as the one it is near to. None when the fault leaves the model or the
-    machine open.
+    A misspelled key is read as the key it resembles. The copy is None if a fault leaves the model or the
+    machine unknown.
     """
     rest = copy.deepcopy(raw)
     doubtful: set[str] = set()
@@ -104,7 +104,7 @@ def _without_faults(
 
 
 def _diagnostic(error: dict[str, Any]) -> Diagnostic:
-    """One of pydantic's errors as a diagnostic of ours."""
+    """Convert one of pydantic's errors to a diagnostic."""
     where: tuple[Part, ...] = tuple(error["loc"])
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     path = paths.join(where)
@@ -150,12 +150,12 @@ def _diagnostic(error: dict[str, Any]) -> Diagnostic:
 
 
 def _named(where: tuple[Part, ...]) -> str:
-    """A path without indices, as spec.words has it: "data.train.type"."""
+    """Return a path without indices, as in spec.words: "data.train.type"."""
     return ".".join(part for part in where if isinstance(part, str))
 
 
 _NULL_WORDS = {"none", "nil", "false", "no", "off", ""}
-"""What other languages write for null."""
+"""Words that other languages use for null."""
 
 
 def _null(where: tuple[Part, ...]) -> str:
@@ -187,7 +187,7 @@ _WANTED = {
 
 
 def sort(value: Any) -> str:
-    """What kind of value this is, in words."""
+    """Return the kind of a value, in words."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -200,7 +200,7 @@ def sort(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it would stand in a recipe, in backticks, cut when long."""
+    """Write a value as in a recipe, in backticks, shortened if it is long."""
     text = value if isinstance(value, str) and value else flow(value)
     text = " ".join(text.split()) or text
     return f"`{text if len(text) <= 60 else text[:57] + '...'}`"
@@ -219,7 +219,7 @@ def _default(info: FieldInfo | None) -> Any:
 
 
 def _example(where: tuple[Part, ...], info: FieldInfo | None) -> str:
-    """A line to paste: the default, or the field's example; of an item of a list or mapping the whole's."""
+    """Return a line to paste: the field's default or example; for an item of a list or mapping, the whole."""
     while info is None or isinstance(where[-1], int):
         where = where[:-1]
         info = field_at(where)
@@ -260,7 +260,7 @@ def _type_help(kind: str, where: tuple[Part, ...], value: Any, info: FieldInfo |
 
 
 def _number_in(text: str) -> Any:
-    """The value that a text would have with the separators of other languages taken out."""
+    """Return the value of a text after removing the digit separators of other languages."""
     text = text.strip()
     if re.fullmatch(r"[-+]?\d{1,3}([,_]\d{3})+", text) or re.fullmatch(r"[-+\d_]+", text):
         text = text.replace(",", "").replace("_", "")
@@ -287,7 +287,7 @@ def _choice(where: tuple[Part, ...], path: str, value: Any, info: FieldInfo | No
 
 
 def _unknown(where: tuple[Part, ...], value: Any) -> tuple[str, str]:
-    """Message and help for an unknown key with its value."""
+    """Return message and help for an unknown key with its value."""
     name, above = str(where[-1]), where[:-1]
     section = section_at(above)
     message = f"unknown key {shown(name)}{f' in `{paths.join(above)}`' if above else ''}"
@@ -311,9 +311,10 @@ def _owner(path: str) -> str:
 
 
 def _nested(path: str, value: Any) -> str:
-    """The lines of a key and of the sections that it lies in, as one: "train: {optimizer: {eps: 1.0e-6}}".
+    """Write a key and the sections that contain it on one line: "train: {optimizer: {eps: 1.0e-6}}".
 
-    A value that cannot stand there is written as one that can, or else the key's example is shown.
+    A value that is invalid there is converted to a valid one if possible; otherwise the key's example is
+    shown.
     """
     where = tuple(path.split("."))
     fitting = (one for one in _wrapped(path, value) if _fits(where, one))
@@ -340,11 +341,11 @@ _BARE = {
     "merge": "output",
     "serve": "accelerator",
 }
-"""The key of a section that a single value in its place is surely meant for."""
+"""The key of a section that a single value in the section's place is meant for."""
 
 
 def _wrapped(path: str, value: Any) -> Iterator[Any]:
-    """A value, and what it may have been meant for at a path: a whole number, a list, a section's one key."""
+    """Yield a value, and what it may have been meant as: an integer, a list, a section's one key."""
     yield value
     if isinstance(value, float) and value.is_integer():
         yield int(value)
@@ -359,7 +360,7 @@ def _wrapped(path: str, value: Any) -> Iterator[Any]:
 
 
 def _fits(where: tuple[Part, ...], value: Any) -> bool:
-    """Whether a value can stand at a path, whatever stands beside it."""
+    """Return whether a value is valid at a path, regardless of its neighbors."""
     given = value
     for name in reversed(where):
         given = [given] if isinstance(name, int) else {name: given}
@@ -371,13 +372,13 @@ def _fits(where: tuple[Part, ...], value: Any) -> bool:
 
 
 def default_axes(accelerator: Any) -> dict[str, int] | None:
-    """All devices of a machine along fsdp, by its name; v4-N and v5p-N count two to a device."""
+    """Put all devices of a machine along fsdp, by its name; N of v4-N and v5p-N counts two per device."""
     match = re.fullmatch(r"([a-z0-9]+)-([1-9]\d{0,4})", str(accelerator).lower())
     return {"fsdp": max(1, int(match[2]) // (2 if match[1] in ("v4", "v5p") else 1))} if match else None
 
 
 def _meant(name: str, place: tuple[Part, ...]) -> str | None:
-    """The key of the section at a place that a misspelled or another tool's one surely means."""
+    """Return the key of a section that a misspelled key, or a key of another tool, most likely means."""
     section = section_at(place)
     known = list(section.model_fields) if section else []
     lowered = name.lower().replace("-", "_")

@@ -1,4 +1,4 @@
-"""The version of the language: which one is read, and what is said of a file of a later one."""
+"""The version of the language that this compiler reads, and the diagnostic for files of a later version."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.tree import Mapping, Scalar
 
 VERSION = 1
-"""The version of the language that this compiler reads, and the first there is."""
+"""The version of the language that this compiler reads. It is the first version."""
 
 KEY = "recipe"
-"""The key that says a file's version, in every version of the language."""
+"""The key that holds a file's version, in every version of the language."""
 
 UPDATE = (
     "update recipec: `git pull` and `make .venv` in its clone, or `pipx install --force` of a newer wheel"
 )
-"""The help for a file that only a later compiler reads."""
+"""The help for a file that only a later compiler can read."""
 
 
 def newer(root: Mapping) -> list[Diagnostic]:
-    """What is said of a file of a later version than the one that is read; nothing of any other."""
+    """Return the diagnostic for a file of a later version; nothing for other files."""
     entry = root.entries.get(KEY)
     version = entry.node.value if entry is not None and isinstance(entry.node, Scalar) else None
     if entry is None or not isinstance(version, int) or version <= VERSION:

@@ -1,4 +1,4 @@
-"""ruamel.yaml's syntax errors in plain words, at the place where the fault most likely lies."""
+"""Explain ruamel.yaml's syntax errors in plain words, at the most likely position of the mistake."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ruamel.yaml.error import MarkedYAMLError
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is wrong, and where: line and column are 0-based."""
+    """A message, and its position: line and column are 0-based."""
 
     code: str
     message: str
@@ -71,10 +71,10 @@ _PROBLEMS: list[tuple[str, str, str]] = [
     ),
     ("a tag", "the tag cannot be read", "remove the tag, or put quotes around the value"),
 ]
-"""Part of ruamel's problem and context, the message, and its help."""
+"""A part of ruamel's problem and context, the message, and its help."""
 
 UNCLEAR = "put quotes around the value, or check for a missing quote, bracket or colon just before it"
-"""The help for a fault of which the reader says no more."""
+"""The help for an error that ruamel does not explain further."""
 
 _AT_START = (
     "found unexpected end of stream",
@@ -82,14 +82,14 @@ _AT_START = (
     "expected ',' or '}'",
     "could not find expected",
 )
-"""Problems that are shown where the construct starts, not where reading gave up."""
+"""Problems that are shown where the construct starts, not where reading stopped."""
 
 
 def explain(error: MarkedYAMLError, lines: Sequence[str]) -> Explanation:
-    """The error in words.
+    """Explain the error in words.
 
     Args:
-        lines: of the text.
+        lines: lines of the text.
     """
     problem = " ".join(f"{error.problem or ''} {error.context or ''}".split())
     at_start = any(sign in problem for sign in _AT_START)
@@ -98,7 +98,7 @@ def explain(error: MarkedYAMLError, lines: Sequence[str]) -> Explanation:
     closing = re.search(r"expected ',' or '([\]}])'", problem)
     if closing and error.problem_mark is not None and _within_json(lines, error.problem_mark.line):
         line, column = error.problem_mark.line, error.problem_mark.column
-        # A number goes on over the next key: reading gave up at that key's colon.
+        # A number continues over the next key: reading stopped at that key's colon.
         key = re.search(r'"[^"]*"\s*$', lines[line][:column]) if lines[line][column:][:1] == ":" else None
         message = f"not valid YAML: `,` or `{closing[1]}` is missing before this"
         help = f"add `,` or `{closing[1]}`, or `:` after a key"
@@ -112,7 +112,7 @@ def explain(error: MarkedYAMLError, lines: Sequence[str]) -> Explanation:
         line = max((i for i, text in enumerate(lines[: line + 1]) if text.strip()), default=0)
         column = len(lines[line].rstrip())
     if "mapping values are not allowed" in problem and ": " not in lines[line][:column]:
-        # A plain value goes on over several lines: the line before took this key for its rest.
+        # A plain value continues over several lines: the line before took this key as its continuation.
         before = max((i for i, text in enumerate(lines[:line]) if text.strip()), default=None)
         if before is not None and ": " not in lines[before]:
             indent = len(_indentation(lines, before))
@@ -124,9 +124,11 @@ def explain(error: MarkedYAMLError, lines: Sequence[str]) -> Explanation:
 
 
 def _within_json(lines: Sequence[str], line: int) -> bool:
-    """Whether the whole text is one mapping or list in brackets, as JSON is, and goes on at a line.
+    """Return whether the whole text is one mapping or list in brackets, like JSON, and is still open at a
+    line.
 
-    Reading then gave up at the fault; elsewhere it goes on over lines that are no part of what is open.
+    Reading then stopped at the mistake itself. In other texts it continues past the mistake, over lines that
+    do not belong to the open bracket.
     """
     first = next((text.lstrip("\ufeff") for text in lines if text.strip() and text[:1] != "#"), "")
     return first.startswith(("{", "[")) and any(text.strip() for text in lines[line:])

@@ -1,1 +1,1 @@
-"""Models of the Hugging Face hub brought beside recipes, without their weights."""
+"""Models from the Hugging Face hub, stored next to recipes without their weights."""

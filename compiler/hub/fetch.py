@@ -1,8 +1,8 @@
-"""Asks the Hugging Face hub for what a compile needs of a model: its small files, and a list of all tensors.
+"""Fetch from the Hugging Face hub what a compile needs of a model: small files, and a list of all tensors.
 
-The weights stay where they are: of each safetensors file its header alone is read, by a range.
-huggingface_hub does the asking, so that HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, proxies and the hub's own
-cache are heeded.
+Weights are not downloaded: of each safetensors file, a range request reads only the header. All requests go
+through huggingface_hub, which respects HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, proxies and the hub's own
+cache.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ SMALL = (
     *(CONFIG, GENERATION, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "chat_template.jinja", "additional_chat_templates/*.jinja"),
 )
-"""What is brought of a repository: what compiling, previewing and rehearsing read."""
+"""Files that are fetched from a repository, for compiling, previewing and rehearsing."""
 WITHOUT_FAST = ("tokenizer.model", "vocab.json", "merges.txt")
-"""What is brought where there is no tokenizer.json, of which the fast tokenizer is made."""
+"""Files fetched if there is no tokenizer.json; the fast tokenizer is built from them."""
 
 AT_A_TIME = 8
-"""Headers that are asked for at once."""
+"""Number of headers requested in parallel."""
 TRIES = 3
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """What the hub has of a model.
+    """A model's files from the hub.
 
     Attributes:
-        revision: that was asked for, None for the main branch.
-        name: the hub's own id of the model, another than `id` where it was renamed.
-        files: contents by name, TENSORS among them.
-        tensors: of the whole checkpoint.
+        revision: the requested revision, None for the main branch.
+        name: the hub's own id of the model; differs from `id` if it was renamed.
+        files: contents by name, including TENSORS.
+        tensors: all tensors of the checkpoint.
     """
 
     id: str
@@ -72,15 +72,15 @@ class Fetched:
 
 
 def fetch(model_id: str, revision: str | None = None) -> Fetched:
-    """Brings a model's small files and the list of its tensors into memory.
+    """Fetch a model's small files and the list of its tensors into memory.
 
     Args:
         revision: a branch, tag or commit; None for the main branch.
 
     Raises:
-        HubNotReached: there is no way to the hub.
-        ArtifactError: the hub has no such model, or keeps it; the checkpoint cannot be trained; what came is
-            not what was announced.
+        HubNotReached: when the hub cannot be reached.
+        ArtifactError: when the hub has no such model or restricts access to it, the checkpoint cannot be
+            trained, or the received data differs from what the hub announced.
     """
     if missing_packages(["huggingface_hub"]):
         raise HubNotReached(model_id, "huggingface_hub, which asks the hub, is not installed", install("hub"))
@@ -117,7 +117,7 @@ class _Repository:
         return Fetched(self._id, self._revision, self._commit, self._name, files, tensors)
 
     def _config(self) -> bytes:
-        """config.json, of a model that can be trained."""
+        """Return config.json, after checking that the model can be trained."""
         if CONFIG not in self._sizes:
             other = next(
                 (why for name, why in INSTEAD.items() if any(_is(file, name) for file in self._sizes)), None
@@ -140,7 +140,7 @@ class _Repository:
         return content
 
     def _file(self, name: str) -> bytes:
-        """A small file, by way of the hub's cache."""
+        """Return a small file, through the hub's cache."""
         size = self._sizes[name]
         if size is not None and size > MAX_FILE:
             self._wrong(f"{name} has {size:,} bytes, more than the {MAX_FILE:,} of any such file")
@@ -153,7 +153,7 @@ class _Repository:
         return content
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the checkpoint."""
+        """Return every tensor of the checkpoint."""
         if SINGLE in self._sizes:
             self._demand_ranges(SINGLE)
             return self._header(SINGLE)
@@ -179,7 +179,7 @@ class _Repository:
         return found
 
     def _demand_ranges(self, shard: str) -> None:
-        """Refuses a hub or a proxy that sends whole files where a part is asked for: they are of many GB."""
+        """Refuse a hub or proxy that ignores range requests: whole files have many GB."""
         from huggingface_hub import get_session, hf_hub_url
         from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT as patience
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
@@ -207,7 +207,7 @@ class _Repository:
         return found
 
     def _header(self, shard: str) -> dict[str, Tensor]:
-        """The tensors of a safetensors file, from its header alone."""
+        """Return the tensors of a safetensors file, from its header alone."""
         log.info("the header of %s", shard)
         with refused(self._id, self._revision):
             fields = self._parsed(shard)
@@ -225,7 +225,7 @@ class _Repository:
         return tensors
 
     def _parsed(self, shard: str) -> dict[str, Any]:
-        """A header's fields; asked for again where the connection breaks."""
+        """Return a header's fields; retry if the connection breaks."""
         import httpx
         from huggingface_hub.errors import SafetensorsParsingError
 
@@ -254,7 +254,7 @@ INSTEAD = {
     "*.gguf": "GGUF is a format of inference: name the model that it was made from",
     "model_index.json": "it is a pipeline that makes images, and no language model",
 }
-"""What a repository without a config.json is, by a file that it has."""
+"""Descriptions of repositories without a config.json, by a file that they contain."""
 
 
 def _is(file: str, pattern: str) -> bool:
@@ -262,7 +262,7 @@ def _is(file: str, pattern: str) -> bool:
 
 
 def _listed(tensors: Mapping[str, Tensor]) -> bytes:
-    """TENSORS: a line for each tensor, so that another commit's are a diff that can be read."""
+    """Return the text of TENSORS: one line per tensor, so that a diff between commits is readable."""
     files: dict[str, list[str]] = {}
     for name, tensor in tensors.items():
         line = f"{json.dumps(name)}: {json.dumps([tensor.dtype, list(tensor.shape)])}"

@@ -1,4 +1,4 @@
-"""Writes a fetched model beside recipes: all of its files or none, wherever a kill falls."""
+"""Write a fetched model next to recipes. The write is atomic: a kill leaves all of its files or none."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from recipec.compiler.lowering import added
 
 
 def write(fetched: Fetched, models: Path) -> Path:
-    """Writes a model's folder into `models`, and returns it; the files of an earlier commit are replaced.
+    """Write a model's folder into `models`, replacing the files of an earlier commit, and return it.
 
     Raises:
-        ArtifactError: a folder is in the way that no command wrote, or it cannot be written.
+        ArtifactError: when a folder of this name was not written by recipec, or writing fails.
     """
     name = added.folder_name(fetched.id)
     target = models / name
@@ -31,14 +31,14 @@ def write(fetched: Fetched, models: Path) -> Path:
             for file in before - fetched.files.keys():
                 if (target / file).is_file():
                     change.remove(f"{name}/{file}")
-            change.write(f"{name}/{added.LOCK}", _lock(fetched))  # the last: with it the folder is a model's
+            change.write(f"{name}/{added.LOCK}", _lock(fetched))  # last: it marks the folder complete
     except OSError as error:
         raise cannot_be_written(target, error) from error
     return target
 
 
 def _files_of(target: Path, model_id: str) -> set[str]:
-    """The files that an earlier command wrote."""
+    """Return the files that an earlier command wrote."""
     found = None
     with suppress(added.NotWhole):
         found = added.read(target, model_id, str(target))

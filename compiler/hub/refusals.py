@@ -1,4 +1,4 @@
-"""Why the hub gave nothing, in words that a user can act on."""
+"""Explain errors of the hub in words that a user can act on."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from recipec.compiler.errors import ArtifactError
 
 ELSEWHERE = "or run `recipe models add` where the hub is reached, and copy the folder that it writes"
-"""The way out without a hub."""
+"""The alternative if the hub cannot be reached."""
 
 
 class HubNotReached(ArtifactError):
-    """There is no way to the hub: no network, an address without a hub, HF_HUB_OFFLINE, no huggingface_hub.
+    """The hub cannot be reached: no network, a wrong address, HF_HUB_OFFLINE, or no huggingface_hub.
 
     Attributes:
-        reason: a clause.
+        reason: why, as a clause.
     """
 
     def __init__(
@@ -30,21 +30,21 @@ class HubNotReached(ArtifactError):
 
 @contextmanager
 def refused(model_id: str, revision: str | None) -> Iterator[None]:
-    """Within it, whatever huggingface_hub raises becomes an ArtifactError.
+    """Turn any exception of huggingface_hub in the block into an ArtifactError.
 
     Raises:
-        HubNotReached, ArtifactError: instead of its own errors.
+        HubNotReached, ArtifactError: in place of the original error.
     """
     try:
         yield
     except (ArtifactError, MemoryError):
         raise
-    except Exception as error:  # the hub's own, the connection's, the cache's disk's
+    except Exception as error:  # from the hub, the connection, or the disk of the cache
         raise refusal(model_id, revision, error) from error
 
 
 def refusal(model_id: str, revision: str | None, error: Exception) -> ArtifactError:
-    """What to say of an error of huggingface_hub's."""
+    """Return the ArtifactError for an error of huggingface_hub."""
     import httpx
     from huggingface_hub import constants, errors
 
@@ -92,6 +92,6 @@ def refusal(model_id: str, revision: str | None, error: Exception) -> ArtifactEr
 
 
 def _first(error: BaseException | None) -> str:
-    """The first line of what an error says, or its kind."""
+    """Return the first line of an error's message, or its type."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

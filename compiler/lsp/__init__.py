@@ -1,4 +1,4 @@
 """`recipe lsp`: recipec's own diagnostics, repairs and explanations in editors.
 
-Completion, and what the language says of a key, are yaml-language-server's, from the JSON Schema.
+yaml-language-server provides completion and the descriptions of keys, from the JSON Schema.
 """

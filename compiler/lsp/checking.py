@@ -1,4 +1,4 @@
-"""What is said of a recipe whose text an editor holds: diagnostics, repairs, explanations, the base."""
+"""Answers about a recipe that an editor holds: diagnostics, repairs, explanations, the base."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from recipec.spec.tree import Node, Provenance, Scalar, plain, walk
 _MEANT = re.compile(r"did you mean `([^`]+)`\?")
 _PASTED = re.compile(r"(?:without quotes: |put quotes around it: )?`([^`\n]+)`")
 _LINE = re.compile(r"\w+: (?:[^\s,;:{}\[\]]+|\{[^{}]*\}|\[[^\[\]]*\])")
-"""A help that is one line of a recipe and nothing else."""
+"""Matches a help that consists of one line of a recipe."""
 
 
 def ready() -> None:
-    """Nothing: once it is asked, what checks is imported."""
+    """Do nothing; a call only makes the process import this module."""
 
 
 def check(document: EditorDocument) -> Checked:
-    """The diagnostics of `recipe check`, of the text that the editor holds."""
+    """Return the diagnostics of `recipe check` for the text that the editor holds."""
     global _last
-    _last = None  # the files beside the recipe may have changed
+    _last = None  # the files next to the recipe may have changed
     too_large = _too_large(document)
     if too_large is not None:
         return Checked([(too_large, None)])
@@ -44,7 +44,7 @@ def check(document: EditorDocument) -> Checked:
 
 
 def explain(document: EditorDocument, at: Position) -> tuple[str, Span] | None:
-    """What `recipe explain` says of the key or value at a place; None where the recipe has errors."""
+    """Return what `recipe explain` says of the key or value at a position; None if the recipe has errors."""
     found = _found(document, at)
     if found is None:
         return None
@@ -58,7 +58,7 @@ def explain(document: EditorDocument, at: Position) -> tuple[str, Span] | None:
 
 
 def base(document: EditorDocument, at: Position) -> Span | None:
-    """Where the base gives the value at a place; the base's beginning at `extends`."""
+    """Return where the base sets the value at a position; for `extends`, the start of the base."""
     found = _found(document, at)
     root = _read(document)[0].sources.root if found else None
     if found is None or root is None:
@@ -77,7 +77,7 @@ _last: tuple[EditorDocument, Loaded, Lowered] | None = None
 
 
 def _read(document: EditorDocument) -> tuple[Loaded, Lowered]:
-    """The recipe, loaded and lowered; the last one is kept for what is asked about it next."""
+    """Load and lower the recipe. The last result is kept for further questions about it."""
     global _last
     if _last is None or _last[0] != document:
         loaded = load(Path(document.path), text=document.text, unsaved=document.unsaved)
@@ -86,14 +86,14 @@ def _read(document: EditorDocument) -> tuple[Loaded, Lowered]:
 
 
 def _walked(loaded: Loaded) -> Iterator[tuple[tuple[Part, ...], Provenance, Node]]:
-    """Every node of a recipe and its bases: its path, its key's place or else its own, and itself."""
+    """Yield every node of a recipe and its bases: path, position of its key (or its own), and the node."""
     if loaded.sources.root is not None:
         for path, key, node in walk(loaded.sources.root):
             yield path, key or node.place, node
 
 
 def _found(document: EditorDocument, at: Position) -> tuple[tuple[Part, ...], Span] | None:
-    """The path of the key or value at a place of the document's own text, the innermost, and its extent."""
+    """Return the path and extent of the innermost key or value at a position of the document's own text."""
     found = None
     if _too_large(document) is None:
         for path, place, node in _Text(document, _read(document)[0]).own:
@@ -114,7 +114,7 @@ def _too_large(document: EditorDocument) -> Diagnostic | None:
 
 
 class _Text:
-    """A recipe's own text: its lines, its keys and values, and how a line of it is mended."""
+    """A recipe's own text: its lines, its keys and values, and how to repair it."""
 
     def __init__(self, document: EditorDocument, loaded: Loaded) -> None:
         self.name = display(loaded.path)
@@ -122,7 +122,7 @@ class _Text:
         self.own = [found for found in _walked(loaded) if found[1].span.file == self.name]
 
     def fix(self, diagnostic: Diagnostic) -> Fix | None:
-        """What the help says to write, as an edit."""
+        """Return the edit that a diagnostic's help suggests."""
         span, help = diagnostic.span, diagnostic.help or ""
         try:
             path = split(diagnostic.path)
@@ -153,14 +153,14 @@ class _Text:
         return None
 
     def _stands(self, node: Node) -> bool:
-        """Whether a value stands as a whole in one line."""
+        """Return whether the whole value is on one line."""
         span = node.place.span
         part = self.lines[span.line - 1][span.column - 1 : span.column - 1 + span.length]
         again = read(part, "").root
         return again is not None and bool(plain(again) == plain(node))
 
     def _added(self, path: tuple[Part, ...], line: str) -> Fix | None:
-        """A key that is missing, put below the section's first one where that has one line, else above it."""
+        """Add a missing key below the section's first key if that takes one line, else above it."""
         section = next((node.place.span for where, _, node in self.own if where == path[:-1]), None)
         keys = [place.span for where, place, _ in self.own if where and where[:-1] == path[:-1]]
         if section is None or not keys:

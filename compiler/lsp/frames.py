@@ -1,4 +1,4 @@
-"""The messages on the server's stdin, of which pygls sees only those whose length is known."""
+"""The messages on the server's stdin. pygls receives only messages of known length."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import BinaryIO
 from recipec.compiler.terminal import say
 
 LARGEST = 1 << 26
-"""Bytes of a message; a recipe has at most 256 KiB, though an editor may send any YAML file."""
+"""Most bytes of a message. A recipe has at most 256 KiB, but an editor may send any YAML file."""
 PIECE = 1 << 16
-"""Bytes of a line that are looked at together."""
+"""Most bytes of a line that are examined at once."""
 
-# A message has no line break at its end: the next head can stand behind a body of unknown length.
+# A message does not end with a line break, so the next header can follow a body of unknown length directly.
 _LENGTH = re.compile(rb"(?i)(?<![\w-])Content-Length:[ \t]*([0-9]{1,18})[ \t]*\r?\n\Z")
 _OVERLAP = 64
 
 
 class Frames:
-    """A stream of messages, without those that cannot be told apart from what follows them.
+    """A stream of messages, without those whose end is unknown.
 
-    A length that is missing, is no number, or is more than LARGEST costs the messages up to the next length;
-    a sentence on stderr says so.
+    If a length is missing, is not a number, or exceeds LARGEST, the messages up to the next valid length are
+    lost, and a sentence on stderr says so.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -29,18 +29,18 @@ class Frames:
         self._lines: list[bytes] = []
 
     def readline(self) -> bytes:
-        """The next line of a head, in the form that pygls takes; b"" at the end."""
+        """Return the next line of a header, in the form that pygls expects; b"" at the end."""
         if not self._lines and (length := self._next()):
             self._lines = [b"\r\n", b"Content-Length: %d\r\n" % length]
         return self._lines.pop() if self._lines else b""
 
     def read(self, size: int) -> bytes:
-        """A message; b"" where the stream ends within it."""
+        """Return a message; b"" if the stream ends within it."""
         body = self._stream.read(size)
         return body if len(body) == size else b""
 
     def _next(self) -> int | None:
-        """Passes over a head; the length that it gives, or None at the end of the stream."""
+        """Read a header; return the length it gives, or None at the end of the stream."""
         length, said, rest = 0, False, b""
         while piece := self._stream.readline(PIECE):
             line = rest + piece

@@ -1,7 +1,7 @@
-"""The process that checks and explains, and what goes to it and comes back.
+"""The process that checks and explains, and the data exchanged with it.
 
-A recipe can take long to check, by its size or by a regular expression in it, and the server goes on
-answering meanwhile.
+Checking a recipe can take long, because of its size or of a regular expression in it. The server stays
+responsive meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Position = tuple[int, int]
 
 @dataclass(frozen=True)
 class EditorDocument:
-    """A recipe as the editor has it.
+    """A recipe as the editor holds it.
 
     Attributes:
         path: absolute.
@@ -40,7 +40,7 @@ class EditorDocument:
 
 @dataclass(frozen=True)
 class Fix:
-    """A repair: what it does, in words, and the text to put in place of a range."""
+    """A repair: a description, and the text that replaces a range."""
 
     title: str
     start: Position
@@ -50,11 +50,11 @@ class Fix:
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check gave.
+    """The result of a check.
 
     Attributes:
         diagnostics: in the order of `recipe check`, each with its repair.
-        extends: the place of what the recipe extends, in its own text.
+        extends: position of the `extends` value in the recipe's own text.
         bases: absolute paths of the files that it extends.
     """
 
@@ -64,13 +64,13 @@ class Checked:
 
 
 class Process:
-    """A process that answers one question after another; started again when it ended or took too long.
+    """A process that answers one question after another. It is restarted if it ended or took too long.
 
     Args:
-        tell: takes a sentence where there is no answer.
+        tell: called with a sentence if there is no answer.
 
     Attributes:
-        seconds: that an answer may take, once its turn has come.
+        seconds: how long an answer may take, once its turn has come.
     """
 
     def __init__(self, tell: Callable[[str], object]) -> None:
@@ -80,14 +80,14 @@ class Process:
         self._turn = asyncio.Lock()
 
     async def ask(self, name: str, *arguments: object) -> Any:
-        """What a function of `checking.py` gives there, or None."""
-        # Whoever asks may have gone before the answer is there; the next one's time begins after it.
+        """Return the result of a function of `checking.py` in the process, or None."""
+        # The caller may stop waiting before the answer arrives. The next question's time starts after it.
         return await asyncio.shield(self._ask(name, arguments))
 
     async def _ask(self, name: str, arguments: tuple[object, ...]) -> Any:
         async with self._turn:
             if self._pool is None:
-                os.environ["PYTHONSAFEPATH"] = "1"  # nothing is imported from the folder that one is in
+                os.environ["PYTHONSAFEPATH"] = "1"  # import nothing from the working folder
                 self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with_server)
             try:
                 made = asyncio.get_running_loop().run_in_executor(self._pool, _answer, name, arguments)
@@ -96,12 +96,12 @@ class Process:
                 self._tell(f"{name} took more than {self.seconds:g} seconds")
             except BrokenProcessPool:
                 self._tell("the process that checks recipes ended, and is started again")
-            except Exception as error:  # a fault of the compiler's own
+            except Exception as error:  # a bug of the compiler
                 self._tell(f"{name} failed: {error!r}")
             self.stop()
 
     def stop(self) -> None:
-        """Ends it; the next question starts another."""
+        """End the process; the next question starts another."""
         if self._pool is not None:
             for child in multiprocessing.active_children():
                 child.kill()
@@ -110,12 +110,12 @@ class Process:
 
 
 def _answer(name: str, arguments: tuple[object, ...]) -> object:
-    """In the process: the compiler is imported there alone, which the server does not wait for."""
+    """Answer a question. Runs in the process, so that the server need not import the compiler."""
     return getattr(importlib.import_module("recipec.compiler.lsp.checking"), name)(*arguments)
 
 
 def _end_with_server() -> None:
-    """Ends this process once the server has, however that ended."""
+    """End this process once the server has ended, for whatever reason."""
     server = multiprocessing.parent_process()
     assert server is not None
 

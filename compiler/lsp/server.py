@@ -1,4 +1,4 @@
-"""`recipe lsp`: what the server does when an editor asks or tells it something, by pygls."""
+"""`recipe lsp`: the server's reactions to an editor's requests and notifications, with pygls."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from recipec.compiler.lsp.view import View, described
 from recipec.spec.document import LINE_BREAK
 
 PAUSE = 0.15
-"""Seconds after a change in which a further one puts the check off."""
+"""Seconds to wait after a change; a further change in this time postpones the check."""
 SECTIONS = frozenset({"model", "mesh", "lora", "data", "train", "checkpoint", "serve"})
 
 
 @dataclass
 class State:
-    """What is known of an open document.
+    """The state of an open document.
 
     Attributes:
-        text: that `checked` is of; None before the first check.
+        text: the text that `checked` belongs to; None before the first check.
         shown: the diagnostics that the editor has, in the order of `checked`.
-        stale: whether something changed since the last check began.
-        task: that waits for a pause, or checks.
+        stale: whether something has changed since the last check began.
+        task: the task that waits for a pause, or checks.
     """
 
     text: str | None = None
@@ -42,11 +42,11 @@ class State:
 
 
 class Server(LanguageServer):
-    """The server with its documents."""
+    """The server with its open documents."""
 
     def __init__(self) -> None:
-        # Each change brings the whole text: recipes are short, and pygls breaks lines at more characters
-        # than the protocol, so that edits by line would go astray.
+        # Each change sends the whole text: recipes are short. pygls breaks lines at more characters than the
+        # protocol does, so edits by line would be applied at wrong positions.
         super().__init__("recipe", __version__, text_document_sync_kind=types.TextDocumentSyncKind.Full)
         self.process = Process(self.tell)
         self.states: dict[str, State] = {}
@@ -58,17 +58,17 @@ class Server(LanguageServer):
         return self.workspace.get_text_document(uri).source
 
     def document(self, uri: str) -> EditorDocument:
-        """A document with the contents of all others that are open."""
+        """Return a document with the contents of all other open documents."""
         opened = {to_path(other): self.text(other) for other in self.states if other != uri}
         return EditorDocument(to_path(uri), self.text(uri), opened)
 
     def view(self, uri: str) -> View:
-        """The document as the editor sees it."""
+        """Return the document as the editor sees it."""
         lines = LINE_BREAK.split(self.text(uri))
         return View(to_path(uri), lines, self.workspace.position_codec, self.related, self.docs)
 
     def schedule(self, uri: str, pause: float = PAUSE) -> None:
-        """Checks a document soon, once for all changes until then."""
+        """Check a document soon, once for all changes until then."""
         state = self.states.get(uri)
         if state is None:
             return
@@ -77,14 +77,14 @@ class Server(LanguageServer):
             state.task = asyncio.create_task(self._check(uri, state, pause))
 
     def schedule_all(self, changed: str | None = None) -> None:
-        """Checks again what rests on a file, or everything."""
+        """Check again all documents that depend on a file, or all documents."""
         for uri, state in list(self.states.items()):
             if changed is None or to_path(changed) in state.checked.bases:
                 self.schedule(uri)
 
     async def _check(self, uri: str, state: State, pause: float) -> None:
         while state.stale and self.states.get(uri) is state:
-            # A flood of changes is waited out, though not forever.
+            # Wait until a burst of changes ends, up to a limit.
             for _ in range(10):
                 state.stale = False
                 await asyncio.sleep(pause)
@@ -105,7 +105,7 @@ class Server(LanguageServer):
             self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, state.shown, version))
 
     def _is_recipe(self, document: EditorDocument) -> bool:
-        """Whether a YAML file is a recipe, by its keys, its schema, or because an open recipe extends it."""
+        """Return whether a YAML file is a recipe: by its keys or schema, or as the base of an open recipe."""
         if re.search(r"^#\s*yaml-language-server:.*recipe\.schema\.json", document.text, re.MULTILINE):
             return True
         if any(document.path in state.checked.bases for state in self.states.values()):
@@ -118,16 +118,16 @@ class Server(LanguageServer):
         super().shutdown()
 
     def report_server_error(self, error: Exception, source: Any) -> None:
-        """Into the log; pygls would open a window."""
+        """Write to the log; pygls would open a window."""
         self.tell(f"{source.__name__}: {str(error).partition(chr(10))[0]}")
 
     def tell(self, message: str) -> None:
-        """Writes to the editor's log of this server."""
+        """Write to the editor's log of this server."""
         self.window_log_message(types.LogMessageParams(types.MessageType.Warning, message))
 
 
 def to_path(uri: str) -> str:
-    """The absolute path of a document; of one that is no file yet, a name in the working folder."""
+    """Return the absolute path of a document; for a document without a file, a name in the working folder."""
     found = to_fs_path(uri) if uri.startswith("file:") else None
     return str(Path(found or f"{re.sub(r'[^A-Za-z0-9]+', '-', uri)}.yaml").absolute())
 
@@ -232,7 +232,7 @@ FEATURES: dict[str, Callable[..., Any]] = {
 
 
 def make_server() -> Server:
-    """A server with every feature; it has not started."""
+    """Create a server with every feature, without starting it."""
     server = Server()
     kinds = types.CodeActionOptions(code_action_kinds=[types.CodeActionKind.QuickFix])
     for name, feature in FEATURES.items():

@@ -1,4 +1,4 @@
-"""What checking says, in the protocol's terms."""
+"""Translate results of checking into the protocol's types."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SEVERITIES = {
 
 @dataclass(frozen=True)
 class View:
-    """How an editor sees a document.
+    """A document as the editor sees it.
 
     Attributes:
         path: absolute.
-        lines: as YAML and the protocol break them.
-        codec: counts characters as the editor does.
-        related: whether the editor shows other places beside a diagnostic.
-        docs: the address of the page that describes the codes; None for no link.
+        lines: split as YAML and the protocol do.
+        codec: converts positions to the editor's units of characters.
+        related: whether the editor shows related positions with a diagnostic.
+        docs: address of the page that describes the codes; None for no link.
     """
 
     path: str
@@ -40,15 +40,15 @@ class View:
     docs: str | None
 
     def place(self, position: types.Position) -> Position:
-        """The place that the editor means."""
+        """Convert the editor's position to our own."""
         found = self.codec.position_from_client_units(self.lines, position)
         return found.line, found.character
 
     def range(self, span: Span) -> types.Range:
-        """The range of a span in this document or another; at least a character, where the line has one."""
+        """Return the range of a span in any document: at least one character, if the line has one."""
         line, text = span.line - 1, span.text
         if os.path.abspath(span.file) == self.path:
-            text = self.lines[line] if line < len(self.lines) else ""  # a span's own text conceals secrets
+            text = self.lines[line] if line < len(self.lines) else ""  # a span's text hides secrets
         end = min(span.column - 1 + max(1, span.length), len(text))
         start = max(0, min(span.column - 1, end - 1))
         first, last = (self.codec.client_num_units(text[:column]) for column in (start, end))
@@ -62,7 +62,7 @@ class View:
         first_line = Span(self.path, 1, 1, "", len(self.lines[0]))
         place, related = found.span or first_line, None
         if os.path.abspath(place.file) != self.path:
-            # It lies in a file that this one extends: said where that is named.
+            # It is in a file that this one extends, so the message says where.
             message = f"in {Path(place.file).name}, line {place.line}: {message}"
             if self.related:
                 there = types.Location(Path(os.path.abspath(place.file)).as_uri(), self.range(place))
@@ -80,7 +80,7 @@ class View:
         )
 
     def action(self, fix: Fix, uri: str, diagnostic: types.Diagnostic) -> types.CodeAction:
-        """A repair of a diagnostic."""
+        """Return the editor's action for the repair of a diagnostic."""
         replaced = types.Range(types.Position(*fix.start), types.Position(*fix.end))
         edit = types.TextEdit(self.codec.range_to_client_units(self.lines, replaced), fix.text)
         return types.CodeAction(
@@ -93,6 +93,6 @@ class View:
 
 
 def described(code: str) -> str:
-    """What a code stands for, as Markdown."""
+    """Describe a code, as Markdown."""
     entry = CODES[code]
     return f"**{code}: {entry.title}**\n\n{entry.cause}\n\n{entry.cure}"

@@ -1,4 +1,4 @@
-"""The questions that `recipe new` asks on a terminal, for what its flags do not say."""
+"""Ask on a terminal for what the flags of `recipe new` leave open."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ NO_SERVER = "none"
 
 
 def possible() -> bool:
-    """Whether there is someone to ask."""
+    """Return whether a user can be asked."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def model(check: Callable[[str], Probe]) -> str:
-    """A model's id or directory.
+    """Ask for a model's id or directory.
 
     Args:
-        check: raises ArtifactError for a model that is none.
+        check: raises ArtifactError for text that is not a model.
     """
     known = [name for name, entry in catalog.entries().items() if "unsupported" not in entry]
     print("Which model? A Hugging Face id, or a directory with a checkpoint. Tab completes.")
@@ -46,7 +46,7 @@ def model(check: Callable[[str], Probe]) -> str:
 
 
 def accelerator(probe: Probe, method: str | None) -> Accelerator:
-    """A machine on which the model fits; the others are named as too small."""
+    """Ask for a machine on which the model fits; list the others as too small."""
     found = [fit(probe, machine, method) for machine in machines()]
     fitting = {one.accelerator.name: one for one in found if one.method}
     if not fitting:
@@ -69,7 +69,7 @@ def accelerator(probe: Probe, method: str | None) -> Accelerator:
 
 
 def data(look: Callable[[str], Any]) -> Any:
-    """What `look` makes of the data's place; it raises ArtifactError for one that is none."""
+    """Ask for the data, and return the result of `look`, which raises ArtifactError for an invalid answer."""
     print("Where is the data? A file (.jsonl, .json, .csv, .parquet, ...), or hf://OWNER/NAME.")
     print(f"Enter alone names {PLACEHOLDER}, to be put there later.")
 
@@ -81,7 +81,7 @@ def data(look: Callable[[str], Any]) -> Any:
 
 
 def choice(question: str, choices: Sequence[str], label: str, default: str | None = None) -> str:
-    """One of some words."""
+    """Ask for one of several words."""
 
     def checked(text: str) -> str:
         if text.strip() not in choices:
@@ -94,7 +94,7 @@ def choice(question: str, choices: Sequence[str], label: str, default: str | Non
 
 
 def serve() -> Accelerator | None:
-    """The machine that serves, None for none."""
+    """Ask for the machine to serve on, None for none."""
     print(f"Serve it with vLLM? On which TPU, such as v6e-8 or v5e-8; or {NO_SERVER}.")
     names = [machine.name for machine in machines() if machine.platform == "tpu"]
     with _completing(lambda start: [name for name in [*names, NO_SERVER] if name.startswith(start)]):
@@ -102,10 +102,10 @@ def serve() -> Accelerator | None:
 
 
 def server(text: str) -> Accelerator | None:
-    """The machine of --serve.
+    """Return the machine named by --serve.
 
     Raises:
-        ArtifactError: it is none that serves.
+        ArtifactError: when it is not a machine that can serve.
     """
     if text.strip() == NO_SERVER:
         return None
@@ -119,7 +119,7 @@ def server(text: str) -> Accelerator | None:
 
 
 def confirm(question: str) -> bool:
-    """Yes or no; no is the default."""
+    """Ask for yes or no; the default is no."""
     try:
         return typer.confirm(question, default=False)
     except typer.Abort:
@@ -134,7 +134,7 @@ def _prompt(label: str, checked: Callable[[str], Any], default: str | None = Non
 
 
 def _or_again(check: Callable[[str], Any], text: str) -> Any:
-    """What a check makes of an answer; what it refuses is asked for again."""
+    """Return the result of a check of an answer, or ask again if the check rejects it."""
     try:
         return check(text)
     except ArtifactError as error:
@@ -142,7 +142,7 @@ def _or_again(check: Callable[[str], Any], text: str) -> Any:
 
 
 def _whole(text: str, known: Sequence[str]) -> str:
-    """An id by its last part or in other letters, where that is one model's alone."""
+    """Complete an id given by its last part or in another case, if exactly one model matches."""
     if text in known or catalog.is_directory(text):
         return text
     lower = text.lower()
@@ -151,7 +151,7 @@ def _whole(text: str, known: Sequence[str]) -> str:
 
 
 def _cheapest(found: Sequence[Fit]) -> str:
-    """The least expensive that fits without a quantized base, where there is one."""
+    """Return the least expensive machine, preferring those that do not need a quantized base model."""
     priced = [one for one in found if one.accelerator.usd_per_hour is not None]
     plain = [one for one in priced if one.method != "qlora"]
     best = min(plain or priced or found, key=lambda one: one.accelerator.usd_per_hour or 0)
@@ -159,7 +159,7 @@ def _cheapest(found: Sequence[Fit]) -> str:
 
 
 def _table(fitting: Sequence[Fit], small: Sequence[str]) -> None:
-    """The machines: their chips, each device's memory, their list price and the method that fits."""
+    """Print the machines: their chips, each device's memory, their list price and the method that fits."""
     from rich import box
     from rich.table import Table
 
@@ -191,7 +191,7 @@ def _table(fitting: Sequence[Fit], small: Sequence[str]) -> None:
 
 @contextmanager
 def _completing(words: Callable[[str], list[str]]) -> Iterator[None]:
-    """Tab completes an answer within the block, where this Python has readline."""
+    """Let Tab complete answers within the block, if this Python has readline."""
     try:
         import readline
     except ImportError:

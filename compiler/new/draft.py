@@ -1,4 +1,4 @@
-"""The configuration of a new recipe: devices, batch, recomputation and length, by what fits on paper."""
+"""Choose a new recipe's devices, batch, recomputation and length, by estimates of memory."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from recipec.compiler.port.mesh import arrangements
 from recipec.compiler.wording import divisors
 
 POLICIES = ("none", "save_attention", "decoder")
-"""Of `remat.policy`, the fastest first."""
+"""Values of `remat.policy`, the fastest first."""
 
 LENGTHS = (4096, 2048, 1024, 512)
-"""Tokens of a row, the longest first."""
+"""Lengths of a row in tokens, the longest first."""
 
 ROOMY = 2048
-"""Shorter rows are worse than a quantized base, and than tp."""
+"""Below this length, a quantized base model or more tp is preferred to shorter rows."""
 
 SHORT_ROWS_BELOW_GIB = 16
-"""Devices with less memory than this start at rows of half that length."""
+"""Devices with less memory than this start at rows of half the length."""
 
 MOST_TOKENS = 16_384
-"""Of a device's micro-batch: a device is as busy with these as it will be."""
+"""Most tokens of a device's micro-batch. More do not use the device any better."""
 
 ROWS = {"lora": 8, "qlora": 8, "full": 16, "dpo": 32, "kto": 32}
-"""Rows of an optimizer step at the least, by method; of preferences, pairs."""
+"""Least rows of an optimizer step, by method; pairs for preferences."""
 
 JUDGED = {"preference": "dpo", "unpaired_preference": "kto"}
-"""Methods of formats whose answers are judged."""
+"""Training methods for formats with judged answers."""
 
 FEWEST = {"kto": 2}
-"""Rows of a device's micro-batch at the least, where one is too few."""
+"""Least rows of a device's micro-batch, for methods that need more than one."""
 
 RANK = 16
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a new recipe may be asked to run.
+    """The settings that `drafts` chooses for a new recipe.
 
     Attributes:
         method: lora, qlora, dpo, kto or full.
         quantize: whether the base's weights are held in 4 bits.
-        fsdp, tp: devices along the axes.
-        policy: of remat.
-        micro, rows: of a device's micro-batch and of an optimizer step.
+        fsdp, tp: devices along each mesh axis.
+        policy: value of `remat.policy`.
+        micro, rows: rows of a device's micro-batch and of an optimizer step.
         length: tokens of a row.
     """
 
@@ -68,11 +68,11 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Draft(Configuration):
-    """A configuration with what it comes to.
+    """A configuration with its attention and estimated memory.
 
     Attributes:
         attention: dot or splash.
-        need: what a step takes of a device, about.
+        need: estimate of the memory that a step takes on one device.
     """
 
     attention: str
@@ -82,20 +82,21 @@ class Draft(Configuration):
 def drafts(
     probe: Probe, accelerator: Accelerator, method: str | None, longest: int | None = None
 ) -> Iterator[Draft]:
-    """The configurations that fit, the best first.
+    """Yield the configurations that fit, the best first.
 
-    Axes with more tp come last: they are for models that fsdp alone does not divide, or too large for it.
+    Configurations with more tp come last. They are for models that fsdp alone cannot split or cannot make
+    fit.
 
     Args:
-        probe: with adapters, or without for `full`.
-        method: None takes LoRA, and QLoRA where that does not fit.
-        longest: of the data's rows, about, in tokens.
+        probe: with adapters, or without them for `full`.
+        method: None for LoRA, or QLoRA if LoRA does not fit.
+        longest: estimated length of the data's longest row, in tokens.
     """
     methods, lengths = _methods(method), _lengths(accelerator, longest)
     ways = list(arrangements(accelerator.devices, _rows(methods[0][0], accelerator.devices), 1))
     roomy = [length for length in lengths if length >= min(ROOMY, lengths[0])]
     tried = [(way, one, roomy) for way in ways for one in methods]
-    # Rows that are shorter than that are left for last.
+    # Rows shorter than ROOMY come last.
     tried += [(way, methods[-1], lengths[len(roomy) :]) for way in ways]
     for way, (name, quantize), some in tried:
         found = _first(probe, accelerator, name, quantize, (way.fsdp, way.tp), some)
@@ -104,7 +105,7 @@ def drafts(
 
 
 def smallest_need(probe: Probe, accelerator: Accelerator, method: str | None) -> float:
-    """Bytes of each device that the most frugal configuration would take."""
+    """Return the bytes per device of the configuration that needs the least memory."""
     name, quantize = _methods(method)[-1]
     devices = accelerator.devices
     rows = _rows(name, devices)
@@ -113,7 +114,7 @@ def smallest_need(probe: Probe, accelerator: Accelerator, method: str | None) ->
 
 
 def resized(probe: Probe, draft: Draft, rows: int, length: int) -> Draft:
-    """The same with fewer rows a step, or shorter ones."""
+    """Return the draft with another number of rows per step, or another row length."""
     fewest = FEWEST.get(draft.method, 1)
     rows = max(rows, fewest * draft.fsdp)
     micro = max(size for size in divisors(rows // draft.fsdp) if size <= max(fewest, draft.micro))
@@ -121,12 +122,12 @@ def resized(probe: Probe, draft: Draft, rows: int, length: int) -> Draft:
 
 
 def shortest(draft: Draft, longest: int | None) -> int:
-    """The shortest rows of a draft into which samples of so many tokens, about, still go."""
+    """Return the least row length of a draft that still holds samples of about `longest` tokens."""
     return draft.length if longest is None else min(draft.length, _round(longest))
 
 
 def _methods(method: str | None) -> Sequence[tuple[str, bool]]:
-    """Methods in the order in which they are tried, and whether the base is quantized."""
+    """Return the methods in the order to try them, each with whether the base model is quantized."""
     if method is None:
         return (("lora", False), ("qlora", True))
     if method in JUDGED.values():
@@ -147,7 +148,7 @@ def _first(
     axes: tuple[int, int],
     lengths: Sequence[int],
 ) -> Draft | None:
-    """The longest rows, then the least recomputation, then the largest micro-batch that fit."""
+    """Return the fitting draft with the longest rows, then least recomputation, then largest micro-batch."""
     cpu, rows = accelerator.platform == "cpu", _rows(method, accelerator.devices)
     for length in lengths:
         for policy in POLICIES[:1] if cpu else POLICIES:
@@ -175,7 +176,7 @@ def _lengths(accelerator: Accelerator, longest: int | None) -> list[int]:
 
 
 def _round(tokens: int) -> int:
-    """Up to a multiple of 512, with room for what a chat template adds and a rough count hides."""
+    """Round up to a multiple of 512, with a margin for the chat template and for the estimate's error."""
     return max(512, math.ceil(tokens * 1.25 / 512) * 512)
 
 
@@ -184,7 +185,7 @@ def _attention(probe: Probe, accelerator: Accelerator) -> str:
 
 
 def _draft(probe: Probe, one: Configuration) -> Draft:
-    """A configuration with what it needs."""
+    """Add the attention and the memory estimate to a configuration."""
     attention = _attention(probe, one.accelerator)
     given = probe.program
     recipe = given.recipe
@@ -211,5 +212,5 @@ def _draft(probe: Probe, one: Configuration) -> Draft:
 
 
 def dtype(accelerator: Accelerator) -> str:
-    """Of the weights: CPUs are slow at bfloat16."""
+    """Return the type of the weights: CPUs are slow at bfloat16."""
     return "bfloat16" if accelerator.platform == "tpu" else "float32"

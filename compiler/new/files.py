@@ -1,4 +1,4 @@
-"""What `recipe new` writes: all of it or nothing, and nothing that was there is replaced unasked."""
+"""Write the files of `recipe new`: all of them or none, without replacing existing files unasked."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from recipec.compiler.terminal import uninterrupted
 
 
 def refuse_existing(target: Path, help: str) -> None:
-    """Refuses to write where something is.
+    """Refuse to write to a path that exists.
 
     Raises:
-        ArtifactError: there is, or its folder is none.
+        ArtifactError: when it exists, or its parent is not a folder.
     """
     if target.exists() or target.is_symlink():
         raise ArtifactError(f"{target} is there already", help)
@@ -28,14 +28,14 @@ def refuse_existing(target: Path, help: str) -> None:
 
 
 def write(files: Mapping[Path, str], replaced: Mapping[Path, str]) -> None:
-    """Writes files beside their places, and then moves them there; on a failure or Ctrl-C none is left.
+    """Write files next to their targets, then move them there. After a failure or Ctrl-C, none is left.
 
     Args:
-        files: texts by path, none of which is there yet.
-        replaced: the same of files that are there, and were read to be extended.
+        files: texts by path; none of the paths exists yet.
+        replaced: texts by path for existing files that were read and extended.
 
     Raises:
-        OSError: one of them cannot be written.
+        OSError: when a file cannot be written.
     """
     made: list[Path] = []
     staged: dict[Path, str] = {}
@@ -60,7 +60,7 @@ def write(files: Mapping[Path, str], replaced: Mapping[Path, str]) -> None:
 
 
 def _stage(target: Path, text: str) -> str:
-    """A file beside its place; its name."""
+    """Write a temporary file next to its target; return its name."""
     handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:

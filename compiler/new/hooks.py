@@ -1,4 +1,4 @@
-"""What runs the checks of a repository's recipes: a workflow of GitHub Actions, and hooks of pre-commit."""
+"""Files that run the checks of a repository's recipes: a GitHub Actions workflow, and pre-commit hooks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD = "# Hooks of https://pre-commit.com: `pre-commit install` has them run bef
 
 
 def root(folder: Path) -> Path:
-    """The folder of the git repository that a folder lies in; the working folder where it lies in none."""
+    """Return the git repository that contains a folder; the working folder if none does."""
     here = folder.resolve()
     for parent in (here, *here.parents):
         if (parent / ".git").exists():
@@ -31,7 +31,7 @@ def in_repository(folder: Path) -> bool:
 
 
 def workflow(recipe: Path, top: Path) -> str:
-    """The workflow's text.
+    """Return the workflow's text.
 
     Args:
         recipe: the new recipe, below `top`.
@@ -41,13 +41,13 @@ def workflow(recipe: Path, top: Path) -> str:
 
 
 def pre_commit(recipe: Path, top: Path, present: str | None) -> str | None:
-    """The hooks' file with the recipes' hooks in it; None when it has them.
+    """Return the text of the hooks' file with the recipes' hooks added; None if it has them already.
 
     Args:
-        present: the file's text, None where there is none.
+        present: the file's text, None if the file does not exist.
 
     Raises:
-        ArtifactError: it is no configuration of pre-commit.
+        ArtifactError: when the text is not a configuration of pre-commit.
     """
     hooks = list(_hooks(recipe, top))
     yaml = _yaml(present or "")
@@ -77,7 +77,7 @@ def _hooks(recipe: Path, top: Path) -> Iterator[dict[str, Any]]:
         "files": recipes,
         "require_serial": True,
     }
-    # The shell finds the recipes: an edited artifact has to be held against its own as well.
+    # The shell finds the recipes, because the hook also compares an edited artifact with its recipe.
     yield {
         "id": "recipe-build-check",
         "name": "recipe build --check",
@@ -89,7 +89,7 @@ def _hooks(recipe: Path, top: Path) -> Iterator[dict[str, Any]]:
 
 
 def _shell_pattern(recipe: Path, top: Path) -> str:
-    """The recipes as a shell finds them: those of the new one's folder; at the top, that one alone."""
+    """Return a shell pattern for the recipes: all in the new one's folder; at the top, only the new one."""
     inside = _inside(recipe, top)
     folder = inside.parent.as_posix()
     if re.search(r"[^\w./-]", folder):
@@ -110,7 +110,7 @@ def _inside(recipe: Path, top: Path) -> Path:
 
 
 def _yaml(text: str) -> Any:
-    """A reader and writer that keeps comments, quotes and the text's own indentation."""
+    """Create a YAML reader and writer that keeps comments, quotes and the text's own indentation."""
     from ruamel.yaml import YAML
 
     yaml = YAML()

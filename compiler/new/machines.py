@@ -1,4 +1,4 @@
-"""Which machines a model fits, on paper."""
+"""The machines on which a model fits, by estimates of memory."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from recipec.compiler.wording import listing
 from recipec.spec.diagnostics import Diagnostic
 
 CPU = "cpu-8"
-"""Stands for all of them."""
+"""Represents all CPU machines."""
 
 TITLES = {"lora": "LoRA", "qlora": "QLoRA", "dpo": "DPO", "kto": "KTO", "full": "full fine-tuning"}
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A machine, and the method that fits it; None where none does."""
+    """A machine, and the method that fits it; None if no method does."""
 
     accelerator: Accelerator
     method: str | None
 
 
 def machines() -> Iterator[Accelerator]:
-    """Those of one host, which a first run is on, and a CPU's devices."""
+    """Yield the machines with a single host, which suit a first run, and one of CPU devices."""
     for name in known_names():
         machine = from_name(name)
         if machine.platform == "tpu" and machine.hosts == 1:
@@ -37,7 +37,7 @@ def machines() -> Iterator[Accelerator]:
 
 
 def fit(probe: Probe, machine: Accelerator, method: str | None) -> Fit:
-    """The method that a model is trained by on a machine."""
+    """Return the machine with the method that fits a model on it."""
     draft = next(drafts(probe, machine, method), None)
     return Fit(machine, draft.method if draft else None)
 
@@ -45,10 +45,10 @@ def fit(probe: Probe, machine: Accelerator, method: str | None) -> Fit:
 def refusal(
     probe: Probe, machine: Accelerator, method: str | None, why: Diagnostic | None = None
 ) -> ArtifactError:
-    """That a model does not fit a machine, and which it fits.
+    """Return the error that says a model does not fit a machine, and which machines it fits.
 
     Args:
-        why: what the checks found, None where the memory is too small.
+        why: the finding of the checks; None if the memory is too small.
     """
     available = machine.hbm_bytes_per_device * (1 - HEADROOM)
     least = gib(smallest_need(probe, machine, method))

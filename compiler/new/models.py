@@ -1,4 +1,4 @@
-"""The model of a new recipe, brought from the hub where neither the catalog nor a folder has it."""
+"""The model of a new recipe, fetched from the hub if neither the catalog nor a folder has it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from recipec.runtime.model.families import UnsupportedCheckpoint
 
 
 class NewModels:
-    """Models that are asked for while a recipe is made, which has no folder yet.
+    """Models needed while a recipe is made, before the recipe has a folder.
 
     Args:
-        scratch: a folder for the time being.
-        folders: where the recipe may come to lie.
+        scratch: a temporary folder.
+        folders: folders in which the recipe may be written.
     """
 
     def __init__(self, scratch: Path, folders: Sequence[Path]) -> None:
@@ -27,10 +27,10 @@ class NewModels:
         self._fetched: dict[str, Fetched] = {}
 
     def folder(self, model_id: str) -> Path:
-        """A folder beside which the model is found, brought there if need be.
+        """Return a folder next to which the model is found, after fetching it there if necessary.
 
         Raises:
-            ArtifactError: neither the catalog nor the hub has it, or the hub is not reached.
+            ArtifactError: when neither the catalog nor the hub has it, or the hub cannot be reached.
         """
         for folder in self._folders:
             if not _is_unknown(model_id, folder):
@@ -40,10 +40,10 @@ class NewModels:
         return self._scratch
 
     def settle(self, model_id: str, folder: Path) -> str | None:
-        """Brings the model beside a recipe in `folder`, unless it is known there; says what was written.
+        """Write the model next to a recipe in `folder`, unless it is known there; return what was written.
 
         Raises:
-            ArtifactError: as for `folder`, or it cannot be written.
+            ArtifactError: as for `folder`, or when it cannot be written.
         """
         if not _is_unknown(model_id, folder):
             return None
@@ -66,7 +66,7 @@ class NewModels:
 
 
 def _is_unknown(model_id: str, folder: Path) -> bool:
-    """Whether it is an id that only the hub can know. What is known not to be trained is not asked for."""
+    """Return whether only the hub can know the id. A model known to be untrainable is not fetched."""
     try:
         catalog.find(model_id, folder)
     except UnsupportedCheckpoint:

@@ -1,4 +1,4 @@
-"""The text of a new recipe: its values, and a reason for each in the numbers of its model and machine."""
+"""Write the text of a new recipe: its values, each with a reason from the numbers of model and machine."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from recipec.spec.language import VERSION
 Lines = dict[str, Line]
 
 RATES = {"lora": 1e-4, "qlora": 1e-4, "dpo": 5e-6, "kto": 5e-6, "full": 1e-5}
-"""Peaks of the learning rate by method."""
+"""Peak learning rates by method."""
 
 HELD_OUT = 0.02
 ENOUGH_TO_HOLD_OUT = 50
-"""Rows from which on some are held out to evaluate on."""
+"""Rows from which on some are held out for evaluation."""
 
 EXAMPLES = {
     "chat": '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}',
@@ -39,7 +39,7 @@ EXAMPLES = {
     "preference": '{"prompt": "...", "chosen": "...", "rejected": "..."}',
     "unpaired_preference": '{"prompt": "...", "completion": "...", "label": true}',
 }
-"""A row of each format."""
+"""An example row of each format."""
 
 HOLDS = {
     "chat": "messages of role and content, rendered with the checkpoint's own chat template",
@@ -49,7 +49,7 @@ HOLDS = {
     "preference": "prompt, chosen and rejected: a row each for the chosen and the rejected answer",
     "unpaired_preference": "prompt, completion and label, which says whether the completion is desirable",
 }
-"""What a sample of each format is."""
+"""A description of a sample in each format."""
 
 METHODS = {
     "lora": "fine-tuned with LoRA",
@@ -62,13 +62,13 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Contents:
-    """What goes into a recipe.
+    """The content of a recipe.
 
     Attributes:
         model: as the recipe names it.
-        serve: keys of its `serve` section; {} has none.
-        file: where it will lie, as the user would type it.
-        pace: how long the run is.
+        serve: keys of its `serve` section; {} for no section.
+        file: path of the recipe, as the user would type it.
+        pace: the length of the run.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Contents:
 
 
 def write(contents: Contents) -> str:
-    """The recipe."""
+    """Return the text of the recipe."""
     lines: Lines = {"recipe": Line(VERSION), "name": Line(contents.name)}
     for part in (_model, _mesh, _lora, _data, _train, _rest, _serve):
         lines.update(part(contents))
@@ -214,7 +214,7 @@ def _train(c: Contents) -> Lines:
     rate = RATES[d.method]
     lines["train.optimizer"] = Line({"learning_rate": rate, "weight_decay": 0.0, "max_grad_norm": 1.0})
     schedule: dict[str, Any] = {"name": "cosine"}
-    if c.source.rows is None or c.source.rows >= LOOKED_AT:  # fewer rows make too few steps to warm up over
+    if c.source.rows is None or c.source.rows >= LOOKED_AT:  # fewer rows give too few steps for a warm-up
         schedule["warmup_ratio"] = 0.03
     lines["train.schedule"] = Line(schedule)
     lines["remat.policy"] = Line(d.policy, _why_recomputed(c))
@@ -251,7 +251,7 @@ REASONS = {
     "max_model_len": "prompt and answer together, in tokens",
     "kv_cache_dtype": "half of bfloat16's cache: twice as many requests at once",
 }
-"""Of the keys of `serve`."""
+"""Comments for the keys of `serve`."""
 
 
 def _serve(c: Contents) -> Lines:
@@ -272,10 +272,10 @@ def _available(c: Contents) -> str:
 
 
 def gib(size: float) -> str:
-    """ "22.4", without its unit: figures on paper have no more digits."""
+    """Write GiB without the unit: "22.4". Estimates are not more precise."""
     return f"{size / 2**30:.1f}"
 
 
 def available(accelerator: Accelerator) -> str:
-    """What a device has: "31.25 GiB"."""
+    """Write the memory of a device: "31.25 GiB"."""
     return f"{accelerator.hbm_bytes_per_device / 2**30:g} GiB"

@@ -1,4 +1,4 @@
-"""How long a new recipe trains: its epochs, batch, evaluations and checkpoints, by its data."""
+"""Choose how long a new recipe trains: epochs, batch, evaluations and checkpoints, by its data."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from recipec.compiler.new.memory import Probe
 from recipec.compiler.wording import divisors
 
 USUAL_EPOCHS, MOST_EPOCHS = 3, 5
-"""Passes over the data: up to so many with the usual batch, and over little data."""
+"""Passes over the data: the most with the usual batch, and the most for little data."""
 
 EVERY = 100
 """Steps between evaluations, and between checkpoints, of a run that is long enough."""
 
 PARTS = 5
-"""Of a shorter run, each with an evaluation and a checkpoint at its end."""
+"""Number of parts of a shorter run; an evaluation and a checkpoint end each part."""
 
 
 class RunShape(NamedTuple):
-    """What the number of steps depends on: passes over the data, rows of a step, tokens of a row."""
+    """The values that set the number of steps: passes over the data, rows per step, tokens per row."""
 
     epochs: int
     rows: int
@@ -31,11 +31,11 @@ class RunShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a run is.
+    """The length of a run.
 
     Attributes:
         every: steps between evaluations, and between checkpoints.
-        said: the length in words; "" where the data does not tell it.
+        said: the length in words; "" if the data does not determine it.
     """
 
     epochs: int = 1
@@ -46,11 +46,11 @@ class Pace:
 def paced(
     probe: Probe, draft: Draft, longest: int | None, length: Callable[[RunShape], Length]
 ) -> tuple[Draft, Pace]:
-    """The draft with the largest batch, and the fewest epochs of it, that make steps enough.
+    """Return the draft with the largest batch, and its fewest epochs, that give enough steps.
 
     Args:
-        longest: of the data's samples, about, in tokens; None where that is not known.
-        length: of a run.
+        longest: estimated length of the data's longest sample, in tokens; None if not known.
+        length: computes the length of a run.
     """
     usual = RunShape(1, draft.rows, draft.length)
     chosen, found = usual, length(usual)
@@ -69,7 +69,7 @@ def paced(
 
 
 def _choices(draft: Draft, short: int) -> Iterator[RunShape]:
-    """From the shortest run to the longest."""
+    """Yield shapes from the shortest run to the longest."""
     batches = [draft.fsdp * size for size in reversed(divisors(draft.rows // draft.fsdp))]
     for rows in batches:
         for epochs in range(1, USUAL_EPOCHS + 1):

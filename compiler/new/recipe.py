@@ -1,4 +1,4 @@
-"""A new recipe: its configuration and server chosen by trying them on the checks of every recipe."""
+"""Make a new recipe: try configurations and servers against the checks that every recipe has to pass."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from recipec.spec.load import load
 
 @dataclass(frozen=True)
 class NewRecipeOptions:
-    """What a recipe is to be.
+    """The requirements for a new recipe.
 
     Attributes:
         model: as the recipe names it.
-        method: lora, qlora, dpo, kto or full; None takes the gentlest that fits.
+        method: lora, qlora, dpo, kto or full; None for the first of LoRA and QLoRA that fits.
         source: its data, with its path as the recipe names it.
         serve: the machine that serves, None for none.
-        file: where it will lie.
+        file: where it will be written.
     """
 
     name: str
@@ -52,7 +52,7 @@ class NewRecipeOptions:
 
 @dataclass(frozen=True)
 class Made:
-    """A recipe that the checks let through, and what they say of it beside."""
+    """A recipe that passes the checks, and their warnings and notes."""
 
     text: str
     draft: Draft
@@ -60,17 +60,17 @@ class Made:
 
 
 def refusal_of_name(name: str) -> str | None:
-    """The language's own sentence on a name that it refuses."""
+    """Return the message with which the language rejects a name; None if it accepts the name."""
     values = {"recipe": VERSION, "name": name, "model": {"id": "model"}, "mesh": {}, "data": {"train": ["x"]}}
     found = load(Path("new.yaml"), text=to_yaml(values)).diagnostics
     return next((problem.message for problem in found if problem.path == "name"), None)
 
 
 def machine(name: str) -> Accelerator:
-    """The machine of --accelerator.
+    """Return the machine named by --accelerator.
 
     Raises:
-        ArtifactError: it is unknown.
+        ArtifactError: when it is unknown.
     """
     try:
         return from_name(name)
@@ -79,7 +79,7 @@ def machine(name: str) -> Accelerator:
 
 
 def spelled(model: str, folder: Path) -> str:
-    """A model as a recipe in `folder` names it: a directory relative to that folder.
+    """Return a model as a recipe in `folder` names it: for a directory, its path relative to that folder.
 
     Args:
         model: as given: a directory relative to the working folder, or an id.
@@ -94,7 +94,7 @@ def spelled(model: str, folder: Path) -> str:
 
 
 def usual_format(model: str, method: str | None, file: Path) -> str:
-    """The format of data that is yet to come."""
+    """Return the usual format of the data for a recipe whose data does not exist yet."""
     for judged, name in JUDGED.items():
         if method == name:
             return judged
@@ -106,10 +106,10 @@ def usual_format(model: str, method: str | None, file: Path) -> str:
 
 
 def make(asked: NewRecipeOptions) -> Made:
-    """The best recipe that passes the checks.
+    """Make the best recipe that passes the checks.
 
     Raises:
-        ArtifactError: there is none; it says why, and what there would be one for.
+        ArtifactError: when there is none; it says why, and on which machines there would be one.
     """
     asked = _settled(asked)
     probe = look(asked.name, asked.model, asked.method, asked.file)
@@ -127,10 +127,10 @@ def make(asked: NewRecipeOptions) -> Made:
 
 
 def _settled(asked: NewRecipeOptions) -> NewRecipeOptions:
-    """With the method that the data asks for.
+    """Return the options with the method that the data requires.
 
     Raises:
-        ArtifactError: the two do not go together.
+        ArtifactError: when the data and the given method do not match.
     """
     own = JUDGED.get(str(asked.source.format))
     if own is not None and asked.method is None:
@@ -145,10 +145,10 @@ def _settled(asked: NewRecipeOptions) -> NewRecipeOptions:
 
 
 def look(name: str, model: str, method: str | None, file: Path) -> Probe:
-    """A model on one device.
+    """Load a model as a program on one device.
 
     Raises:
-        ArtifactError: it is unknown, or nothing that this version trains.
+        ArtifactError: when it is unknown, or this version cannot train it.
     """
     values: dict[str, Any] = {
         "recipe": VERSION,
@@ -170,7 +170,7 @@ def look(name: str, model: str, method: str | None, file: Path) -> Probe:
 
 
 def _served(asked: NewRecipeOptions, probe: Probe, draft: Draft) -> tuple[Made | None, Diagnostic | None]:
-    """A configuration's recipe with the server that the checks find least fault with, or the first error."""
+    """Return a configuration's recipe with the server that has the fewest findings, or the first error."""
     servers: Sequence[dict[str, Any]] = [{}] if asked.serve is None else list(_servers(asked.serve))
     best: Made | None = None
     problem: Diagnostic | None = None
@@ -184,7 +184,7 @@ def _served(asked: NewRecipeOptions, probe: Probe, draft: Draft) -> tuple[Made |
             if not _of_server(error):
                 return None, error
         elif made is not None and any(d.code == "N0607" and d.help for d in made.diagnostics):
-            idle = server["tensor_parallel_size"]  # fewer devices to a copy hold more requests
+            idle = server["tensor_parallel_size"]  # fewer devices per copy serve more requests
         elif made is not None and not any(_of_server(d) for d in _warnings(made.diagnostics)):
             return made, None
         best = best or made
@@ -206,7 +206,7 @@ def _checked(
 
 
 def _length(program: Program) -> Callable[[RunShape], Length]:
-    """The length of a recipe's run with other epochs and rows."""
+    """Return a function that computes the run's length for other epochs and rows."""
     recipe = program.recipe
 
     def length(choice: RunShape) -> Length:
@@ -234,11 +234,11 @@ def _warnings(diagnostics: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
 
 
 LENGTHS = (16384, 8192, 4096)
-"""Of `max_model_len`, the longest first."""
+"""Values for `max_model_len`, the longest first."""
 
 
 def _servers(accelerator: Accelerator) -> Iterator[dict[str, Any]]:
-    """Sections for a machine: as few copies of the model as can be, the longest requests first."""
+    """Yield `serve` sections for a machine: fewest copies of the model first, then longest requests first."""
     cache = "fp8" if accelerator.fp8_kv_cache else "auto"
     for split in reversed(divisors(accelerator.devices)):
         for length in LENGTHS:

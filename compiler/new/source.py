@@ -1,4 +1,4 @@
-"""The data of a new recipe: its format by the columns of its first rows, and how long they are."""
+"""Examine the data of a new recipe: its format, by the columns of its first rows, and the rows' length."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recipec.runtime.data.advice import LIKED
 from recipec.runtime.data.formats import FIELDS, is_labeled
 
 PLACEHOLDER = "data/train.jsonl"
-"""What a recipe names whose data was not given, beside the recipe."""
+"""The path that a recipe names if no data was given, relative to the recipe."""
 
 COLUMNS: tuple[tuple[str, dict[str, str]], ...] = (
     ("preference", {"chosen": "chosen", "rejected": "rejected"}),
@@ -36,22 +36,22 @@ COLUMNS: tuple[tuple[str, dict[str, str]], ...] = (
     ("text", {"text": "text"}),
     ("text", {"text": "content"}),
 )
-"""Formats by the columns that a row has, the most telling first: the format's names to the file's."""
+"""Formats by a row's columns, the most specific first: the format's column names to the file's."""
 
 
 @dataclass(frozen=True)
 class NewData:
-    """Where the samples are, and what they look like.
+    """Where the samples are, and what is known about them.
 
     Attributes:
         path: as the recipe names it.
-        format: of `data.format`; None where the rows cannot be looked at, or are of none that is recognized.
-        seen: whether the format is from the rows themselves.
+        format: value of `data.format`; None if the rows cannot be read, or match no format.
+        seen: whether the format was found from the rows themselves.
         turns: whether a row's prompt is a list of messages.
         fields: the format's names for columns to the file's, where they differ.
-        longest: of the rows that were read, about, in tokens; None where none were.
-        rows: that were read: all there are, where there are fewer than LOOKED_AT.
-        columns: of the first row, where no format is recognized by them.
+        longest: estimated tokens of the longest row that was read; None if none was read.
+        rows: number of rows that were read: all rows, if the file has fewer than LOOKED_AT.
+        columns: columns of the first row, if they match no format.
     """
 
     path: str
@@ -64,17 +64,17 @@ class NewData:
     columns: tuple[str, ...] = ()
 
     def refused(self) -> ArtifactError:
-        """For columns that are of no format."""
+        """Return the error for columns that match no format."""
         return ArtifactError(
             f"{self.path} has the columns {listing(self.columns)}, by which no format is recognized",
             f"say which it is with --format ({listing(FIELDS, 'or')}), and rename columns with data.fields",
         )
 
     def told(self, format: str, column: Callable[[str], str]) -> NewData:
-        """The source with a format that the user says it has.
+        """Return the source with a format that the user chose.
 
         Args:
-            column: asks which of the columns holds what the format names so.
+            column: asks which column of the file holds a given column of the format.
         """
         needed = next(names for known, names in COLUMNS if known == format) if self.columns else {}
         asked = {name: column(name) for name in needed}
@@ -84,13 +84,13 @@ class NewData:
 
 
 def look(file: Path, format: str | None) -> NewData:
-    """What a local file holds.
+    """Examine a local file.
 
     Args:
-        format: that the user says it has; None has it recognized.
+        format: the format that the user chose; None to recognize it.
 
     Raises:
-        ArtifactError: it cannot be read, or has no rows.
+        ArtifactError: when the file cannot be read, or has no rows.
     """
     try:
         rows = first_rows(file)
@@ -117,11 +117,11 @@ def look(file: Path, format: str | None) -> NewData:
 
 
 def recognize(row: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
-    """The format of a row by its columns, and the columns to rename; None when it is of none."""
+    """Return the format of a row by its columns, and the columns to rename; None if none matches."""
     for format, columns in COLUMNS:
         if all(row.get(column) is not None for column in columns.values()):
             differ = {name: column for name, column in columns.items() if name != column}
-            # ShareGPT's column is read without being renamed.
+            # ShareGPT's column name is read without renaming.
             return format, {} if differ == {"messages": "conversations"} else differ
     return None
 
@@ -132,8 +132,8 @@ def _is_labeled(row: Mapping[str, Any]) -> bool:
 
 
 def as_turns(source: NewData) -> NewData:
-    """The source for a model that is tuned for chat: of questions and answers in columns of other names than
-    prompt and completion, the question is the user's turn, and the answer the assistant's."""
+    """Adapt the source to a model tuned for chat. If its columns are questions and answers under other names
+    than prompt and completion, questions become user turns, and answers assistant turns."""
     if not source.seen or source.format != "prompt_completion" or not source.fields or source.turns:
         return source
     names = {"prompt": "instruction", "completion": "output"}
@@ -146,8 +146,8 @@ def as_turns(source: NewData) -> NewData:
 
 
 def placed(source: NewData, folder: Path) -> NewData:
-    """The source with its path as a recipe in `folder` names it."""
-    if "://" in source.path or not Path(source.path).exists():  # yet to come, beside the recipe
+    """Return the source with its path as a recipe in `folder` names it."""
+    if "://" in source.path or not Path(source.path).exists():  # still to be created next to the recipe
         return source
     relative = os.path.relpath(os.path.abspath(source.path), os.path.abspath(folder))
     return replace(source, path=Path(relative).as_posix())

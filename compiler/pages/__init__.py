@@ -1,1 +1,1 @@
-"""The HTML pages that plans and reports are: their parts, and how they write numbers."""
+"""The HTML pages of plans and reports: their parts, and how they write numbers."""

@@ -1,4 +1,4 @@
-"""One HTML file that opens without a network: sections of texts and tables, and figures that plotly draws."""
+"""One HTML file that opens without a network: sections of text and tables, and figures drawn by plotly."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 COLORS = ("#2f6fb0", "#1c8478", "#8a62bd", "#b05f0a", "#c04a84", "#7d7320", "#6d7480", "#c2453c")
-"""What is drawn, in this order; each can be told from white paper and from dark, and white words from it."""
+"""Colors of curves, in this order. Each is visible on light and dark pages, and readable under white text."""
 GRAY, INK = COLORS[6], "#7b8089"
-"""Of what is behind, and of lines and words, which the style sheet gives the page's own color."""
+"""Colors of background curves, and of lines and text; the style sheet gives the latter the page's color."""
 SAID = "%{customdata}<extra></extra>"
 SCRIPT = r"<script[^>]*>(.*?)</script>"
 DIGITS = 6
-"""Significant digits of what is drawn: a pixel is worth less."""
+"""Significant digits of plotted values; more would change less than a pixel."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure with its unit, what it is called, and lines below; `bad` when something is wrong with it."""
+    """A figure with its unit, its label, and lines below it; `bad` marks a figure with a problem."""
 
     name: str
     value: str
@@ -66,13 +66,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts; the first column is of names.
+    """Rows of text; the first column holds names.
 
     Attributes:
-        words: the columns of words, by number; the others, but for the first, are of numbers.
-        label: for whoever cannot see it.
-        folded: what unfolds it, "" where it is open.
-        bad: rows that something is wrong with, by number.
+        words: indices of the columns that hold text; all others except the first hold numbers.
+        label: description for screen readers.
+        folded: the text of the control that unfolds it; "" for a table that is always open.
+        bad: indices of rows that have a problem.
     """
 
     head: Sequence[str]
@@ -87,12 +87,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """What plotly draws.
+    """A plot that plotly draws.
 
     Attributes:
-        key: of the element; one page has it once.
-        title, what: the heading, and a sentence on what is seen.
-        data, layout: as plotly has them; texts in them are escaped, for plotly takes them for markup.
+        key: the element's id, unique in the page.
+        title, what: the heading, and a sentence on what the plot shows.
+        data, layout: in plotly's form. Texts in them are escaped, because plotly reads them as markup.
         height: pixels.
         after: blocks below it: notes, and the table of its numbers.
     """
@@ -141,7 +141,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page, with what stands beside it."""
+    """A part of the page, with a text next to its heading."""
 
     key: str
     title: str
@@ -154,14 +154,14 @@ class Page:
     """A page.
 
     Attributes:
-        title: of the window.
-        generator: by which a page is known, so that nothing else is overwritten.
-        command: what made it, with the text of its badge.
+        title: of the browser window.
+        generator: identifies pages of one command, so that no other file is overwritten.
+        command: the command that made it; the text of its badge.
         name: its heading.
-        hardware: names and values below it.
+        hardware: names and values below the heading.
         figures: the figures at the top.
-        alarms: what must not be missed: a word and a sentence.
-        sentence: below them.
+        alarms: problems that must not be missed: a word and a sentence each.
+        sentence: below the alarms.
     """
 
     title: str
@@ -177,7 +177,7 @@ class Page:
 
 @functools.cache
 def environment() -> Environment:
-    """Unlike that of the artifacts' files, it escapes: names and settings come from users."""
+    """Create the Jinja environment. Unlike the artifacts', it escapes: names and settings are user input."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(
@@ -191,21 +191,21 @@ def environment() -> Environment:
 
 
 def require_plotly(what: str, extra: str) -> None:
-    """Checks that plotly is installed, without importing it.
+    """Check that plotly is installed, without importing it.
 
     Args:
         what: the command that draws with it.
-        extra: that brings it.
+        extra: the extra of recipec that installs it.
 
     Raises:
-        ArtifactError: it is not.
+        ArtifactError: when it is not installed.
     """
     if missing_packages(["plotly"]):
         raise ArtifactError(f"{what} draws with plotly, which is not installed", install(extra))
 
 
 def plotly() -> str:
-    """Plotly's JavaScript."""
+    """Return plotly's JavaScript."""
     from plotly.offline import get_plotlyjs
 
     script: str = get_plotlyjs()
@@ -213,19 +213,19 @@ def plotly() -> str:
 
 
 def write(page: Page, extra: str) -> str:
-    """The page's HTML, whose policy lets no script run but plotly's and the calls of it.
+    """Write the page's HTML. Its content security policy allows only plotly's script and the calls to it.
 
     Args:
-        extra: that brings plotly.
+        extra: the extra of recipec that installs plotly.
 
     Raises:
-        ArtifactError: it is not installed.
+        ArtifactError: when plotly is not installed.
     """
     require_plotly(page.command[0], extra)
     library, template = plotly(), environment().get_template
     body = template("pages/body.html.j2").render(page=page)
     plots = [one.drawn for section in page.sections for one in section.blocks if one.kind == Plot.kind]
-    # Of the plots alone: a script that came into the body in another way stays forbidden.
+    # Only the plots' scripts: a script that entered the body in another way stays forbidden.
     scripts = [library, *(found for one in plots for found in re.findall(SCRIPT, one, re.DOTALL))]
     return template("pages/page.html.j2").render(
         page=page,
@@ -237,14 +237,14 @@ def write(page: Page, extra: str) -> str:
 
 
 def script_hash(script: str) -> str:
-    """As a content security policy names a script: no other one may run."""
+    """Return a script's hash in the form of a content security policy, which forbids all other scripts."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def scatter(
     name: str, x: Sequence[Any], y: Sequence[Any], color: str, mode: str = "lines", **more: Any
 ) -> dict[str, Any]:
-    """A curve or points; `more` is of plotly's."""
+    """Return a curve or points; `more` holds further settings of plotly."""
     line = {"color": color, "dash": more.pop("dash", "solid"), "width": more.pop("width", 2)}
     marker = {
         "color": color,
@@ -257,12 +257,12 @@ def scatter(
 
 
 def bar(name: str, x: Sequence[Any], y: Sequence[Any], color: str, **more: Any) -> dict[str, Any]:
-    """Bars; `more` is of plotly's."""
+    """Return bars; `more` holds further settings of plotly."""
     return {"type": "bar", "name": name, "x": x, "y": y, "marker": {"color": color}, **_said(more)}
 
 
 def _said(more: dict[str, Any]) -> dict[str, Any]:
-    """`said` is a text for each point, shown at the pointer."""
+    """Turn `said`, a text for each point, into plotly's settings for a text at the pointer."""
     said = more.pop("said", None)
     return {**more, **({"customdata": said, "hovertemplate": SAID} if said is not None else {})}
 
@@ -272,7 +272,7 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def rule(x: float, words: str, line: int = 0, color: str = INK) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A vertical line, as a shape, and as an annotation what is said above it on a line of its own."""
+    """Return a vertical line as a shape, and an annotation with the text above it, on its own row."""
     shape = {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": {"color": color}}
     place = {"x": x, "y": 1, "yref": "paper", "yshift": 2 + 16 * line, "xanchor": "right"}
     place["yanchor"] = "bottom"
@@ -280,7 +280,7 @@ def rule(x: float, words: str, line: int = 0, color: str = INK) -> tuple[dict[st
 
 
 def escaped(value: Any) -> Any:
-    """A figure for plotly: its texts are no markup, and its numbers have no digits that nobody sees."""
+    """Prepare a figure for plotly: escape its texts, and round numbers to the digits that are visible."""
     if isinstance(value, str):
         return html.escape(value, quote=False)
     if isinstance(value, float):

@@ -6,13 +6,13 @@ import math
 
 NOT_KNOWN = "not known"
 SPACE = "\N{NO-BREAK SPACE}"
-"""Between a number and its unit."""
+"""Separates a number from its unit."""
 
 GIB = 2**30
 
 
 def gib(count: float) -> str:
-    """Bytes in GiB with one decimal: "72.5 GiB"; smaller units where that would be 0.0."""
+    """Write bytes in GiB with one decimal: "72.5 GiB"; in smaller units if that would be 0.0."""
     if abs(count) >= 0.05 * GIB:
         return f"{count / GIB:,.1f}{SPACE}GiB"
     if abs(count) >= 0.05 * 2**20:
@@ -21,18 +21,18 @@ def gib(count: float) -> str:
 
 
 def capacity(count: float) -> str:
-    """What a device has, with a second decimal where it needs one: "95.0 GiB", "31.25 GiB"."""
+    """Write a device's capacity, with a second decimal if needed: "95.0 GiB", "31.25 GiB"."""
     value = f"{count / GIB:.2f}"
     return f"{value.removesuffix('0')}{SPACE}GiB"
 
 
 def in_words(count: float) -> str:
-    """Bytes in full, for whoever wants to add them up: "77,846,282,240"."""
+    """Write bytes in full, for readers who add them up: "77,846,282,240"."""
     return f"{count:,.0f}"
 
 
 def moved(count: float) -> str:
-    """Bytes that are moved, in the decimal units of bandwidths: "118.4 GB"."""
+    """Write transferred bytes in the decimal units of bandwidths: "118.4 GB"."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
         if count >= size:
             return f"{count / size:,.1f}{SPACE}{unit}"
@@ -40,7 +40,7 @@ def moved(count: float) -> str:
 
 
 def ms(seconds: float | None) -> str:
-    """Seconds in ms: "1,294 ms", "48.4 ms", "3.83 ms"."""
+    """Write seconds in ms: "1,294 ms", "48.4 ms", "3.83 ms"."""
     if seconds is None:
         return NOT_KNOWN
     value = seconds * 1e3
@@ -49,12 +49,12 @@ def ms(seconds: float | None) -> str:
 
 
 def ms_per_token(seconds: float | None) -> str:
-    """Seconds a token in ms with four decimals, so that columns line up: "0.1086"."""
+    """Write seconds per token in ms with four decimals, so that columns line up: "0.1086"."""
     return NOT_KNOWN if seconds is None else f"{seconds * 1e3:.4f}"
 
 
 def hours(value: float | None) -> str:
-    """Hours, or minutes and seconds where they are few: "3.34 h", "1.9 min", "12.0 s"."""
+    """Write hours, or minutes or seconds for short times: "3.34 h", "1.9 min", "12.0 s"."""
     if value is None:
         return NOT_KNOWN
     if value >= 0.1:
@@ -63,7 +63,7 @@ def hours(value: float | None) -> str:
 
 
 def usd(value: float | None) -> str:
-    """US$ with cents, and tenths of them where they are few: "US$4.67", "US$0.011"."""
+    """Write US$ with cents, and tenths of cents for small amounts: "US$4.67", "US$0.011"."""
     if value is None:
         return NOT_KNOWN
     return f"US${value:,.3f}" if 0 < value < 0.1 else f"US${value:,.2f}"
@@ -74,18 +74,18 @@ def percent(share: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A count: "9,210"."""
+    """Write a count: "9,210"."""
     return NOT_KNOWN if value is None else f"{value:,.0f}"
 
 
 def flops(value: float, unit: str) -> str:
-    """FLOPs, or FLOPs a second: "372.4 TFLOP", "291.7 GFLOP"."""
+    """Write FLOPs, or FLOPs per second: "372.4 TFLOP", "291.7 GFLOP"."""
     size, prefix = (1e12, "T") if value >= 1e12 or not value else (1e9, "G")
     return f"{value / size:,.1f}{SPACE}{prefix}{unit}"
 
 
 def significant(value: float | None, digits: int = 4) -> str:
-    """A number with so many significant digits, and all of those before the point: "3.413", "12,345"."""
+    """Write a number with `digits` significant digits and all digits before the point: "3.413", "12,345"."""
     if value is None:
         return NOT_KNOWN
     if math.isnan(value):
@@ -101,7 +101,7 @@ def significant(value: float | None, digits: int = 4) -> str:
 
 
 def compact(value: float | None) -> str:
-    """A large count: "947", "12.3 k", "4.56 M"."""
+    """Write a large count: "947", "12.3 k", "4.56 M"."""
     if value is None:
         return NOT_KNOWN
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -111,12 +111,12 @@ def compact(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Seconds, or ms where they are few: "12.3 s", "48.4 ms"."""
+    """Write seconds, or ms for short times: "12.3 s", "48.4 ms"."""
     if value is None:
         return NOT_KNOWN
     return f"{significant(value, 3)}{SPACE}s" if value >= 1 else f"{significant(value * 1e3, 3)}{SPACE}ms"
 
 
 def ratio(value: float | None) -> str:
-    """How many times: "1.07 x"."""
+    """Write a ratio: "1.07 x"."""
     return "" if value is None else f"{significant(value, 3)}{SPACE}x"

@@ -1,1 +1,1 @@
-"""`recipe parity`: one recipe trained by several backends, and how far their runs lie apart."""
+"""`recipe parity`: train one recipe with several backends, and measure how far their runs differ."""

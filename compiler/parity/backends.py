@@ -21,22 +21,22 @@ SCRIPTS = {
     Backend.TRL: "baseline/train_trl.py",
     Backend.TORCHAX: "train_torchax.py",
 }
-"""Each backend's script in an artifact."""
+"""The script of each backend in an artifact."""
 PACKAGES = {
     Backend.TUNIX: (),
     Backend.TRL: ("torch", "peft", "accelerate", "trl"),
     Backend.TORCHAX: ("torch", "peft", "torchax"),
 }
-"""What a script imports beside what train.py does."""
+"""Packages that a backend's script imports besides those of train.py."""
 
 
 @dataclass(frozen=True)
 class Backends:
-    """Those that take part, and why others do not.
+    """The backends that take part, and why others do not.
 
     Attributes:
         chosen: in the order of Backend.
-        left_out: reasons by name.
+        left_out: reasons by backend name.
     """
 
     chosen: tuple[Backend, ...]
@@ -46,7 +46,7 @@ class Backends:
 def choose(
     loaded: Loaded, program: Program, wanted: Sequence[Backend]
 ) -> tuple[Backends | None, list[Diagnostic]]:
-    """Those of the wanted backends that can run a recipe here, and why there are too few of them.
+    """Choose the wanted backends that can run a recipe here, or report why there are too few.
 
     Returns:
         None for the backends when fewer than two are left, with the refusals and E1050.

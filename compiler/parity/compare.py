@@ -1,4 +1,4 @@
-"""Holds runs against each other: rows, adapters, first gradients, losses, merged weights.
+"""Compare runs: rows, adapters, first gradients, losses, merged weights.
 
 Imports numpy, so the command line imports it when it runs.
 """
@@ -19,35 +19,35 @@ TOLERANCES: dict[str, dict[str, float]] = {
     "float32": {"initial": 1e-6, "gradients": 1e-5, "losses": 1e-4, "merged": 1e-5},
     "bfloat16": {"gradients": 3e-2, "losses": 2e-2},
 }
-"""What two runs of one dtype may lie apart. bfloat16's, which rounds by 4e-3 of a value, are a choice.
+"""How far two runs of one dtype may differ. bfloat16 rounds by 4e-3 of a value; its tolerances are a choice.
 
-A quantity without a tolerance is shown and not judged: Adam makes a whole step of the smallest gradient, so
-that a trained number whose gradient is rounding alone may lie anywhere within some steps. What it does to
-the model is in the merged weights."""
+A quantity without a tolerance is shown but not judged. Adam makes a full step even from the smallest
+gradient, so a trained number whose gradient is only rounding may differ by several steps. The effect on the
+model shows in the merged weights."""
 
 OF_THEIR_OWN = 1e-2
-"""How far one array's gradient may be off, of that array's largest entry: an adapter that one of the runs
-does not train is small beside the others, but off by all of itself."""
+"""Largest deviation of one array's gradient, relative to that array's own largest entry. It finds an adapter
+that one run does not train: its gradient is small next to others, but deviates by its whole size."""
 NOISE = 1e-6
-"""Gradients that are smaller than this share of the largest entry are what rounding leaves of a zero."""
+"""Gradients below this share of the largest entry are treated as rounding noise around zero."""
 
 CONTROL = 10.0
-"""How many times further apart than the control two runs may lie, whose differences in rounding come with
-every step and not with the first alone."""
+"""How many times the control's deviation two runs may reach. Their rounding differs at every step, whereas
+the control's differs only at the start."""
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """One quantity of two runs.
+    """The deviation of one quantity between two runs.
 
     Attributes:
         quantity: one of compiler.parity.table.WORDS.
-        left, right: the runs.
-        difference: the largest between two numbers; None where they cannot be compared.
-        largest: the largest number there is, in absolute value.
-        limit: of the difference; None where it is not judged.
-        ok: whether it is within the limit; True where it is not judged.
-        note: where the difference is, or why nothing could be compared.
+        left, right: names of the runs.
+        difference: the largest difference between two numbers; None if they cannot be compared.
+        largest: the largest absolute value of the quantity.
+        limit: largest allowed difference; None if the quantity is not judged.
+        ok: whether the difference is within the limit; True if it is not judged.
+        note: where the difference is, or why no comparison was possible.
     """
 
     quantity: str
@@ -61,7 +61,7 @@ class Deviation:
 
     @property
     def relative(self) -> float | None:
-        """The difference as a share of the largest number."""
+        """The difference as a share of the largest value."""
         if self.difference is None:
             return None
         return self.difference / self.largest if self.largest else 0.0
@@ -72,16 +72,16 @@ class Deviation:
 
 
 Arrays = Mapping[str, Callable[[], np.ndarray]]
-"""Arrays by name, read when they are asked for."""
+"""Arrays by name, each read when its function is called."""
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run.
+    """A run to be compared.
 
     Attributes:
         name: of its backend, or of its file.
-        merged: the tensors of its merged checkpoint, None where there is none.
+        merged: the tensors of its merged checkpoint, None if there is none.
     """
 
     name: str
@@ -92,12 +92,12 @@ class ComparedRun:
 def compare(
     runs: Sequence[ComparedRun], tolerances: Mapping[str, float], control: Sequence[Deviation] = ()
 ) -> list[Deviation]:
-    """Every quantity of every two runs.
+    """Return the deviation of every quantity between every two runs.
 
     Args:
-        tolerances: by quantity; what has none is shown alone.
-        control: how far a run lies from itself when its first adapters are moved by a hair; differences up
-            to CONTROL times as large are let through as well.
+        tolerances: by quantity; a quantity without a tolerance is only shown.
+        control: how far a run deviates from itself if its initial adapters are perturbed slightly.
+            Differences up to CONTROL times as large are accepted as well.
     """
     pairs = list(combinations(runs, 2))
     rows = [row for quantity in QUANTITIES for pair in pairs for row in quantity(*pair, tolerances)]
@@ -113,13 +113,13 @@ def _by(row: Deviation, yardstick: Mapping[str, float]) -> Deviation:
 
 
 def tolerances_of(traces: Iterable[Trace]) -> dict[str, float]:
-    """Those of the coarsest dtype that the runs say they have; bfloat16's where one does not say."""
+    """Return the tolerances of the runs' coarsest dtype; bfloat16's if a run does not state its dtype."""
     coarse = any(trace.about.get("dtype") != "float32" for trace in traces)
     return dict(TOLERANCES["bfloat16" if coarse else "float32"])
 
 
 def _targets(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
-    """Whether the runs have trained on the same tokens, as far as their number tells."""
+    """Compare the number of tokens that carry loss in each step."""
     a, b = left.trace.targets, right.trace.targets
     step = next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), None)
     if len(a) != len(b):
@@ -136,7 +136,7 @@ def _targets(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, flo
 
 
 def _rows(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
-    """Rows of a step that one of the runs has alone, however micro-batches divide them, in any order."""
+    """Compare the rows of each step, in any order and however micro-batches divide them."""
     a, b = left.trace.rows, right.trace.rows
     if not a or not b:
         return
@@ -152,7 +152,7 @@ def _rows(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]
 
 
 def _counted(step: Mapping[str, np.ndarray]) -> Counter[bytes]:
-    """A step's rows without padding, each as what its tokens are, where they stand, and which carry loss."""
+    """Count a step's rows without padding, each with its tokens, positions, segments and loss mask."""
     names = ("tokens", "positions", "segment_ids", "loss_mask")
     flat = [step[name].reshape(-1, step[name].shape[-1]).astype(np.int32) for name in names]
     every = np.stack(flat, axis=1)
@@ -160,7 +160,7 @@ def _counted(step: Mapping[str, np.ndarray]) -> Counter[bytes]:
 
 
 def _initial(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
-    """Nothing where a trace holds none: an older one, or one of full fine-tuning."""
+    """Compare the initial adapters. A trace of an older version, or of full fine-tuning, has none."""
     if left.trace.initial and right.trace.initial:
         a, b = (_given(one.trace.initial) for one in (left, right))
         yield _arrays("initial", left, right, a, b, tolerances.get("initial"))
@@ -182,7 +182,7 @@ def _losses(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, floa
 
 
 def _gradients(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
-    """Of the largest entry where that is above 1; and none of an array of its own kind."""
+    """Compare the first gradients: relative to the largest entry if above 1, and per array."""
     limit = tolerances.get("gradients")
     a, b = left.trace.gradients, right.trace.gradients
     row = _arrays("gradients", left, right, _given(a), _given(b), None)
@@ -214,7 +214,7 @@ def _merged(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, floa
 
 
 QUANTITIES = (_targets, _rows, _initial, _gradients, _losses, _trained, _merged)
-"""In the order of the table: what comes first explains what comes after."""
+"""In the order of the table: earlier quantities explain deviations of later ones."""
 
 
 def _given(arrays: Mapping[str, np.ndarray]) -> Arrays:
@@ -224,7 +224,7 @@ def _given(arrays: Mapping[str, np.ndarray]) -> Arrays:
 def _arrays(
     quantity: str, left: ComparedRun, right: ComparedRun, a: Arrays, b: Arrays, limit: float | None
 ) -> Deviation:
-    """The largest difference between two sets of arrays, which must have the same names and shapes."""
+    """Return the largest difference between two sets of arrays, which must have the same names and shapes."""
 
     def unequal(note: str) -> Deviation:
         return Deviation(quantity, left.name, right.name, None, 0.0, limit, False, note)

@@ -1,8 +1,8 @@
-"""The control: adapters that begin a hair beside the recipe's own, for the same library to train once more.
+"""The control: a second run of one library that starts from slightly perturbed adapters.
 
-A tiny random model can be chaotic: what rounding leaves of a difference grows until two correct programs
-part. How far one program parts from itself, its first adapters moved by about what rounding moves them,
-says how much of the difference between two programs means anything.
+A tiny random model can be chaotic: rounding differences grow until two correct programs diverge. The control
+measures how far one program diverges from itself if its initial adapters change by about a rounding error.
+Differences between two programs matter only if they are clearly larger.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 
 PERTURBATION = 1e-7
-"""Standard deviation of what A's entries, of some 0.1, are moved by: the order of float32's rounding."""
+"""Standard deviation of the noise added to A's entries of about 0.1; on the order of float32's rounding."""
 
 
 def write_perturbed(folder: Path, program: Program, model: Path) -> None:
-    """Writes a PEFT adapter: the recipe's initial values, each A moved by PERTURBATION.
+    """Write a PEFT adapter: the recipe's initial values, with noise of size PERTURBATION added to each A.
 
-    B stays zero: Adam would make whole steps of the smallest gradients that A had from it.
+    B stays zero. With a nonzero B, A would get tiny gradients, and Adam would make full steps of them.
 
     Args:
         program: of the miniature, with LoRA.

@@ -1,4 +1,4 @@
-"""`recipe parity`: a recipe's artifact in miniature, each backend's script run as a user would run it."""
+"""`recipe parity`: run a recipe's artifact in miniature, with each backend's script run as a user would."""
 
 from __future__ import annotations
 
@@ -48,26 +48,26 @@ EXPECTED: Mapping[str, float] = {
     **{"miniature": 0.5, "compile": 0.5, "tunix": 36, "torchax": 35, "trl": 21},
     **{"control": 21, "merge": 51, "compare": 0.5},
 }
-"""Seconds of the steps as a flagship in miniature took them: by their ratios the time left is told."""
+"""Seconds that the steps of a flagship in miniature took; their ratios give the estimate of the time left."""
 
 
 LEARNING_RATE = 1e-3
-"""Small enough that rounding does not grow from step to step in most models, and large enough that twenty
-steps move every adapter by far more than the tolerance."""
+"""Small enough that in most models rounding errors do not grow from step to step, and large enough that
+twenty steps move every adapter by far more than the tolerance."""
 
 
 @dataclass
 class Parity:
-    """What a comparison came to.
+    """The result of a comparison.
 
     Attributes:
-        ok: whether every run ended, and every quantity is within its limit.
-        folder: with the miniature, its recipe, the artifact, traces, logs and outputs; removed when it passed
-            and was not to be kept.
-        rows: of every two runs.
-        control: of one run against itself, () without one.
-        left_out: why a backend took no part, by its name.
-        seconds: of each step by its name.
+        ok: whether every run finished and every quantity is within its limit.
+        folder: the miniature, its recipe, the artifact, traces, logs and outputs; removed if the comparison
+            passed and the folder was not to be kept.
+        rows: deviations between every two runs.
+        control: deviations of one run from its perturbed repetition; () without one.
+        left_out: why a backend did not take part, by its name.
+        seconds: duration of each step, by its name.
     """
 
     ok: bool
@@ -94,19 +94,19 @@ def parity(
     tolerances: Mapping[str, float] | None = None,
     console: Console | None = None,
 ) -> Parity:
-    """Compares backends on a program's miniature, and prints how it goes.
+    """Compare backends on a program's miniature, and print the progress.
 
     Args:
         program: of the recipe.
-        backends: those that take part, at least two.
+        backends: the backends that take part, at least two.
         steps: optimizer steps.
-        folder: where everything is written and kept: a new or empty one, or an earlier comparison's; a
-            temporary folder, removed on success, when None.
-        tolerances: other limits than float32's, by quantity.
+        folder: where everything is written and kept: a new or empty one, or an earlier comparison's. If None,
+            a temporary folder that is removed on success.
+        tolerances: limits by quantity that replace float32's.
 
     Raises:
-        ArtifactError: when `folder` holds something else, or packages that train are not installed.
-        KeyboardInterrupt: after its scripts have been ended and what was kept has been said.
+        ArtifactError: when `folder` holds something else, or the packages for training are not installed.
+        KeyboardInterrupt: after ending its scripts and printing which files were kept.
     """
     require_packages("comparing backends")
     console = console or new_console()
@@ -162,15 +162,15 @@ def _run(
 
 
 def _has_control(program: Program, backends: Sequence[Backend]) -> bool:
-    """Whether another run shows how small differences grow. There is none where adapters start from the
-    base's weights, and not from an adapter that can be given."""
+    """Return whether a control run shows how small differences grow. There is none if adapters are
+    initialized from the base model's weights: a perturbed adapter cannot then be given as the start."""
     if program.lora is None or program.lora.principal or Backend.TRL not in backends:
         return False
     return facts_of(program.family.name).chaotic
 
 
 def _expected(program: Program, backends: Sequence[Backend]) -> Mapping[str, float]:
-    """What the steps of a comparison take in relation to each other."""
+    """Return the relative durations of a comparison's steps."""
     left_out = {backend.value for backend in Backend if backend not in backends}
     if not _has_control(program, backends):
         left_out.add("control")
@@ -207,14 +207,14 @@ def _compile(
 
 @dataclass(frozen=True)
 class Trained:
-    """A backend's run and what becomes of it.
+    """A backend's run, and where its results are.
 
     Attributes:
-        pipeline: what runs the scripts.
-        work: where everything lies.
-        program: of the miniature.
+        pipeline: runs the scripts.
+        work: folder for all files of the comparison.
+        program: the miniature's program.
         name: of the run: its backend's, or "control".
-        backend: whose script it is.
+        backend: the backend whose script runs.
     """
 
     pipeline: Pipeline
@@ -237,13 +237,13 @@ class Trained:
 
     @property
     def merged(self) -> Path:
-        """The checkpoint that base and adapter come to, or that full fine-tuning has left."""
+        """The checkpoint merged from base and adapter, or the one that full fine-tuning wrote."""
         if self.backend is not Backend.TUNIX and self.program.lora is None:
             return self.output / "model"
         return self.output / self.program.recipe.merge.output
 
     def train(self, *options: str) -> str:
-        """Runs the script; the figure is its loss."""
+        """Run the script; return its loss."""
         script = str(self.artifact / SCRIPTS[self.backend])
         paths = ["--data-dir", str(self.work), "--output", str(self.output), "--trace", str(self.trace)]
         text = self._script([script, *self._model(), *paths, *options], self.name)
@@ -253,7 +253,7 @@ class Trained:
         return f"{summary.get('steps', '?')} steps, loss {summary.get('loss', '?')}"
 
     def merge(self) -> None:
-        """Merges the adapter by merge.py: another backend's goes through --import-adapter first."""
+        """Merge the adapter with merge.py; another backend's adapter is first read with --import-adapter."""
         if self.merged == self.output / "model":
             return
         script = [str(self.artifact / "merge.py"), *self._model(), "--output", str(self.output)]
@@ -263,7 +263,7 @@ class Trained:
         self._script(script, f"merge-{self.name}")
 
     def subject(self) -> ComparedRun:
-        """The run, to be compared."""
+        """Return the run for the comparison."""
         from recipec.compiler.parity.compare import ComparedRun
         from recipec.runtime.training.trace import read_trace
         from recipec.runtime.weights.checkpoint import HFCheckpoint
@@ -276,7 +276,7 @@ class Trained:
         return ["--model", str(self.work / "model")]
 
     def _script(self, command: list[str], log: str) -> str:
-        # torch's threads mostly wait for each other on models this small.
+        # On models this small, torch's threads mostly wait for each other.
         environment = script_environment(self.work) | {"OMP_NUM_THREADS": "1"}
         return self.pipeline.script([sys.executable, *command], log, environment)
 
@@ -304,7 +304,7 @@ def _compare(
     try:
         subjects = [run.subject() for run in runs.values()]
         if control is not None:
-            # Its gradients at step 0 are the adapters' own: what it measures is how the run grows from them.
+            # The control's gradients at step 0 are its own: it measures how differences grow from there.
             pair = [runs[control.backend].subject(), control.subject()]
             given = ("targets", "rows", "initial")
             found.control = [row for row in compare(pair, {}) if row.quantity not in given]
@@ -318,17 +318,18 @@ def _compare(
 
 
 def write_recipe(program: Program, steps: int, work: Path) -> list[MiniatureChange]:
-    """Writes the recipe that backends are compared on beside `compiler.rehearse.rehearse`'s miniature, and
-    returns what it replaces.
+    """Write the recipe that backends are compared on, next to `compiler.rehearse.rehearse`'s miniature, and
+    return the values it replaces.
 
-    Everything that makes a run what it is stays: packing, accumulation, the loss and what carries it,
-    optimizer, clipping, schedule, adapters. The type becomes float32, in which equal means equal; dropout is
-    zero, since no two libraries draw the same random numbers.
+    It keeps what determines the training: packing, accumulation, the loss and the tokens that carry it,
+    optimizer, clipping, schedule and adapters. The type becomes float32, in which small deviations are
+    meaningful.
+    Dropout is zero, because no two libraries draw the same random numbers.
     """
     config = json.loads((work / "model" / "config.json").read_text(encoding="utf-8"))
     recipe, _ = derive(program, config, "./model", TRAIN_FILE, TRAIN_FILE, steps)
     recipe["model"]["dtype"] = "float32"
-    recipe["mesh"]["hosts"] = None  # traces are of one process
+    recipe["mesh"]["hosts"] = None  # a trace belongs to one process
     if recipe["lora"] is not None:
         recipe["lora"] |= {"dropout": 0.0, "dtype": "float32", "quantize": None}
     recipe["data"] |= {"eval": [], "eval_fraction": None}
@@ -339,17 +340,17 @@ def write_recipe(program: Program, steps: int, work: Path) -> list[MiniatureChan
     recipe["checkpoint"] |= {"every_steps": steps, "local": None}
     recipe["merge"] |= {"dtype": "float32", "quantization": None}
     replaced = replacements(program.recipe.model_dump(mode="json", exclude=NO_PART), recipe)
-    del recipe["data"]["eval_seed"]  # which means nothing without eval_fraction
+    del recipe["data"]["eval_seed"]  # it has no meaning without eval_fraction
     copy_template(program, recipe, work)
     write_yaml(work / RECIPE, recipe)
     return replaced
 
 
 def _one_group(recipe: dict[str, Any]) -> None:
-    """Takes the axes of data parallelism away.
+    """Remove the axes of data parallelism.
 
-    TRL runs in one process here, whose micro-batches are those of one device, and a mean of micro-batches'
-    means depends on what is in each.
+    TRL runs in one process here, and its micro-batches are those of one device. A mean over micro-batches'
+    means depends on how the rows are divided into them.
     """
     axes, train = recipe["mesh"]["axes"], recipe["train"]
     train["global_batch_size"] //= data_parallel(axes)

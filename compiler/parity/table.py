@@ -1,4 +1,4 @@
-"""How a comparison is shown: a table, or JSON."""
+"""Show a comparison as a table, or as JSON."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def print_rows(
     control: Sequence[Deviation] = (),
     left_out: Mapping[str, str] = {},
 ) -> None:
-    """The table, then what is not in it.
+    """Print the table, then what it leaves out.
 
     Args:
-        control: of a run against itself with its first adapters moved.
-        left_out: why a backend took no part, by its name.
+        control: deviations of a run from its repetition with perturbed initial adapters.
+        left_out: why a backend did not take part, by its name.
     """
     from rich.table import Table
 
@@ -74,7 +74,7 @@ def print_rows(
 def to_dict(
     rows: Iterable[Deviation], control: Iterable[Deviation] = (), left_out: Mapping[str, str] = {}
 ) -> dict[str, Any]:
-    """The same as plain JSON values."""
+    """Return the comparison as plain JSON values."""
     rows = list(rows)
     return {
         "ok": all(row.ok for row in rows),
@@ -85,7 +85,7 @@ def to_dict(
 
 
 def number(value: float | None) -> str:
-    """ "3.1e-7", "0", "1,024"; "-" for None."""
+    """Write a number: "3.1e-7", "0", "1,024"; "-" for None."""
     if value is None:
         return "-"
     if value == int(value) and abs(value) < 1e6:

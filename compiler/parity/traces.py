@@ -1,4 +1,4 @@
-"""`recipe parity --compare`: traces that were written elsewhere, on real accelerators perhaps."""
+"""`recipe parity --compare`: compare traces that were written elsewhere, for example on real accelerators."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from recipec.runtime.training.trace import Trace, read_trace
 
 
 def compare(paths: Sequence[Path], limits: Mapping[str, float]) -> tuple[str, list[Deviation]]:
-    """A title, and every quantity of every two of the files.
+    """Return a title, and the deviation of every quantity between every two of the files.
 
     Args:
-        paths: two or more.
-        limits: other tolerances than those of the traces' dtype, by quantity.
+        paths: two or more trace files.
+        limits: tolerances by quantity that replace those of the traces' dtype.
 
     Raises:
-        UserError: when a file is no trace, or they are not of one recipe.
+        UserError: when a file is not a trace, or the traces are not of one recipe.
     """
     traces = [read_trace(path) for path in paths]
     for path, trace in zip(paths, traces, strict=True):
@@ -38,7 +38,7 @@ def compare(paths: Sequence[Path], limits: Mapping[str, float]) -> tuple[str, li
 
 
 def _names(paths: Sequence[Path], traces: Sequence[Trace]) -> list[str]:
-    """The backends, or, where two are of one backend, the files."""
+    """Return the backends' names, or the files' names if two traces are of one backend."""
     backends = [trace.backend for trace in traces]
     if len(set(backends)) == len(backends):
         return backends

@@ -1,1 +1,1 @@
-"""An artifact's scripts run one after the other, in miniature, on this machine."""
+"""Run an artifact's scripts one after the other, in miniature, on this machine."""

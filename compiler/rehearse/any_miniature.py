@@ -1,6 +1,6 @@
-"""The miniature of a model that no family describes: its config.json at a toy's size, and initial weights.
+"""The miniature of a model that belongs to no family: a small version of its config.json, and random weights.
 
-Torch is imported where it is used: it is there where such a model is trained.
+Torch is imported only where it is used, because only installations that train such models have it.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from recipec.compiler.rehearse.pipeline import StepFailed
 from recipec.runtime.model.families.transformers import TransformersArchitecture
 
 MAMBA_HEAD = 8
-"""Features of a head of Mamba's."""
+"""Features of one Mamba head."""
 PERIODS = ("full_attention_interval", "attn_layer_period", "sliding_window_pattern")
-"""Keys that say after how many layers their kinds repeat."""
+"""Keys whose value is the number of layers after which the layer kinds repeat."""
 CHATML = "qwen3"
-"""The family whose tokenizer the miniature gets."""
+"""The family whose tokenizer the miniature uses."""
 
 
 def write_any(
     directory: Path, program: Program, axes: Mapping[str, int], texts: Sequence[str], dtype: str
 ) -> str:
-    """Writes the miniature's checkpoint with its tokenizer, and says how large it is.
+    """Write the miniature's checkpoint and tokenizer, and return a text that says how large the model is.
 
     Args:
-        directory: is replaced.
-        axes: of the mesh that it is trained on.
-        texts: what the tokenizer is made from.
-        dtype: "bfloat16" or "float32", of the weights.
+        directory: where to write; existing content is replaced.
+        axes: axes of the mesh that the miniature is trained on.
+        texts: texts from which the tokenizer is made.
+        dtype: type of the weights, "bfloat16" or "float32".
 
     Raises:
-        StepFailed: when transformers makes no model of the smaller config.
+        StepFailed: when transformers cannot build a model from the smaller config.
     """
     assert isinstance(program.architecture, TransformersArchitecture)
     original = program.architecture.values
@@ -61,10 +61,10 @@ def write_any(
 
 
 def shrink_any(original: TransformersArchitecture, axes: Mapping[str, int]) -> dict[str, Any]:
-    """A config.json of the same model with few layers and small sizes, by the usual names of its keys.
+    """Return a config.json of the same model with few layers and small sizes, by the usual names of its keys.
 
     Args:
-        axes: the mesh that the miniature is trained on.
+        axes: axes of the mesh that the miniature is trained on.
     """
     config = original.values
     sizes = Sizes.of(original, config, axes)
@@ -72,7 +72,7 @@ def shrink_any(original: TransformersArchitecture, axes: Mapping[str, int]) -> d
     shortened = _shortened(config | {"num_hidden_layers": kept}, original.num_layers, kept)
     out = resized(shortened, config, sizes)
     inner = sizes.hidden if config.get("mamba_d_ssm") else config.get("mamba_expand", 2) * sizes.hidden
-    # Mamba's, as Falcon-H1, Bamba and their kin name them.
+    # Mamba's keys, as Falcon-H1, Bamba and related models name them.
     states = {
         "mamba_d_ssm": sizes.hidden,
         "mamba_d_state": 16,
@@ -86,7 +86,7 @@ def shrink_any(original: TransformersArchitecture, axes: Mapping[str, int]) -> d
 
 
 def _layers(config: Mapping[str, Any]) -> int:
-    """How many layers have one of each kind, two at least."""
+    """Return how many layers include one of each kind, at least two."""
     count: int = config["num_hidden_layers"]
     wanted = [2, *(config[key] for key in PERIODS if isinstance(config.get(key), int))]
     for value in config.values():
@@ -96,7 +96,7 @@ def _layers(config: Mapping[str, Any]) -> int:
 
 
 def _shortened(config: Mapping[str, Any], count: int, kept: int) -> dict[str, Any]:
-    """A config whose lists of one entry for each layer, and of layers' numbers, end with the layers kept."""
+    """Shorten a config's per-layer lists, and lists of layer indices, to the layers that are kept."""
     out = dict(config)
     for key, value in config.items():
         if isinstance(value, list) and len(value) == count and count > kept:
@@ -107,7 +107,7 @@ def _shortened(config: Mapping[str, Any], count: int, kept: int) -> dict[str, An
 
 
 def _initialize(directory: Path, config: Mapping[str, Any], dtype: str) -> None:
-    """transformers' own initial values, its matrices wide enough that logits are far from flat."""
+    """Save a model with random matrices, wide enough that logits are far from flat, and default vectors."""
     import torch
     import transformers
 

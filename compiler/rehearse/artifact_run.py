@@ -1,4 +1,4 @@
-"""An artifact's scripts as steps of a pipeline: what each runs, in which folder, and its figure."""
+"""An artifact's scripts as steps of a pipeline: each step's command, its folder and its figure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from recipec.compiler.wording import plural
 from recipec.runtime.cache import FOLDER as COMPILED
 
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-"""XLA's flags for programs that run for a moment on a CPU: without LLVM's passes and MLIR's kernels. The
-second is one of jax 0.10's; XLA ends a process whose flags it does not know."""
+"""XLA's flags for programs that run only briefly on a CPU: without LLVM's passes and MLIR's kernels. The
+second flag belongs to jax 0.10; XLA aborts a process that passes an unknown flag."""
 
 MARKER = ".recipec-run"
-"""An empty file that says that a folder is a run's own."""
+"""An empty file that marks a folder as created by a run."""
 
 CACHE = "jax-cache"
 """Folder of compiled functions."""
@@ -30,18 +30,18 @@ CACHE = "jax-cache"
 
 @dataclass(frozen=True)
 class ArtifactRun:
-    """An artifact, what it is run on, and where its output goes.
+    """An artifact, the model and data it runs on, and where its output goes.
 
     Attributes:
-        pipeline: what runs the scripts.
+        pipeline: runs the scripts.
         artifact: folder with train.py and merge.py.
         model: the checkpoint's directory.
-        data: what the recipe's data paths are relative to.
-        work: folder for what the scripts write.
+        data: folder that the recipe's data paths are relative to.
+        work: folder for the scripts' output.
         checkpoints: the recipe's checkpoint.directory, below an output folder.
         merged: the recipe's merge.output, below an output folder.
         cache: the recipe's cache.directory; None for none.
-        processes: that train together.
+        processes: number of processes that train together.
     """
 
     pipeline: Pipeline
@@ -56,7 +56,7 @@ class ArtifactRun:
 
     @property
     def whole(self) -> Path:
-        """Output folder of the run that is not interrupted."""
+        """Output folder of the uninterrupted run."""
         return self.work / "whole"
 
     @property
@@ -65,7 +65,7 @@ class ArtifactRun:
         return self.work / "resumed"
 
     def train(self) -> str:
-        """Trains without interruption; the figure is the loss and its fall."""
+        """Train without interruption; return the loss and its decrease."""
         text = self._train(self.whole, "train")
         summary = done_line(text)
         losses = self.losses(self.whole)
@@ -77,9 +77,9 @@ class ArtifactRun:
         return f"{summary.get('steps', len(losses))} steps, loss {losses[0]:.2f} to {losses[-1]:.2f}{speed}"
 
     def kill(self) -> str:
-        """Trains again into another folder and kills it once a checkpoint is there.
+        """Train again into another folder, and kill the process once a checkpoint exists.
 
-        What the first run compiled is taken along; what it tokenized is not.
+        The second run reuses what the first run compiled, but not what it tokenized.
         """
         compiled, again = (folder / (self.cache or "") / COMPILED for folder in (self.whole, self.resumed))
         if self.cache is not None and compiled.is_dir() and not again.exists():
@@ -90,20 +90,20 @@ class ArtifactRun:
         return f"SIGKILL at step {max(reached, saved[-1])}, checkpoint of step {saved[-1]} is there"
 
     def resume(self) -> str:
-        """Resumes the killed run and lets it end."""
+        """Resume the killed run and let it finish."""
         before = self.saved_steps(self.resumed)[-1]
         summary = done_line(self._train(self.resumed, "resume", resume=True))
         return f"from step {before} to {summary.get('steps', self.saved_steps(self.resumed)[-1])}"
 
     def compare(self) -> str:
-        """Holds the resumed run's parameters against the uninterrupted run's, bit by bit."""
+        """Compare the resumed run's parameters with the uninterrupted run's, bit by bit."""
         folders = [str(output / self.checkpoints) for output in (self.whole, self.resumed)]
         return _last(
             self._script(["-P", "-m", "recipec.compiler.rehearse.same_parameters", *folders], "compare")
         )
 
     def merge(self) -> str:
-        """Merges the resumed run's adapters into the base."""
+        """Merge the resumed run's adapters into the base model."""
         self._script([str(self.artifact / "merge.py"), *self._merge_paths()], "merge")
         files = sorted((self.resumed / self.merged).glob("*.safetensors"))
         if not files:
@@ -112,31 +112,31 @@ class ArtifactRun:
         return f"{plural(len(files), 'file')}, {size / 1e6:.1f} MB"
 
     def verify(self) -> str:
-        """Holds base + adapter in Tunix against the merged checkpoint, by their logits."""
+        """Compare the logits of base + adapter in Tunix with those of the merged checkpoint."""
         command = [str(self.artifact / "merge.py"), *self._merge_paths(), "--verify"]
         return _last(self._script(command, "verify"))
 
     def losses(self, output: Path) -> list[float]:
-        """Training losses of a run in order of steps."""
+        """Return the training losses of a run, in order of steps."""
         return [float(row["loss"]) for row in self._metrics(output) if "loss" in row]
 
     def evaluation_losses(self, output: Path) -> list[float]:
-        """Evaluation losses of a run in order of steps; none without evaluation data."""
+        """Return the evaluation losses of a run, in order of steps; empty without evaluation data."""
         return [float(row["eval_loss"]) for row in self._metrics(output) if "eval_loss" in row]
 
     def last_step(self, output: Path) -> int:
-        """The last step that a run has logged, 0 for none."""
+        """Return the last step that a run has logged, 0 if there is none."""
         return max((int(row["step"]) for row in self._metrics(output) if "step" in row), default=0)
 
     def saved_steps(self, output: Path) -> list[int]:
-        """Steps whose checkpoint is complete."""
+        """Return the steps whose checkpoint is complete."""
         folder = output / self.checkpoints
         if not folder.is_dir():
             return []
         return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
 
     def environment(self) -> dict[str, str]:
-        """Of the scripts, as `script_environment` has it."""
+        """Return the scripts' environment variables; see `script_environment`."""
         return script_environment(self.work)
 
     def _train(
@@ -168,18 +168,18 @@ class ArtifactRun:
             try:
                 rows.append(json.loads(line))
             except ValueError:
-                # The last line of a process that was killed while it wrote.
+                # The process was killed while it wrote its last line.
                 continue
         return rows
 
 
 def script_environment(work: Path) -> dict[str, str]:
-    """Of scripts that run in miniature: CPU, no network, compiled functions kept from one to the next.
+    """Return environment variables for scripts in miniature: CPU, no network, a shared compilation cache.
 
-    They run for a moment, so optimizations of them would take more time than they save.
+    The scripts run so briefly that XLA's optimizations would take more time than they save.
     """
     return dict(os.environ) | {
-        # For the comparison; the scripts put their own folder's runtime first.
+        # For the comparison. The scripts themselves put their own folder's runtime first.
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
         "JAX_PLATFORMS": "cpu",
@@ -187,7 +187,7 @@ def script_environment(work: Path) -> dict[str, str]:
         "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(work / CACHE)),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        # A cache of GPUs, whose path would be a part of each key: a copied folder would be of no use.
+        # This cache is for GPUs. Its path would be part of each key, so a copied cache would never be hit.
         "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -196,10 +196,10 @@ def script_environment(work: Path) -> dict[str, str]:
 
 
 def claim(folder: Path) -> Path:
-    """A folder to work in: a new or empty one, or one of an earlier run, cleared but for its cache.
+    """Prepare a folder to work in: a new or empty one, or an earlier run's, cleared except for its cache.
 
     Raises:
-        ArtifactError: when it holds something else.
+        ArtifactError: when the folder holds something else.
     """
     if folder.exists() and not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder", "give a new folder")
@@ -215,7 +215,7 @@ def claim(folder: Path) -> Path:
 
 
 def done_line(text: str) -> dict[str, str]:
-    """The figures of train.py's last line, "done: steps=40 loss=1.2"; {} without such a line."""
+    """Return the figures of train.py's last line, "done: steps=40 loss=1.2"; {} without such a line."""
     for line in reversed(text.splitlines()):
         if line.startswith("done:"):
             return dict(item.split("=", 1) for item in line.split()[1:] if "=" in item)

@@ -1,9 +1,9 @@
-"""Miniature checkpoints: a model's family, layer pattern and key/value layout at a toy's size.
+"""Miniature checkpoints: a model's family, layer pattern and key/value layout at a very small size.
 
-A miniature has random weights, wide enough that its logits are far from flat, in the layout of the
-original: several safetensors files with an index, the multimodal tensors beside the text, tokenizer
-and chat template. It is written without torch; numpy, safetensors and tokenizers are imported where
-they are used.
+A miniature has random weights, wide enough that its logits are far from flat. Its layout is the original's:
+several safetensors files with an index, the multimodal tensors next to the text model's, tokenizer and chat
+template. It is written without torch. numpy, safetensors and tokenizers are imported only where they are
+used.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def write_checkpoint(
     dtype: str = "bfloat16",
     embedding_scale: float = 0.5,
 ) -> None:
-    """Writes config.json, the weights with their index, generation_config.json and the tokenizer.
+    """Write config.json, the weights with their index, generation_config.json and the tokenizer.
 
-    The directory appears whole or not at all; an existing one is replaced.
+    The write is atomic: the directory is either complete or absent. An existing directory is replaced.
 
     Args:
-        config: as from `shrink` or `complete`.
-        texts: what the tokenizer's merges are learned from; a few English sentences when empty.
-        seed: of the weights. Each tensor's stream also depends on its name alone, so that the same
-            tensor has the same values in every split.
+        config: as returned by `shrink` or `complete`.
+        texts: texts from which to learn the tokenizer's merges; a few English sentences if empty.
+        seed: of the weights. Each tensor's random stream also depends on its name, and on nothing else, so
+            that the same tensor has the same values in every split.
         shards: number of safetensors files.
-        dtype: "bfloat16" or "float32", of the weights.
+        dtype: type of the weights, "bfloat16" or "float32".
         embedding_scale: standard deviation of the token embeddings, which sets how far the logits are
             from flat: about 8 times this at hidden size 64.
     """
@@ -73,7 +73,7 @@ def write_checkpoint(
 
 
 def _tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor of the checkpoint with its shape: the text in layer order, then the vision tower."""
+    """Yield every tensor of the checkpoint with its shape: text in layer order, then the vision tower."""
     family = family_of(config)
     multimodal = "vision_config" in config
     prefix = "model.language_model." if multimodal else "model."
@@ -93,7 +93,7 @@ def _cast(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _write_shards(directory: Path, tensors: Mapping[str, np.ndarray], shards: int) -> None:
-    """Splits the tensors, in order, into files of about the same size, and writes their index."""
+    """Split the tensors, in order, into files of about the same size, and write their index."""
     from safetensors.numpy import save_file
 
     total = sum(tensor.nbytes for tensor in tensors.values())
@@ -213,7 +213,7 @@ TOWERS = {
         _gemma4_vision,
     ),
 }
-"""Of the families whose miniatures are multimodal where the original is; others have the text model alone."""
+"""Families whose miniatures are multimodal if the original is. The others get only the text model."""
 
 ROLES = ("system", "user", "model", "assistant")
 
@@ -230,12 +230,12 @@ SAMPLE = (
 
 
 def write_tokenizer(directory: Path, family: str, texts: Sequence[str] = ()) -> None:
-    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja, as transformers reads them.
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja in transformers' format.
 
     Args:
-        directory: exists.
+        directory: an existing directory.
         family: a key of FAMILIES.
-        texts: what the merges are learned from; SAMPLE when empty.
+        texts: texts from which to learn the merges; SAMPLE if empty.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -251,7 +251,7 @@ def write_tokenizer(directory: Path, family: str, texts: Sequence[str] = ()) -> 
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # The role names are in every sample, so that they are learned however few the texts are.
+    # Every sample includes the role names, so that even a few texts are enough to learn them.
     tokenizer.train_from_iterator([*(texts or SAMPLE), *(f"{role}\n" for role in ROLES)], trainer)
     if tokens.begins:
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -272,18 +272,18 @@ def write_tokenizer(directory: Path, family: str, texts: Sequence[str] = ()) -> 
 
 
 VOCABULARY = 512
-"""Tokens of the tokenizer, and the least that the model has room for."""
+"""Tokens of the tokenizer, and the smallest vocabulary of the model."""
 
 HIDDEN = 64
-"""The least hidden size."""
+"""The smallest hidden size."""
 
 WINDOW = 16
-"""Tokens that a local layer sees: few enough that rehearsed sequences are longer."""
+"""Tokens that a local layer sees: fewer than the length of the rehearsed sequences."""
 SEEN = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
-"""The keys that say so."""
+"""The keys that set this number, by layer kind."""
 
 CONTEXT = 64
-"""Tokens of the context before it was extended, where it was."""
+"""Tokens of the original context, if the model's context was extended."""
 
 LONGEST = 4096
 """Tokens of the longest context."""
@@ -293,27 +293,27 @@ EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts"
 
 NOT_TAKEN = (
     *("torch_dtype", "transformers_version", "_name_or_path", "auto_map", "architectures"),
-    "quantization_config",  # a miniature is written as it is trained
+    "quantization_config",  # a miniature is written in the type that it is trained in
 )
 
 
 def shrink(config: Mapping[str, Any], axes: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """A config.json of the same family, with one whole period of the layer pattern and at least two layers.
+    """Return a config.json of the same family, with one full period of layers and at least two layers.
 
-    Ratios are kept: of query to key/value heads, of the heads' sizes, of frequencies to the context that
-    they were made for; whether the heads are as wide as the hidden size allows. Every size that a mesh axis
-    splits is a multiple of that axis. What is no matter of size stays as it is.
+    These ratios are kept: query to key/value heads, sizes of the heads, and frequencies to the context they
+    were made for. If the heads together are as wide as the hidden size, they stay so. Every size that a mesh
+    axis splits is a multiple of that axis. Values that are not sizes do not change.
 
     Args:
-        config: the original's. A nested one becomes a nested one where the family has a miniature's tower.
-        axes: the mesh that the miniature is trained on.
+        config: the original's. A nested config stays nested if the family has an entry in TOWERS.
+        axes: axes of the mesh that the miniature is trained on.
     """
     family, text = family_of(config), text_config(config)
     sizes = Sizes.of(family.architecture(config), text, axes or {})
     layers = pattern(config)
     layers = layers if len(layers) > 1 else 2 * layers
     if shared := bool(text.get("num_kv_shared_layers")):
-        layers *= 2  # a second period reads what the first one keeps
+        layers *= 2  # the second period reads keys and values that the first one keeps
     small = resized(with_layers(config, layers), text, sizes)
     if shared:
         small["num_kv_shared_layers"] = len(layers) // 2
@@ -326,15 +326,15 @@ def shrink(config: Mapping[str, Any], axes: Mapping[str, int] | None = None) -> 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes that a miniature's others follow from.
+    """The sizes from which all other sizes of a miniature follow.
 
     Attributes:
-        original: what the miniature is of.
+        original: the architecture of the original.
         step: every size that may be split is a multiple of it.
-        tp: devices that heads are split over.
+        tp: number of devices that the heads are split over.
         hidden: hidden size.
-        head_dim: of each head.
-        heads, kv_heads, global_kv_heads: counts; the last of Gemma 4's global layers, None for none.
+        head_dim: size of each head.
+        heads, kv_heads, global_kv_heads: counts; the last is for Gemma 4's global layers, else None.
     """
 
     original: Architecture
@@ -358,16 +358,16 @@ class Sizes:
         return cls(original, step, tp, hidden, head_dim, heads, kv_heads, rest[0] if rest else None)
 
     def scaled(self, size: float) -> float:
-        """A number that goes with the size of a head."""
+        """Scale a number that is proportional to the size of a head."""
         return size * self.head_dim / self.original.head_dim
 
 
 def resized(values: Mapping[str, Any], text: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
-    """A text model's values at a miniature's sizes, without those that say nothing of it.
+    """Return a text model's config values at a miniature's sizes, without keys that do not apply to it.
 
     Args:
-        values: with the layers that are kept.
-        text: the original's.
+        values: the config, already cut to the layers that are kept.
+        text: the original's text config.
     """
     small = {key: value for key, value in values.items() if not _is_dropped(key)}
     scaled: dict[str, Any] = _scaled(small, sizes)
@@ -375,7 +375,7 @@ def resized(values: Mapping[str, Any], text: Mapping[str, Any], sizes: Sizes) ->
 
 
 def _sized(text: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
-    """The table of keys that are sizes: those that every model has, and those that it says itself."""
+    """Return the values of keys that are sizes: keys that every model has, and those set in this config."""
     s, hidden = sizes, sizes.hidden
     vocabulary = _multiple(VOCABULARY, s.step)
     out: dict[str, Any] = {
@@ -412,12 +412,12 @@ def _sized(text: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
 
 
 def _scaled(value: Any, sizes: Sizes, key: str = "") -> Any:
-    """A config's values with those replaced, within its objects too, that go with the size of a head or with
-    the context that a model was made for."""
+    """Return a config's values, with those replaced that depend on the size of a head or on the context that
+    the model was made for. Replaces them in nested objects as well."""
     if isinstance(value, Mapping):
         return {name: _scaled(inner, sizes, name) for name, inner in value.items()}
     if key == "original_max_position_embeddings" and value:
-        # Short enough that rehearsed positions are beyond it.
+        # Short enough that rehearsed positions exceed it.
         return CONTEXT
     if key in ("short_factor", "long_factor") and isinstance(value, list):  # one for each pair of features
         count = max(1, round(sizes.scaled(len(value))))
@@ -429,7 +429,7 @@ def _scaled(value: Any, sizes: Sizes, key: str = "") -> Any:
         return round(sizes.scaled(value))
     if key == "attention_multiplier" and value:  # scores are multiplied by it
         return value / sizes.scaled(1)
-    # What logits of thousands of features are divided by would flatten those of so few.
+    # Divisors and factors made for logits of thousands of features would flatten those of a few features.
     if key == "logits_scaling" and value:
         return min(value, 4.0)
     if key == "logit_scale" and value:
@@ -438,8 +438,8 @@ def _scaled(value: Any, sizes: Sizes, key: str = "") -> Any:
 
 
 def _positions(text: Mapping[str, Any]) -> int:
-    """The longest context, in the original's ratio to the one before it was extended; without that, a kind of
-    rotary scaling takes the longest for it."""
+    """Return the longest context, in the original's ratio to its context before extension. Without that
+    value, CONTEXT for kinds of rotary scaling that use the longest context instead, otherwise LONGEST."""
     places = [text, *(value for value in text.values() if isinstance(value, Mapping))]
     before = next((n for place in places if (n := place.get("original_max_position_embeddings"))), None)
     most = text.get("max_position_embeddings")
@@ -450,14 +450,14 @@ def _positions(text: Mapping[str, Any]) -> int:
 
 
 def _is_dropped(key: str) -> bool:
-    """Whether a key says nothing of a miniature: of another tokenizer, of code or of how it was saved."""
+    """Return whether a key does not apply to a miniature: about the tokenizer, code, or how it was saved."""
     return key in NOT_TAKEN or key.endswith(("_token_id", "_token_ids", "_token_index"))
 
 
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A text config, or one nested in `text_config`, with what transformers wants beside it.
+    """Complete a text config, or one nested in `text_config`, with the other keys that transformers requires.
 
-    The nested form becomes the multimodal model, with a small vision tower.
+    A nested config becomes the multimodal model, with a small vision tower.
     """
     text = dict(text_config(config))
     family = family_of(text)
@@ -481,8 +481,8 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _heads(counts: Sequence[int], tp: int, least: int) -> list[int]:
-    """The smallest counts of the same ratios, at least so many of the first, that tp divides where it divides
-    the original's."""
+    """Return the smallest counts with the same ratios, the first at least `least`. Counts that tp divides in
+    the original are divisible by tp here too."""
     unit = math.gcd(*counts)
     small = [count // unit for count in counts]
     factor = math.lcm(

@@ -1,6 +1,6 @@
-"""A recipe in miniature: the same run with only the model's size, the data and the mesh replaced.
+"""A recipe in miniature: the same run, with only the model's size, the data and the mesh replaced.
 
-Its data are short chats, all different, in the format that the recipe reads.
+The data are short chats, all different, in the format that the recipe reads.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ LENGTH = 128
 ACCUMULATION = 2
 """Most micro-batches of one optimizer step."""
 LEARNING_RATE = 0.01
-"""Large enough that a few steps move the adapters by more than bfloat16 rounds off."""
+"""Large enough that a few steps change the adapters by more than bfloat16's rounding."""
 
 NO_PART = {"extends", "serve", "benchmark", "evaluate", "launch", "cost"}
-"""Sections that say nothing about training and merging, and are left out."""
+"""Sections that do not affect training and merging, and are left out."""
 
 
 @dataclass(frozen=True)
 class MiniatureChange:
-    """A value of the recipe that the miniature does not take over."""
+    """A value of the recipe that the miniature replaces."""
 
     path: str
     before: str
@@ -41,7 +41,7 @@ class MiniatureChange:
 
 
 def scale_axes(axes: Mapping[str, int]) -> dict[str, int]:
-    """Mesh axes of at most DEVICES in all: the largest is halved until they fit."""
+    """Reduce mesh axes to at most DEVICES in all: halve the largest axis until they fit."""
     small = dict(axes)
     while math.prod(small.values()) > DEVICES:
         largest = max(small, key=lambda name: small[name])
@@ -50,7 +50,7 @@ def scale_axes(axes: Mapping[str, int]) -> dict[str, int]:
 
 
 def processes(program: Program) -> int:
-    """Processes of the miniature's run: two stand for several hosts."""
+    """Return the number of processes in the miniature's run: two represent several hosts."""
     devices = math.prod(scale_axes(program.recipe.mesh.axes).values())
     return 2 if program.accelerator.hosts > 1 and devices % 2 == 0 else 1
 
@@ -64,15 +64,15 @@ def derive(
     steps: int,
     small: Architecture | None = None,
 ) -> tuple[dict[str, Any], list[MiniatureChange]]:
-    """The miniature's recipe as plain data, and what differs from the original's.
+    """Return the miniature's recipe as plain data, and its differences from the original.
 
     Args:
         program: the original.
         config: the miniature's config.json.
-        model: what to write as model.id.
-        train, evaluate: data files relative to the miniature's recipe.
+        model: the value for model.id.
+        train, evaluate: data files, relative to the miniature's recipe.
         steps: optimizer steps.
-        small: the miniature's sizes, of the original's family; None where its config.json tells them.
+        small: the miniature's sizes, in the original's family; None to read them from its config.json.
     """
     if small is None:
         family = family_of(config)
@@ -108,7 +108,7 @@ def derive(
         "eval_every": max(1, steps // 2),
     }
     recipe["train"]["optimizer"]["learning_rate"] = LEARNING_RATE
-    # What is rehearsed stays here, and goes through all its steps.
+    # A rehearsal logs to this machine only, and runs all its steps.
     recipe["train"]["log"] |= {"every": 1, "wandb_project": None, "mlflow_experiment": None}
     recipe["train"] |= {"early_stopping": None, "samples": None}
     if recipe["train"]["schedule"]["warmup_steps"]:
@@ -126,10 +126,10 @@ def derive(
 
 
 def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small: Architecture) -> None:
-    """Fits the `lora` section of a recipe's plain data to a miniature: layers, ranks and projections.
+    """Adapt the `lora` section of a recipe's plain data to a miniature: layers, ranks and projections.
 
     Args:
-        recipe: of the program, changed in place.
+        recipe: the recipe of the program, changed in place.
         family, small: of the miniature.
     """
     lora = recipe["lora"]
@@ -139,7 +139,7 @@ def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small:
         lora["layers"] = _fewer_layers(program.lora.layers, program.architecture, small)
     lora["start_from"] = None  # an adapter of the original
     most = small.hidden_size
-    if principal(lora["init"]):  # no part of a weight has a rank above its own
+    if principal(lora["init"]):  # no rank may exceed the rank of the weight itself
         adapters = build_adapters(family, small, replace(program.lora, layers=None))
         most = min(min(p.shapes(x)[0][1], p.shapes(x)[1][0]) for p in adapters for x in p.projections)
     lora["rank"] = min(lora["rank"], most)
@@ -147,7 +147,7 @@ def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small:
     sites = family.all_targets(small)
     modules = [module for site in sites for module in site.modules]
     for key in ("rank_pattern", "alpha_pattern"):
-        # A pattern of layers that the miniature does not have has nothing to say there.
+        # Drop entries for layers that the miniature does not have.
         lora[key] = {
             pattern: min(value, most) if key == "rank_pattern" else value
             for pattern, value in lora[key].items()
@@ -158,7 +158,7 @@ def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small:
         if any(meant(target, site) for site in sites):
             targets.append(target)
             continue
-        # It names layers that the miniature does not have: its projections, on all layers.
+        # The pattern names layers that the miniature does not have: use its projections, on all layers.
         wanted = {
             site.words[0] if site.words else module.rpartition(".")[2]
             for site in program.family.all_targets(program.architecture)
@@ -169,7 +169,7 @@ def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small:
 
 
 def _fewer_layers(layers: Sequence[int], original: Architecture, small: Architecture) -> list[int]:
-    """Layers of the miniature that stand for the chosen ones: of the same kind, about as deep."""
+    """Return the miniature's layers that represent the chosen ones: same kind, about the same depth."""
 
     def stand_in(layer: int) -> int:
         depth = layer * small.num_layers // original.num_layers
@@ -182,7 +182,7 @@ def _fewer_layers(layers: Sequence[int], original: Architecture, small: Architec
 def replacements(
     before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
 ) -> list[MiniatureChange]:
-    """What two recipes as plain data differ in."""
+    """Return the differences between two recipes as plain data."""
     found = []
     for key in before:
         path, old, new = f"{prefix}{key}", before[key], after.get(key)
@@ -195,7 +195,7 @@ def replacements(
 
 def _short(value: Any) -> str:
     if isinstance(value, list):
-        # Of a data source its path, of a sharding rule what it matches.
+        # For a data source show its path, for a sharding rule what it matches.
         value = [item.get("path") or item.get("match") if isinstance(item, dict) else item for item in value]
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {item}" for key, item in value.items())
@@ -210,7 +210,7 @@ OBJECTS = ("the valley", "seven loaves", "a red lantern", "the market", "every s
 
 
 def conversations(count: int) -> list[list[dict[str, str]]]:
-    """Chats of one or two turns, all different, between some 20 and 80 tokens of a miniature's tokenizer."""
+    """Return different chats of one or two turns, about 20 to 80 tokens long in a miniature's tokenizer."""
     rows = []
     for i in range(count):
         number = i * 37 % 101
@@ -231,8 +231,8 @@ def conversations(count: int) -> list[list[dict[str, str]]]:
 
 
 def row_of(messages: Sequence[dict[str, str]], format: str) -> dict[str, Any]:
-    """A chat as a row of a format of `data.format`; all but its first turn are left out where there is no
-    room for them."""
+    """Convert a chat to a row of a format of `data.format`. If the format has no place for further turns,
+    only the first one is kept."""
     prompt, answer = messages[0]["content"], messages[1]["content"]
     if format == "chat":
         return {"messages": list(messages)}

@@ -1,7 +1,7 @@
-"""Steps that run one after the other, mostly scripts: rehearsal, quickstart and parity are lists of them.
+"""Steps that run one after the other, mostly scripts. Rehearsal, quickstart and parity are lists of them.
 
-Each step is timed and gives one figure; the first
-that fails ends the run, with the tail of what its script printed.
+Each step is timed and gives one figure. The first step that fails ends the run, and the last lines of its
+script's output are shown.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TAIL = 25
-"""Lines of a failed script's output that are shown."""
+"""Number of last lines of a failed script's output that are shown."""
 
 POLL_SECONDS = 0.02
 
 
 class StepFailed(Exception):
-    """A step that did not do what it should.
+    """A step failed.
 
     Attributes:
-        tail: the last lines that its script printed, "" when no script ran.
+        tail: the last lines that its script printed; "" if no script ran.
     """
 
     def __init__(self, message: str, tail: str = "") -> None:
@@ -43,7 +43,7 @@ class StepFailed(Exception):
 
 @dataclass(frozen=True)
 class StepResult:
-    """How a step went. `figure` is what it measured, in a few words."""
+    """The result of a step. `figure` is its measurement, in a few words."""
 
     step: str
     ok: bool
@@ -53,13 +53,13 @@ class StepResult:
 
 @dataclass
 class Pipeline:
-    """Steps that have run, and where their scripts' output went.
+    """Steps that have run, and where their scripts' output is.
 
     Attributes:
-        console: where progress goes; plain lines when it is no terminal.
-        logs: folder of one text file per script.
+        console: where progress is shown; as plain lines if it is not a terminal.
+        logs: folder with one text file per script.
         show_commands: whether each script's command line is printed.
-        expected: what each step takes in relation to the others, by name; without it no time left is told.
+        expected: relative duration of each step, by name; without it no remaining time is shown.
     """
 
     console: Console
@@ -70,10 +70,10 @@ class Pipeline:
     _say: Callable[[str], None] = lambda text: None
 
     def step(self, name: str, action: Callable[[], str]) -> None:
-        """Runs one step; `action` returns its figure.
+        """Run one step; `action` returns its figure.
 
         Raises:
-            StepFailed: when it fails; the result is recorded all the same.
+            StepFailed: when it fails; the result is recorded anyway.
         """
         start = time.monotonic()
         try:
@@ -91,23 +91,23 @@ class Pipeline:
         environment: Mapping[str, str],
         until: Callable[[], bool] | None = None,
     ) -> str:
-        """Runs a script to its end and returns what it printed.
+        """Run a script to its end and return its output.
 
         Args:
-            command: its first word is the interpreter.
-            log: name of the text file that its output goes to.
+            command: the command line; its first word is the interpreter.
+            log: name of the text file for its output.
             environment: of the process.
-            until: asked all the time; when it is true the process is killed with SIGKILL.
+            until: called repeatedly; once it returns true, the process is killed with SIGKILL.
 
         Raises:
-            StepFailed: when it exits with another status than 0, or ends before `until` was true.
+            StepFailed: when the script's exit status is not 0, or it ends before `until` returned true.
         """
         self.say_command(command)
         self.logs.mkdir(parents=True, exist_ok=True)
         path = self.logs / f"{log}.txt"
         killed = False
         with path.open("wb") as output:
-            # A session of its own, so that its children can be ended with it.
+            # Run it in its own session, so that its children can be ended with it.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -143,7 +143,7 @@ class Pipeline:
         return text
 
     def say_command(self, command: list[str]) -> None:
-        """Prints a command line as a reader would type it, where commands are shown."""
+        """Print a command line as a reader would type it, if commands are shown."""
         if self.show_commands:
             tell(self.console, f"$ {readable(command)}", "dim")
 
@@ -152,7 +152,7 @@ class Pipeline:
         return all(result.ok for result in self.results)
 
     def print_table(self, title: str) -> None:
-        """A table of the steps that have run, and their whole time."""
+        """Print a table of the steps that have run, and their total time."""
         from rich.table import Table
 
         if manner.quiet and self.ok:
@@ -190,7 +190,7 @@ class Pipeline:
                 self._say = lambda text: None
 
     def _left(self, name: str, passed: float) -> str:
-        """How long the steps still take, at the pace of those that have ended: ", 40 s left"."""
+        """Estimate the remaining time, at the pace of the finished steps: ", 40 s left"."""
         done = sum(self.expected.get(result.step, 0.0) for result in self.results)
         if done <= FORESEEABLE * sum(self.expected.values()) or name not in self.expected:
             return ""
@@ -208,32 +208,32 @@ class Pipeline:
 
 
 def new_console(stream: Any = None) -> Console:
-    """A console that is wide enough for the table when it is piped."""
+    """Create a console that is wide enough for the table even if its output is piped."""
     from recipec.compiler.terminal import console
 
     return console(stream, width=120)
 
 
 def readable(command: list[str]) -> str:
-    """A command line as a reader would type it: paths below the working folder shortened."""
+    """Return a command line as a reader would type it, with paths below the working folder shortened."""
     here = f"{Path.cwd()}{os.sep}"
     return shlex.join(word.removeprefix(here) for word in command)
 
 
 def report_failure(console: Console, error: StepFailed) -> None:
-    """Prints what a failed step's script said last."""
+    """Print the last lines of a failed step's script."""
     if error.tail:
         say(console, "its last lines:")
         say(console, error.tail)
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Prints text as it is: no markup in it, no line broken."""
+    """Print text unchanged: without markup, and without wrapping lines."""
     console.print(text, style=style, markup=False, soft_wrap=True)
 
 
 def tell(console: Console, text: str, style: str = "") -> None:
-    """The same of what is good to know, which --quiet leaves out."""
+    """Print optional information in the same way; --quiet leaves it out."""
     if not manner.quiet:
         say(console, text, style)
 
@@ -244,7 +244,7 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a script and its children, kindly at first."""
+    """End a script and its children: SIGTERM first, SIGKILL after 3 s."""
     _signal(process, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=3)
@@ -253,7 +253,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last_line(path: Path) -> str:
-    """The last line of a growing text file; a progress bar's line counts from its last return."""
+    """Return the last line of a growing text file; a carriage return of a progress bar also starts a line."""
     with path.open("rb") as stream:
         stream.seek(0, os.SEEK_END)
         stream.seek(max(0, stream.tell() - 2000))
@@ -263,6 +263,6 @@ def _last_line(path: Path) -> str:
 
 
 def last_lines(text: str) -> str:
-    """Of what a script printed, those that are shown when it fails."""
+    """Return the part of a script's output that is shown when it fails."""
     lines = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
     return "\n".join(lines[-TAIL:])

@@ -38,15 +38,15 @@ RECIPE = ROOT / "recipes" / "quickstart.yaml"
 OUTPUT = ROOT / "build" / "quickstart"
 
 EMBEDDING_SCALE = 0.2
-"""So that the loss starts not far above that of an even guess, ln 512 = 6.2."""
+"""Chosen so that the loss starts only slightly above that of a uniform guess, ln 512 = 6.2."""
 
 LOSS_RATIO = 0.8
-"""What the loss must come down to: training, from the mean of the first tenth of the steps to that of
-the last; evaluation, from before the first step to after the last."""
+"""Highest ratio of the final to the first loss. For training, it compares the means of the first and the last
+tenth of the steps; for evaluation, the losses before the first and after the last step."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the quickstart; the exit status."""
+    """Run the quickstart; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m recipec.compiler.rehearse.quickstart", description=__doc__
     )
@@ -106,7 +106,7 @@ def compiled() -> Program:
 
 
 def write_model(directory: Path, program: Program) -> str:
-    """Writes the checkpoint that the recipe names; its tokenizer learns from the recipe's own data."""
+    """Write the checkpoint that the recipe names; its tokenizer is trained on the recipe's own data."""
     config = complete(catalog.entries()[program.recipe.model.id]["config"])
     files = [RECIPE.parent / source.path for source in program.recipe.data.train]
     write_checkpoint(
@@ -136,7 +136,7 @@ def _build(generated: Path, program: Program, pipeline: Pipeline) -> str:
 
 
 def check_losses(training: Sequence[float], evaluation: Sequence[float]) -> str:
-    """Holds the end of both loss curves against their start."""
+    """Check that both loss curves decrease enough from start to end."""
     tenth = max(1, len(training) // 10)
     first, last = (sum(part) / tenth for part in (training[:tenth], training[-tenth:]))
     figure = (

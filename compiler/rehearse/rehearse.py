@@ -1,7 +1,7 @@
-"""`recipe rehearse`: a recipe's artifact run in miniature on virtual CPU devices.
+"""`recipe rehearse`: run a recipe's artifact in miniature on virtual CPU devices.
 
-A miniature of the model is written, the recipe is compiled for it, and the scripts that come out are
-run as a user would run them: train, kill, resume, merge, verify.
+It writes a miniature of the model, compiles the recipe for it, and runs the generated scripts as a user
+would: train, kill, resume, merge, verify.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ EXPECTED: Mapping[str, float] = {
     **{"miniature": 0.5, "compile": 0.5, "train": 60, "kill": 30},
     **{"resume": 40, "compare": 1, "merge": 2, "verify": 12},
 }
-"""Seconds of the steps as three recipes took them: by their ratios the time left is told."""
+"""Seconds that the steps of three recipes took; their ratios are used to estimate the remaining time."""
 
 RECIPE = "recipe.yaml"
 TRAIN_FILE, EVAL_FILE = "rehearsal-train.jsonl", "rehearsal-eval.jsonl"
@@ -55,13 +55,13 @@ TRAIN_FILE, EVAL_FILE = "rehearsal-train.jsonl", "rehearsal-eval.jsonl"
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal left behind.
+    """The result of a rehearsal.
 
     Attributes:
         ok: whether every step passed.
-        folder: with the miniature, its recipe, the artifact, logs and outputs; removed when it passed
-            and was not to be kept.
-        seconds: of each step by its name.
+        folder: the miniature, its recipe, the artifact, logs and outputs; removed if the rehearsal passed and
+            the folder was not to be kept.
+        seconds: duration of each step, by its name.
     """
 
     ok: bool
@@ -72,18 +72,18 @@ class Rehearsal:
 def rehearse(
     program: Program, steps: int = STEPS, folder: Path | None = None, console: Console | None = None
 ) -> Rehearsal:
-    """Rehearses a program and prints how it goes.
+    """Rehearse a program and print the progress.
 
     Args:
         program: of the recipe.
         steps: optimizer steps of the miniature's run, at least 4.
-        folder: where everything is written and kept: a new or empty one, or an earlier rehearsal's; a
-            temporary folder, removed on success, when None.
+        folder: where everything is written and kept: a new or empty one, or an earlier rehearsal's. If None,
+            a temporary folder that is removed on success.
 
     Raises:
-        ArtifactError: when `folder` holds something else than an earlier rehearsal, or the packages
-            that train are not installed.
-        KeyboardInterrupt: after its scripts have been ended and what was kept has been said.
+        ArtifactError: when `folder` holds something other than an earlier rehearsal, or the packages for
+            training are not installed.
+        KeyboardInterrupt: after ending its scripts and printing which files were kept.
     """
     require_packages("rehearsing")
     if not program.family.tunix:
@@ -129,10 +129,10 @@ def _run(program: Program, steps: int, work: Path, pipeline: Pipeline) -> None:
 
 
 def write_miniature(program: Program, work: Path, dtype: str | None = None) -> str:
-    """Writes the data and the checkpoint, and says how large the model is.
+    """Write the data and the checkpoint, and return a text that says how large the model is.
 
     Args:
-        dtype: of the weights; the recipe's when None.
+        dtype: type of the weights; None for the recipe's.
     """
     rows = conversations(TRAIN_ROWS + EVAL_ROWS)
     fields = program.recipe.data.fields
@@ -156,14 +156,14 @@ def write_miniature(program: Program, work: Path, dtype: str | None = None) -> s
 
 
 def _renamed(value: Any, fields: Mapping[str, str]) -> Any:
-    """A row with the column names that the recipe's `data.fields` gives."""
+    """Rename a row's columns as the recipe's `data.fields` says."""
     if isinstance(value, Mapping):
         return {fields.get(key, key): _renamed(item, fields) for key, item in value.items()}
     return [_renamed(item, fields) for item in value] if isinstance(value, list) else value
 
 
 def write_recipe(program: Program, steps: int, work: Path) -> list[MiniatureChange]:
-    """Writes recipe.yaml beside the miniature, and returns what it replaces."""
+    """Write recipe.yaml next to the miniature, and return the values it replaces."""
     config = json.loads((work / "model" / "config.json").read_text(encoding="utf-8"))
     small = None if program.family.tunix else catalog.find("./model", work).architecture
     recipe, replaced = derive(program, config, "./model", TRAIN_FILE, EVAL_FILE, steps, small)
@@ -187,12 +187,12 @@ def _compile(program: Program, steps: int, work: Path, console: Console) -> str:
 
 
 def backends(program: Program) -> tuple[Backend, ...]:
-    """What the artifact is built for beside Tunix: TorchAX, where Tunix does not have the model."""
+    """Return the backends that the artifact is built for besides Tunix: TorchAX if Tunix lacks the model."""
     return () if program.family.tunix else (Backend.TORCHAX,)
 
 
 def copy_template(program: Program, recipe: Mapping[str, Any], work: Path) -> None:
-    """Takes a chat template that is a file along."""
+    """Copy the recipe's chat template, if it is a file."""
     template = recipe["data"]["chat_template"]
     if template is None or "{" in template or "\n" in template:
         return
@@ -202,7 +202,7 @@ def copy_template(program: Program, recipe: Mapping[str, Any], work: Path) -> No
 
 
 def write_yaml(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes plain data as YAML in block style."""
+    """Write plain data as YAML in block style."""
     from ruamel.yaml import YAML
 
     yaml = YAML(typ="safe", pure=True)

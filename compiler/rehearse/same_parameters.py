@@ -1,4 +1,4 @@
-"""Holds the last checkpoints of two runs against each other, bit by bit.
+"""Compare the last checkpoints of two runs, bit by bit.
 
 python -m recipec.compiler.rehearse.same_parameters A B
 """
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 ITEMS = ("model_params", "optimizer_state")
-"""What Tunix saves at each step."""
+"""The items that Tunix saves at each step."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints one line about two folders of checkpoints; 0 when their last steps are identical."""
+    """Print one line about two folders of checkpoints; return 0 if their last steps are identical."""
     first, second = (Path(argument) for argument in arguments)
     steps = [max(int(p.name) for p in folder.iterdir() if p.name.isdigit()) for folder in (first, second)]
     if steps[0] != steps[1]:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def read_arrays(directory: Path) -> dict[str, np.ndarray]:
-    """Every array of a saved tree by its path, without the devices that it was saved from."""
+    """Read every array of a saved tree, by its path, independent of the devices it was saved from."""
     import jax
     import numpy as np
     import orbax.checkpoint as ocp

@@ -1,1 +1,1 @@
-"""A run, or a serving sweep, as one HTML page: `document.py` puts together what the other modules find."""
+"""A run, or a serving sweep, as one HTML page. `document.py` builds it from the other modules' results."""

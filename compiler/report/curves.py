@@ -1,4 +1,4 @@
-"""What runs logged, against steps, tokens and hours: one figure, whose plots share their horizontal axis."""
+"""Logged metrics over steps, tokens and hours: one figure, whose plots share their horizontal axis."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from recipec.compiler.wording import plural
 from recipec.runtime.metrics.loggers import EVAL
 
 ROWS, MARKS, SMOOTHED = 40, 12, 50
-"""Steps in the table behind a plot, besides those that were evaluated; marks of one kind and run in a plot;
-steps from which on a mean is drawn over what was logged."""
+"""Most rows in the table behind a plot, besides evaluated steps; most marks of one kind and run in a plot;
+fewest steps for which a mean is drawn over the logged values."""
 HEIGHT, GAP, ABOVE = 230, 110, 150
-"""Pixels of a plot, between two, and above the first."""
+"""Heights in pixels: of a plot, of the gap between two plots, and of the space above the first."""
 ACROSS = {"step": "optimizer step", "tokens": "tokens trained on", "hours": "hours in steps"}
 STYLES: dict[str, dict[str, Any]] = {
     "line": {},
@@ -33,11 +33,11 @@ STYLES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """A plot's metrics: (name, what it is called), and how they are drawn.
+    """A plot: its metrics as (name, label) pairs, and how they are drawn.
 
     Attributes:
-        scale: what values are divided by.
-        mean: whether a trailing mean of the first is drawn, too.
+        scale: values are divided by it.
+        mean: whether a trailing mean of the first metric is drawn as well.
     """
 
     key: str
@@ -157,7 +157,7 @@ KINDS = (
 
 
 def kinds_of(runs: Sequence[Run]) -> list[Kind]:
-    """KINDS, with the evaluation by source of runs that have several."""
+    """Return KINDS, with the evaluation by source for runs that have several sources."""
     named = dict.fromkeys(name for run in runs for name in run.metrics.values if name.startswith(EVAL))
     metrics = tuple((name, name.removeprefix(EVAL)) for name in named)
     what = "Mean over the targets of each source of the evaluation data, in nats a token."
@@ -166,7 +166,7 @@ def kinds_of(runs: Sequence[Run]) -> list[Kind]:
 
 
 class Across:
-    """Where steps of a run lie on each horizontal axis."""
+    """Positions of a run's steps on each horizontal axis."""
 
     def __init__(self, run: Run) -> None:
         self._sums = {}
@@ -188,14 +188,14 @@ class Across:
 
 @dataclass(frozen=True)
 class Curve:
-    """One line: its places by axis, of which the figure shows one at a time, and its values."""
+    """One line: its positions by axis, one of which the figure shows at a time, and its values."""
 
     x: dict[str, list[Any]]
     trace: dict[str, Any]
 
 
 def curves(runs: Sequence[Run]) -> Plot | None:
-    """The figure of what was logged; None where nothing was."""
+    """Draw the figure of the logged metrics; None if no run logged any."""
     across = [Across(run) for run in runs]
     kinds = [
         kind
@@ -247,7 +247,7 @@ def curves(runs: Sequence[Run]) -> Plot | None:
     layout[last]["title"] = {"text": ACROSS["step"]}
     layout["shapes"] = shapes["step"]
     layout["margin"] = {"l": 60, "r": 12, "t": ABOVE, "b": 60}
-    # Plotly's own buttons draw the same figure against another axis, or with other scales.
+    # Plotly's own buttons switch the figure to another axis or to other scales.
     against = [
         {
             "label": name + ("s" if name == "step" else ""),
@@ -276,7 +276,7 @@ def curves(runs: Sequence[Run]) -> Plot | None:
 
 
 def _curves(kind: Kind, runs: Sequence[Run], across: Sequence[Across]) -> tuple[list[Curve], list[str]]:
-    """The lines of a plot, and sentences on what they leave out."""
+    """Return the lines of a plot, and sentences on what they leave out."""
     out: list[Curve] = []
     notes: list[str] = []
     several = len(runs) > 1
@@ -293,14 +293,14 @@ def _curves(kind: Kind, runs: Sequence[Run], across: Sequence[Across]) -> tuple[
 
 
 def _top(runs: Sequence[Run]) -> float | None:
-    """Where the axis of the step time ends, so that steps which do not compile can be told apart."""
+    """Return the upper end of the step time's axis, low enough to tell steps without compilation apart."""
     steady = [seconds for run in runs for _, seconds in run.steady]
     every = [seconds for run in runs for _, seconds in run.metrics.get("step_seconds").finite]
     return 1.25 * max(steady) if steady and max(every) > 2 * max(steady) else None
 
 
 def _lines(kind: Kind, series: Series, index: int, color: str, name: str, place: Across) -> list[Curve]:
-    """A metric's line, with its mean where it is long."""
+    """Return a metric's line, and its mean if the line is long."""
     steps, values = [step for step, _ in series.finite], [value / kind.scale for _, value in series.finite]
     if not steps:
         return []
@@ -326,7 +326,7 @@ def _lines(kind: Kind, series: Series, index: int, color: str, name: str, place:
 def _with_gaps(
     x: dict[str, list[Any]], y: list[float], lost: Sequence[int]
 ) -> tuple[dict[str, list[Any]], list[float | None]]:
-    """Breaks a line where values between its points are not numbers."""
+    """Break a line at values that are not finite."""
     if not lost:
         return x, list(y)
     out: list[float | None] = []
@@ -346,7 +346,7 @@ def _with_gaps(
 def _marks(
     kind: Kind, runs: Sequence[Run], across: Sequence[Across]
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Vertical lines, each with its place by axis: where a run was resumed, or a number was none."""
+    """Return vertical lines, positioned by axis, where a run was resumed or a value was not finite."""
     out = []
     for run, place in zip(runs, across, strict=True):
         whose = f"{run.label} " if len(runs) > 1 else ""
@@ -383,7 +383,7 @@ def _thinned(series: Series, name: str, named: bool) -> list[str]:
 
 
 def _table(kind: Kind, runs: Sequence[Run]) -> Table:
-    """Steps evenly apart, and those of the second metrics, with their values in every run."""
+    """Tabulate evenly spaced steps, and steps of all but the first metric, with the values of every run."""
     columns = [
         (run, metric, called)
         for run in runs

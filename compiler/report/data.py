@@ -1,4 +1,4 @@
-"""What became of the data of runs."""
+"""What happened to the data of runs: rows read, kept, and left out."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PERCENTILES = ("10", "50", "90", "99")
 
 @dataclass(frozen=True)
 class Data:
-    """The section.
+    """The page's section on data.
 
     Attributes:
         table: a column for each split of each run.
-        lengths: the histogram, None where no run tells of it.
+        lengths: the histogram; None if no run recorded lengths.
         problems: sentences on rows that were left out.
     """
 
@@ -32,7 +32,7 @@ class Data:
 
 
 def data(runs: Sequence[Run]) -> Data | None:
-    """None where no run tells of its data."""
+    """Build the section; None if no run recorded its data."""
     columns = [
         (run, name, split) for run in runs for name in SPLITS if (split := _split(run, name)) is not None
     ]
@@ -102,7 +102,7 @@ _LINES = {
     "rows of an epoch": lambda split: f"{_count(split, 'rows'):,} of {_count(split, 'row_length'):,} tokens",
     "of their places filled": _full,
 }
-"""What a line of the table is called, and how it is read from a split; "" where it says nothing."""
+"""Label of each line of the table, and how to read its value from a split; "" if the split lacks it."""
 
 
 def _lengths(columns: Sequence[tuple[Run, str, Mapping[str, Any]]]) -> list[tuple[str, ...]]:
@@ -127,7 +127,7 @@ def _steps(columns: Sequence[tuple[Run, str, Mapping[str, Any]]]) -> list[tuple[
 
 
 def _problems(split: Mapping[str, Any]) -> list[str]:
-    """The rows that are named, and how many more there are."""
+    """Return the rows that are named as left out, and how many more there are."""
     from recipec.runtime.data.report import KINDS
 
     out = []

@@ -1,4 +1,4 @@
-"""The page of runs, and the page of serving sweeps: its sections, from what the other modules found."""
+"""The page of runs, and the page of serving sweeps: sections built from the other modules' results."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from recipec.compiler.report.sweep import Sweep, percentiles
 from recipec.runtime.serving import bench_report
 
 GENERATOR = "recipec report"
-"""By which a page is known, so that nothing else is overwritten."""
+"""Identifies a page of this command, so that no other file is overwritten."""
 EXTRA = "report"
 
 
 def run_page(runs: Sequence[Run], reality: Reality | None, outcome: Outcome, why_no_plan: str = "") -> str:
-    """The page of runs, of which the first is the one that the others are held against.
+    """Build the page of runs. The first run is the one that the others are compared with.
 
     Args:
-        reality: a plan beside the first run; None without one.
-        outcome: what merging and serving left of the first run.
-        why_no_plan: a sentence, where there is none.
+        reality: a plan's estimates next to the first run's measurements; None without a plan.
+        outcome: results of merging and serving the first run.
+        why_no_plan: a sentence on why there is no plan.
     """
     first, several = runs[0], len(runs) > 1
     figures = f"The figures are those of {first.label}, the first run; all of them are compared below."
@@ -193,7 +193,7 @@ def _basis(runs: Sequence[Run]) -> Section:
 
 
 def sweep_page(sweeps: Sequence[Sweep]) -> str:
-    """The page of serving sweeps, of which the first is the one that the others are held against."""
+    """Build the page of serving sweeps. The first is the one that the others are compared with."""
     first, several = sweeps[0], len(sweeps) > 1
     plots = sweep.plots(sweeps)
     alarms = []

@@ -1,4 +1,4 @@
-"""The top of the page: what ran, where, how far, and the figures that matter."""
+"""The top of the page: what ran, on which hardware, how far, and the most important figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BEST = "Lowest evaluation loss"
 
 
 def hardware(run: Run) -> list[tuple[str, str]]:
-    """Name and value of what ran, and on what."""
+    """Return (name, value) pairs for what ran, and on which hardware."""
     recipe, devices = run.recipe, run.devices
     out = []
     if recipe is not None:
@@ -55,7 +55,7 @@ def hardware(run: Run) -> list[tuple[str, str]]:
 
 
 def figures(run: Run) -> list[Figure]:
-    """The figures of a run."""
+    """Return the main figures of a run."""
     loss, evaluated = run.metrics.get("loss"), run.metrics.get("eval_loss").finite
     last = loss.values[-1] if len(loss) else None
     first = loss.finite[0] if loss.finite else None
@@ -95,7 +95,7 @@ def _latest(evaluated: Sequence[tuple[int, float]], best: tuple[int, float]) -> 
 
 
 def alarms(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """What went wrong: what, and a sentence, that the reader must not miss."""
+    """Return problems that the reader must not miss, each as a title and a sentence."""
     out = []
     for run in runs:
         whose = f"{run.label}: " if len(runs) > 1 else ""
@@ -121,7 +121,7 @@ def alarms(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _unfinished(run: Run, whose: str) -> tuple[str, str]:
-    """That a run is not at its end, and as far as is known why."""
+    """Describe that a run has not finished, and why if that is known."""
     far = f"{whose}{run.metrics.last_step:,} of {plural(run.steps_total or 0, 'step')} are done"
     reason = str(run.ended.get("reason") or "nothing says why").rstrip(".")
     if run.ended.get("state") == "failed":
@@ -133,7 +133,7 @@ def _unfinished(run: Run, whose: str) -> tuple[str, str]:
 
 
 def numbers(runs: Sequence[Run]) -> Table:
-    """Every metric of every run in a line: the page's numbers where no script draws."""
+    """Tabulate every metric of every run, one per line, for readers without JavaScript."""
     rows = []
     for kind in kinds_of(runs):
         for metric, called in kind.metrics:
@@ -168,7 +168,7 @@ def numbers(runs: Sequence[Run]) -> Table:
 
 
 def beside(runs: Sequence[Run]) -> Table:
-    """The runs side by side, a column each."""
+    """Tabulate the runs side by side, one column each."""
     lines: list[tuple[str, list[str]]] = [("state", [run.state for run in runs])]
     every = [figures(run) for run in runs]
     for name in dict.fromkeys(figure.name for one in every for figure in one):
@@ -182,5 +182,5 @@ def beside(runs: Sequence[Run]) -> Table:
 
 
 def _cell(figure: Figure) -> str:
-    """The value; of the lowest loss with its step."""
+    """Return a figure's value; for the lowest loss, with its step."""
     return f"{figure.value} {figure.below[0]}" if figure.name == BEST else figure.value

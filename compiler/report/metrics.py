@@ -1,4 +1,4 @@
-"""metrics.jsonl: whatever a run that was killed, resumed or went wrong has left in it."""
+"""Read metrics.jsonl, also as left by a run that was killed, resumed or failed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from recipec.compiler.json_value import json_value
 
 MOST = 2000
-"""Points of a curve, at most."""
+"""Most points of a curve."""
 
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""How the runtime writes what JSON has no number for."""
+"""How the runtime writes values that JSON has no number for."""
 
 
 @dataclass
 class Series:
-    """A metric by optimizer step, ascending; values may be NaN or infinite."""
+    """A metric by optimizer step, in ascending order; values may be NaN or infinite."""
 
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -29,27 +29,27 @@ class Series:
 
     @cached_property
     def finite(self) -> list[tuple[int, float]]:
-        """(step, value) where the value is a number."""
+        """(step, value) pairs whose value is finite."""
         return [pair for pair in zip(self.steps, self.values, strict=True) if math.isfinite(pair[1])]
 
     @cached_property
     def lost(self) -> list[tuple[int, float]]:
-        """(step, value) where it is none."""
+        """(step, value) pairs whose value is not finite."""
         return [pair for pair in zip(self.steps, self.values, strict=True) if not math.isfinite(pair[1])]
 
 
 @dataclass
 class Metrics:
-    """What a run logged, line by line.
+    """What a run logged, read line by line.
 
-    Training and evaluation of one step are lines of their own; what a later line says of a step and metric
-    holds.
+    Training and evaluation of one step have separate lines. If several lines have the same step and metric,
+    the last one counts.
 
     Attributes:
         values: by name and step, in the order of the lines.
-        lines: that were read.
-        unreadable: lines that are no JSON object with a step, but for a last one that was cut off.
-        cut: whether the last line was cut off, as of a run that was killed, or is writing.
+        lines: number of lines read.
+        unreadable: lines that are not a JSON object with a step, except a last line that was cut off.
+        cut: whether the last line was cut off, because the run was killed or is still writing.
         twice: steps that were logged more than once; the last counts.
     """
 
@@ -60,7 +60,7 @@ class Metrics:
     twice: set[int] = field(default_factory=set)
 
     def take(self, line: str | bytes) -> dict[str, float] | None:
-        """Adds a line; its numbers, or None for what is no line of metrics.jsonl."""
+        """Add a line; return its numbers, or None if it is not a line of metrics.jsonl."""
         entry = json_value(line)
         step = entry.get("step") if isinstance(entry, dict) else None
         if type(step) is not int or not 0 <= step < 1 << 53:
@@ -78,7 +78,7 @@ class Metrics:
 
     @cached_property
     def series(self) -> dict[str, Series]:
-        """By name, once all lines are read."""
+        """The metrics by name. Use it after all lines are read."""
         pairs = {name: sorted(values.items()) for name, values in self.values.items()}
         return {
             name: Series([step for step, _ in of], [value for _, value in of]) for name, of in pairs.items()
@@ -89,12 +89,12 @@ class Metrics:
 
     @property
     def last_step(self) -> int:
-        """The newest that was logged, 0 without any."""
+        """The newest step that was logged, 0 if there is none."""
         return max((max(values) for values in self.values.values()), default=0)
 
 
 def parse(text: str) -> Metrics:
-    """The metrics in a file's text."""
+    """Parse the metrics in a file's text."""
     out = Metrics()
     *lines, last = text.split("\n")
     for line in lines:
@@ -105,7 +105,7 @@ def parse(text: str) -> Metrics:
 
 
 def _number(value: Any) -> float | None:
-    """A value of a line; None where it is no number."""
+    """Return a line's value as a number; None if it is not one."""
     if isinstance(value, str):
         return NOT_FINITE.get(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -117,10 +117,10 @@ def _number(value: Any) -> float | None:
 
 
 def thin(values: Sequence[float], most: int = MOST) -> list[int]:
-    """Indices of the points to draw, ascending.
+    """Return the indices of the points to draw, ascending.
 
-    Of each of equal stretches the first, lowest, highest and last point is kept, so that the line covers the
-    same pixels; values that are not numbers are left to the caller, and none may be among these.
+    It divides the points into stretches of equal length and keeps the first, lowest, highest and last point
+    of each, so that the line covers the same pixels. No value may be NaN or infinite.
     """
     if len(values) <= most:
         return list(range(len(values)))
@@ -135,7 +135,7 @@ def thin(values: Sequence[float], most: int = MOST) -> list[int]:
 
 
 def trailing_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of each value and those before it, `window` in all, fewer at the beginning."""
+    """Return the mean of each value and those before it: `window` values, fewer at the beginning."""
     out, total = [], 0.0
     for index, value in enumerate(values):
         total += value
@@ -146,7 +146,7 @@ def trailing_mean(values: Sequence[float], window: int) -> list[float]:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """At most so many of `count` indices, evenly apart, with the first and the last."""
+    """Return at most `most` of `count` indices, evenly spaced, including the first and the last."""
     if count <= most:
         return list(range(count))
     return sorted({round(index * (count - 1) / (most - 1)) for index in range(most)})

@@ -1,4 +1,4 @@
-"""What merging and serving left of a run: found beside it, or named with --results."""
+"""Results of merging and serving a run: found next to it, or named with --results."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from recipec.compiler.wording import plural
 
 RECORD, SUMMARY = "merge.json", "summary.json"
 BESIDE = ((), ("results", "bench"), ("results", "eval"), ("results",))
-"""Where an artifact's scripts leave results, below its folder or --output."""
+"""Folders in which an artifact's scripts leave results, below its own folder or --output."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One thing that was found.
+    """One result that was found.
 
     Attributes:
         kind: "merge", "evaluation" or "endpoint".
-        title: with where it is from.
+        title: name of the result, with its source.
         facts: names and values.
-        tables: of it.
+        tables: the result's tables.
         problems, notes: sentences.
     """
 
@@ -43,21 +43,21 @@ class Result:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that was found of a run."""
+    """All results that were found for a run."""
 
     results: tuple[Result, ...]
     sweeps: tuple[Sweep, ...]
 
 
 def outcome(run: Run, given: Sequence[str]) -> Outcome:
-    """Looks beside a run, and where the user says.
+    """Look for results next to a run and in the places the user names.
 
     Args:
-        given: merged folders, results of a sweep or an evaluation, or what `recipe serve verify --json`
-            printed.
+        given: merged folders, results of a sweep or an evaluation, or the output of
+            `recipe serve verify --json`.
 
     Raises:
-        ArtifactError: what was given is none of these.
+        ArtifactError: when a given path is none of these.
     """
     beside = run.place.below("..")
     results = [merged(entry, beside) for entry in run.merges]
@@ -86,7 +86,7 @@ def outcome(run: Run, given: Sequence[str]) -> Outcome:
 
 
 def _beside(run: Run) -> list[Place]:
-    """Folders below those that hold the run, which may have results."""
+    """Return existing folders near the run that may hold results."""
     if run.place.system:
         return []
     roots, outputs = [run.place, run.place.below("..")], []
@@ -112,10 +112,10 @@ def _given(names: Sequence[str]) -> Iterator[tuple[Place | Result, bool]]:
 
 
 def merged(entry: Mapping[str, Any], beside: Place) -> Result:
-    """An entry of merges.json.
+    """Return the result for an entry of merges.json.
 
     Args:
-        beside: the folder that the run's is in, as the user named it: what lies there is named alike.
+        beside: the folder next to the run, as the user named it; paths inside it are shown under this name.
     """
 
     def named(folder: Any) -> str:
@@ -153,7 +153,7 @@ def _tensors(merged: Any, kept: Any, quantized: Any) -> str:
 
 
 def _verified(found: Mapping[str, Any]) -> Table:
-    """What --verify compared: a line for each, with what was allowed."""
+    """Tabulate what --verify compared: a line for each comparison, with its tolerance."""
     rows: list[tuple[str, ...]] = []
     if "files" in found:
         rows.append(("files, by SHA-256", number(found["files"]), "", "all as they were written"))
@@ -187,7 +187,7 @@ def _verified(found: Mapping[str, Any]) -> Table:
 
 
 def recorded(place: Place, record: Mapping[str, Any]) -> Result:
-    """A merged folder of which the run knows nothing: by its merge.json."""
+    """Return the result for a merged folder that the run does not list, from its merge.json."""
     tensors = record.get("tensors") or {}
     files = record.get("files") or {}
     size = sum(one.get("size", 0) for one in files.values() if isinstance(one, dict))
@@ -201,7 +201,7 @@ def recorded(place: Place, record: Mapping[str, Any]) -> Result:
 
 
 def evaluation(place: Place, summary: Mapping[str, Any]) -> Result:
-    """What eval.sh found: the base and the fine-tuned model beside each other, with intervals of 95 %."""
+    """Return the result of eval.sh: the base and the fine-tuned model side by side, with 95 % intervals."""
     rows = []
     prompts = summary.get("prompts")
     if isinstance(prompts, dict):
@@ -238,7 +238,7 @@ def _interval(value: Any) -> str:
 
 
 def _endpoint(file: Path) -> Result:
-    """What `recipe serve verify --json` printed."""
+    """Return the result in an output file of `recipe serve verify --json`."""
     try:
         found = json_value(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

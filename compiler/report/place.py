@@ -1,4 +1,4 @@
-"""The folder of a run, on this machine or at an address that fsspec opens."""
+"""A run's folder, on this machine or at an address that fsspec opens."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from recipec.compiler.packages import install
 from recipec.runtime.errors import UNREADABLE
 
 LARGEST = 1 << 30
-"""Bytes of the largest file that is read whole: of the metrics of a million steps it is a third."""
+"""Most bytes of a file that is read whole; the metrics of a million steps take a third of it."""
 WAY_OUT = "give the folder of a run's checkpoints, or of a sweep's results"
 
 
 @dataclass(frozen=True)
 class Status:
-    """Of a file or folder.
+    """The status of a file or folder.
 
     Attributes:
         size: bytes.
-        changed: when it was last written, in seconds since 1970; None where the place does not say.
-        identity: another one means another file under the same name; None where the place has none.
+        changed: time of the last write, in seconds since 1970; None if the file system does not report it.
+        identity: changes if another file takes the same name; None if the file system has none.
     """
 
     size: int
@@ -36,20 +36,20 @@ class Status:
 
     @property
     def age(self) -> float | None:
-        """Seconds since it was last written, None where that is not told."""
+        """Seconds since the last write; None if the time is not known."""
         return None if self.changed is None else max(0.0, time.time() - self.changed)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder, which need not be there yet.
+    """A folder, which need not exist yet.
 
-    Every method raises ArtifactError where an address cannot be read; what is missing raises nothing.
+    Every method raises ArtifactError if an address cannot be read. A missing file raises nothing.
 
     Attributes:
-        name: as the user gave it, or below that.
-        system: fsspec's file system of an address; None for this machine.
-        path: on it.
+        name: as the user gave it, or a path below that.
+        system: fsspec's file system for an address; None for this machine.
+        path: path in that file system.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Place:
     path: str
 
     def below(self, *parts: str) -> Place:
-        """A folder in it, or beside it by ".."."""
+        """Return a folder below this one; ".." leads to its parent."""
         path, name = self.path.rstrip("/"), self.name.rstrip("/")
         for part in parts:
             if part == "..":
@@ -70,20 +70,20 @@ class Place:
         if not self.system:
             return Path(self.path).is_dir()
         with self._reading():
-            # Some file systems have files alone, and their folders by name.
+            # Some file systems store only files, and derive folders from their names.
             return bool(self.system.isdir(self.path))
         return False
 
     def names(self) -> list[str]:
-        """Of what is in it; nothing where it is no folder."""
+        """Return the names of its entries; nothing if it is not a folder."""
         return sorted(name for name, _ in self._entries())
 
     def folders(self) -> list[str]:
-        """The names of the folders in it."""
+        """Return the names of its subfolders."""
         return sorted(name for name, folder in self._entries() if folder)
 
     def _entries(self) -> list[tuple[str, bool]]:
-        """Names, and whether each is a folder."""
+        """Return its entries: each name, and whether it is a folder."""
         if not self.system:
             try:
                 return [(entry.name, entry.is_dir()) for entry in os.scandir(self.path)]
@@ -98,7 +98,7 @@ class Place:
         return []
 
     def status(self, name: str) -> Status | None:
-        """Of a file or folder in it, None where there is none."""
+        """Return the status of a file or folder in it; None if it does not exist."""
         path = f"{self.path}/{name}"
         if not self.system:
             try:
@@ -114,7 +114,7 @@ class Place:
         return None
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        """Bytes [start:end) of a file; fewer when there are no more."""
+        """Return bytes [start:end) of a file; fewer if the file is shorter."""
         path = f"{self.path}/{name}"
         if not self.system:
             try:
@@ -128,10 +128,10 @@ class Place:
         return b""
 
     def text(self, name: str) -> str | None:
-        """A file's text; None where there is none.
+        """Return a file's text; None if it does not exist.
 
         Raises:
-            ArtifactError: it is there and cannot be read.
+            ArtifactError: when it exists and cannot be read.
         """
         if self.system:
             with self._reading():
@@ -153,7 +153,7 @@ class Place:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Within it, what an address's library raises is an error of the folder; what is missing passes."""
+        """Turn errors of an address's library into ArtifactErrors within the block; ignore missing files."""
         from recipec.runtime.addresses import failed
 
         self.system.invalidate_cache()
@@ -161,17 +161,17 @@ class Place:
             yield
         except (FileNotFoundError, NotADirectoryError):
             return
-        except Exception as error:  # of whatever library the address belongs to
+        except Exception as error:  # from any library that handles the address
             problem = failed(self.name, "read", error)
             raise ArtifactError(problem.message, problem.help) from error
 
     def value(self, name: str) -> Any:
-        """A JSON file's value; None where there is none, or no JSON."""
+        """Return a JSON file's value; None if the file does not exist or is not valid JSON."""
         text = self.text(name)
         return None if text is None else json_value(text)
 
     def written(self, name: str) -> str | None:
-        """When a file of this machine was last written, in UTC; None where nobody knows."""
+        """Return when a file on this machine was last written, in UTC; None if that is not known."""
         status = None if self.system else self.status(name)
         if status is None or status.changed is None:
             return None
@@ -179,10 +179,10 @@ class Place:
 
 
 def open_place(name: str) -> Place:
-    """The folder of a path or address, whether it is there or not.
+    """Open the folder of a path or address, whether it exists or not.
 
     Raises:
-        ArtifactError: nothing opens the address.
+        ArtifactError: when the address cannot be opened.
     """
     from recipec.runtime.addresses import open_address
     from recipec.runtime.errors import UserError
@@ -199,10 +199,10 @@ def open_place(name: str) -> Place:
 
 
 def existing_place(name: str) -> Place:
-    """A folder that has to be there.
+    """Open a folder that has to exist.
 
     Raises:
-        ArtifactError: there is none, or the address cannot be read.
+        ArtifactError: when it does not exist, or the address cannot be read.
     """
     place = open_place(name)
     try:
@@ -210,7 +210,7 @@ def existing_place(name: str) -> Place:
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{name} cannot be read: {error}", WAY_OUT) from error
     if not found and place.system:
-        place.names()  # some file systems have no folder where they may not read
+        place.names()  # some file systems show no folder where access is denied; this call raises the error
     if not found:
         there = place.system is None and Path(place.path).exists()
         raise ArtifactError(f"{name} is no folder" if there else f"there is no folder {name}", WAY_OUT)

@@ -1,4 +1,4 @@
-"""A plan's estimates beside what the run measured."""
+"""A plan's estimates next to the run's measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """A figure: estimated, its interval ("" where there is none), measured, and measured over estimated."""
+    """A figure: its estimate, interval ("" if there is none), measurement, and measured over estimated."""
 
     name: str
     estimate: str
@@ -32,13 +32,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Reality:
-    """The section.
+    """The section that compares the two.
 
     Attributes:
-        source: where the plan is from.
+        source: where the plan comes from.
         place: a sentence on what was measured where.
         lines: the table.
-        mismatches: sentences on what the plan is of, and the run is not.
+        mismatches: sentences on where the plan and the run differ.
     """
 
     plan: Plan
@@ -49,10 +49,10 @@ class Reality:
 
 
 def read_plan(file: Path) -> Plan:
-    """The plan that `recipe plan --json` printed.
+    """Read the output of `recipe plan --json`.
 
     Raises:
-        ArtifactError: it is none.
+        ArtifactError: when the file holds something else.
     """
     from recipec.compiler.plan.results import PLAN
 
@@ -69,7 +69,7 @@ def read_plan(file: Path) -> Plan:
 
 
 def kept_plan(run: Run) -> Plan | None:
-    """The plan of a run's recipe, where all that it takes is in recipec's cache; nothing is compiled."""
+    """Return the plan of a run's recipe if recipec's cache holds all that it needs; nothing is compiled."""
     program = run.program
     backend = _backend(run)
     if program is None or backend is None or program.accelerator.platform != "tpu":
@@ -87,7 +87,7 @@ def kept_plan(run: Run) -> Plan | None:
 
 
 def reality(run: Run, plan: Plan, source: str) -> Reality:
-    """The table of a run.
+    """Build the table of a run.
 
     Args:
         source: of the plan: a file, or the cache.
@@ -98,7 +98,7 @@ def reality(run: Run, plan: Plan, source: str) -> Reality:
     speed = length.tokens_per_second or None
 
     def interval(figure: float | None, write: Callable[[float], str], inverse: bool = False) -> str:
-        """Time is in proportion to the estimate's errors, speed the other way."""
+        """Format the interval. Time is proportional to the estimate's error, speed inversely proportional."""
         if not figure:
             return ""
         low, high = estimate.interval.of(1.0)
@@ -177,7 +177,7 @@ def _mismatches(run: Run, plan: Plan) -> list[str]:
 
 
 def _backend(run: Run) -> Backend | None:
-    """Whose step a plan would be of; None for TRL's, of which there is none."""
+    """Return the backend whose step a plan would estimate; None for TRL, which plans do not cover."""
     from recipec.compiler.emitters.backends import Backend
 
     scripts = {"train_torchax.py": Backend.TORCHAX, "train_trl.py": None}
@@ -185,7 +185,7 @@ def _backend(run: Run) -> Backend | None:
 
 
 def _statistics(run: Run, program: Program) -> Statistics | None:
-    """What the run counted in its data, as a plan takes it."""
+    """Return the run's own data statistics, in the form that a plan takes."""
     from recipec.compiler.lowering.run_length import Statistics
 
     found = run.facts.get("data")

@@ -1,4 +1,4 @@
-"""The recipe of a run: its values with where they come from, and what differs between runs."""
+"""The recipe of a run: its values with their sources, and the differences between runs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ ABSENT = "(none)"
 
 @dataclass(frozen=True)
 class Resolved:
-    """A lock's recipe.
+    """The recipe in a lock file.
 
     Attributes:
-        problem: a sentence where it is not all of that; "" otherwise.
+        problem: a sentence on why the recipe or the program is missing; "" if both are there.
     """
 
     recipe: Recipe | None
@@ -37,7 +37,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Value:
-    """A line of the table: `default` where nobody set it."""
+    """A line of the table; `default` is true if the recipe does not set the value."""
 
     path: str
     value: str
@@ -47,7 +47,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Section:
-    """Values of one section of a recipe, and what they turn into."""
+    """Values of one section of a recipe, and what they mean for the run."""
 
     name: str
     values: tuple[Value, ...]
@@ -59,10 +59,10 @@ class Section:
 
 
 def resolved(values: Mapping[str, Any], folder: str) -> Resolved:
-    """The recipe in a lock, and its program where this version can make one.
+    """Read the recipe in a lock, and its program if this version can build one.
 
     Args:
-        folder: of the run, which paths of the recipe that are not there are relative to.
+        folder: of the run; missing files of the recipe are resolved relative to it.
     """
     from recipec.compiler.lowering.lower import lower
     from recipec.spec.load import load
@@ -75,10 +75,10 @@ def resolved(values: Mapping[str, Any], folder: str) -> Resolved:
 
 
 def matching(recipe: Recipe, file: Path, text: str | None) -> Loaded | None:
-    """A recipe's file, where it gives the same values; None otherwise.
+    """Return a recipe's file if it gives the same values; None otherwise.
 
     Args:
-        text: the file's content, None to read it.
+        text: the file's content; None to read it.
     """
     from recipec.spec.load import load
 
@@ -87,13 +87,13 @@ def matching(recipe: Recipe, file: Path, text: str | None) -> Loaded | None:
         return None
     mine, other = (dict(leaves(one)) for one in (recipe, loaded.recipe))
     left_open: set[tuple[Part, ...]] = {("extends",)}
-    if loaded.recipe.model.revision is None:  # which an added model settles
+    if loaded.recipe.model.revision is None:  # the folder of an added model sets it
         left_open.add(("model", "revision"))
     return loaded if all(mine.get(key) == other.get(key) for key in {*mine, *other} - left_open) else None
 
 
 def sections(run: Run) -> list[Section]:
-    """The recipe, section by section; [] where it is not known."""
+    """Return the recipe, section by section; [] if it is not known."""
     from recipec.compiler.explain.explain import summary
 
     if run.recipe is None:
@@ -109,7 +109,7 @@ def sections(run: Run) -> list[Section]:
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Paths whose values differ between runs, each with the value in every run."""
+    """Return the paths whose values differ between runs, each with the value in every run."""
     every = [
         {join(parts): value for parts, value in leaves(run.recipe)} if run.recipe else None for run in runs
     ]
@@ -124,7 +124,7 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def words(before: Run, after: Run) -> list[str]:
-    """What changes in the run, in words; [] where one of the programs is not known."""
+    """Describe what changes from one run to the other; [] if one of the programs is not known."""
     from recipec.compiler.explain.diff import words as said
 
     if before.program is None or after.program is None:
@@ -142,7 +142,7 @@ def _value(run: Run, parts: tuple[Part, ...], value: Any) -> Value:
 
 
 def _is_default(node: Any, parts: tuple[Part, ...], value: Any) -> bool:
-    """Whether a value is what the language gives where a recipe says nothing."""
+    """Return whether a value equals the language's default."""
     from recipec.spec.language import Section as Node
 
     owner, key = None, None
@@ -154,7 +154,7 @@ def _is_default(node: Any, parts: tuple[Part, ...], value: Any) -> bool:
     field = type(owner).model_fields[key]
     if field.is_required():
         return False
-    # Some follow from other keys of their section.
+    # Some defaults depend on other keys of their section.
     default = field.get_default(call_default_factory=True, validated_data=dict(owner))
     return bool(default == value)
 

@@ -1,4 +1,4 @@
-"""A run, as far as its folder tells of it."""
+"""A run, as read from its folder."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ RECIPE = "recipe.yaml"
 
 @dataclass
 class Run:
-    """What is known of a run.
+    """What is known about a run.
 
     Attributes:
         place: its folder.
-        label: what it is called beside other runs.
+        label: its name next to other runs.
         metrics: as logged.
-        written: when the metrics were last written; None where nobody knows.
-        facts: of run.json; {} without one.
-        ended: of state.json: how it ended, or that it has not; {} without one.
-        lock: of recipe.lock.json; {} without one.
-        recipe: resolved, from the lock; None without one that this version reads.
-        program: of the recipe; None where this version cannot make one.
-        loaded: the recipe with the places of its values; None where its file is not known.
-        merges: of merges.json.
+        written: when the metrics were last written; None if not known.
+        facts: content of run.json; {} without one.
+        ended: content of state.json, which says how the run ended or that it has not; {} without one.
+        lock: content of recipe.lock.json; {} without one.
+        recipe: resolved, from the lock; None without a lock that this version can read.
+        program: of the recipe; None if this version cannot build one.
+        loaded: the recipe with the positions of its values; None if its file is not known.
+        merges: content of merges.json.
         samples: lines of samples.jsonl.
         notes: sentences on what is missing or was left out.
     """
@@ -61,12 +61,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The recipe's, or the folder's."""
+        """The recipe's name, or the folder's."""
         return str(self.facts.get("name") or self.lock.get("name") or self.label)
 
     @property
     def steps_total(self) -> int | None:
-        """Optimizer steps of the whole run; None where nobody knows."""
+        """Optimizer steps of the whole run; None if not known."""
         data = self.facts.get("data")
         for total in (self.ended.get("total"), data.get("total_steps") if isinstance(data, dict) else None):
             if isinstance(total, int):
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def early(self) -> str | None:
-        """Why it was done before its last step, None where it was not."""
+        """Why the run finished before its last step; None if it did not."""
         return str(self.ended.get("reason") or "") or None if self.ended.get("state") == "done" else None
 
     @property
@@ -85,7 +85,7 @@ class Run:
 
     @property
     def resumed_after(self) -> list[int]:
-        """Steps that the run went on from."""
+        """Steps from which the run was resumed."""
         return [one["after"] for one in self.starts if isinstance(one.get("after"), int) and one["after"] > 0]
 
     @property
@@ -95,7 +95,7 @@ class Run:
 
     @property
     def on_cpu(self) -> bool | None:
-        """Whether it ran on CPUs; None where nobody knows."""
+        """Whether it ran on CPUs; None if not known."""
         platform = self.devices.get("platform")
         if platform is not None:
             return bool(platform == "cpu")
@@ -104,7 +104,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """In a phrase, for the badge: what of the run there is."""
+        """The run's state in a phrase, for the badge."""
         last, total = self.metrics.last_step, self.steps_total
         if not self.metrics.series:
             return "no step yet"
@@ -120,19 +120,19 @@ class Run:
 
     @property
     def steady(self) -> list[tuple[int, float]]:
-        """(step, seconds) of the steps but the first after each start, whose time is compiling, too."""
+        """(step, seconds) pairs, without the first step after each start, whose time includes compilation."""
         first = {after + 1 for after in (0, *self.resumed_after)}
         timed = self.metrics.get("step_seconds").finite
         return [pair for pair in timed if pair[0] not in first] or timed
 
     @property
     def step_seconds(self) -> float | None:
-        """The median of a steady step."""
+        """The median time of a steady step."""
         return statistics.median(seconds for _, seconds in self.steady) if self.steady else None
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Real tokens of the steady steps over their time."""
+        """Real tokens of the steady steps, divided by the steps' time."""
         tokens = dict(self.metrics.get("tokens").finite)
         both = [(tokens[step], seconds) for step, seconds in self.steady if step in tokens]
         seconds = sum(second for _, second in both)
@@ -140,13 +140,13 @@ class Run:
 
     @property
     def hours(self) -> float | None:
-        """Of all steps; loading, evaluating and saving are not in it."""
+        """Hours of all steps, without loading, evaluating and saving."""
         timed = self.metrics.get("step_seconds").finite
         return sum(seconds for _, seconds in timed) / 3600 if timed else None
 
     @property
     def peak_memory(self) -> float | None:
-        """Bytes."""
+        """Peak memory in bytes."""
         return max((value for _, value in self.metrics.get("peak_memory_bytes").finite), default=None)
 
 
@@ -155,7 +155,7 @@ def is_run(place: Place) -> bool:
 
 
 def inside(place: Place) -> list[Place]:
-    """The folder, or where it holds no run, those in it that do, as `recipe watch` has it."""
+    """Return the folder, or its subfolders that hold runs if it holds none, as `recipe watch` does."""
     if METRICS in place.names():
         return [place]
     inner = [one for one in map(place.below, place.names()) if one.is_folder()]
@@ -163,13 +163,13 @@ def inside(place: Place) -> list[Place]:
 
 
 def read_runs(names: Sequence[str], recipe: Path | None = None) -> list[Run]:
-    """Runs from their folders.
+    """Read runs from their folders.
 
     Args:
-        recipe: of the first run, for the places of its values.
+        recipe: file of the first run's recipe, for the positions of its values.
 
     Raises:
-        ArtifactError: a folder is not there, or holds no run.
+        ArtifactError: when a folder does not exist, or holds no run.
     """
     places = [existing_place(name) for name in names]
     called = labels([place.path for place in places])
@@ -219,7 +219,7 @@ def _read(place: Place, label: str) -> Run:
 
 
 def _find_recipe(run: Run, given: Path | None) -> None:
-    """Reads the recipe from the lock, and from its file where there is one that gives the same."""
+    """Read the recipe from the lock, and from its file if one gives the same values."""
     from recipec.compiler.report.recipe import matching, resolved
 
     if given is not None and not given.is_file():
@@ -241,7 +241,7 @@ def _find_recipe(run: Run, given: Path | None) -> None:
 
 
 def labels(paths: Sequence[str]) -> list[str]:
-    """The parts of paths in which they differ."""
+    """Return the parts of paths in which they differ."""
     parts = [[part for part in path.split("/") if part] for path in paths]
     if len(parts) < 2:
         return [parts[0][-1] if parts and parts[0] else paths[0]] if parts else []

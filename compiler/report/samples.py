@@ -1,4 +1,4 @@
-"""What a run answered to its prompts, as samples.jsonl has it."""
+"""A run's answers to its sample prompts, from samples.jsonl."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from recipec.compiler.report.metrics import spread
 
 SAMPLES = "samples.jsonl"
 STEPS, LONGEST = 6, 600
-"""Steps that are shown of each prompt, and letters of a text."""
+"""Most steps shown for each prompt, and most characters of a text."""
 
 
 def parse(text: str) -> list[Mapping[str, Any]]:
-    """The lines of the file that can be read."""
+    """Return the lines of the file that can be read."""
     found = [json_value(line) for line in text.splitlines()]
     return [one for one in found if isinstance(one, dict) and type(one.get("step")) is int]
 
 
 def table(samples: Sequence[Mapping[str, Any]]) -> Table | None:
-    """The answers to each prompt, step after step; None without any."""
+    """Tabulate the answers to each prompt, step by step; None without any."""
     by_prompt: dict[str, dict[int, Any]] = {}
     for one in samples:
         by_prompt.setdefault(_told(one.get("prompt")), {})[one["step"]] = one.get("answer")
@@ -38,7 +38,7 @@ def table(samples: Sequence[Mapping[str, Any]]) -> Table | None:
 
 
 def _told(prompt: Any) -> str:
-    """A prompt as it is shown: a text, or the last message."""
+    """Return a prompt for display: a text, or the last message."""
     last = prompt[-1] if isinstance(prompt, list) and prompt else prompt
     content = last.get("content") if isinstance(last, dict) else last
     return _short(content if isinstance(content, str) else json.dumps(prompt, ensure_ascii=False))

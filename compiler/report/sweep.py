@@ -1,4 +1,4 @@
-"""A serving sweep: what bench.sh and `recipe serve bench` measured, point by point, and its figures."""
+"""A serving sweep: the measurements of bench.sh and `recipe serve bench`, point by point, and its figures."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ QUANTITIES = {
     "itl": "time between tokens",
     "e2el": "time to the last token",
 }
-"""What vLLM's client calls a time, spelled out."""
+"""Names of times in vLLM's client, spelled out."""
 PARTS = ("p50", "p90", "p99")
 RATE = "request rate (requests/s)"
 TICKS = tuple(digit * 10**power for power in range(-2, 7) for digit in (1, 2, 5))
-"""Of a logarithmic axis: plotly's own are digits without their zeros."""
+"""Ticks of a logarithmic axis; plotly's own show only leading digits."""
 FAR_APART = 20.0
-"""Longest over shortest time from which on their axis is logarithmic."""
+"""Longest over shortest time above which the axis is logarithmic."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Point:
     Attributes:
         input_length: tokens of a prompt.
         rate: requests/s, or "inf".
-        outcome, reason: "measured", "failed" or "not measured", and why or what to know.
-        figures: the summary's, of a measured point: "output_tokens_per_s", "median_ttft_ms" and so on.
-        result: vLLM's own, {} where it is not there.
+        outcome, reason: "measured", "failed" or "not measured", and the reason or a note.
+        figures: the summary's figures of a measured point: "output_tokens_per_s", "median_ttft_ms" and so on.
+        result: vLLM's own result, {} if it is missing.
     """
 
     input_length: int
@@ -57,7 +57,7 @@ class Point:
         return "all at once" if self.rate == "inf" else self.rate
 
     def time(self, name: str, part: str) -> float | None:
-        """ms, of a percentile: "ttft", "p90"."""
+        """Return a time in ms: `name` as in "ttft", percentile `part` as in "p90"."""
         key = f"median_{name}_ms" if part == "p50" else f"{part}_{name}_ms"
         value = self.result.get(f"{part}_{name}_ms", self.result.get(key, self.figures.get(key)))
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
@@ -65,12 +65,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The results of a folder.
+    """The results in a folder.
 
     Attributes:
         name: of the folder.
-        label: what it is called beside other sweeps.
-        summary: its summary.json; {} where the sweep ended before it was written.
+        label: its name next to other sweeps.
+        summary: its summary.json; {} if the sweep ended before writing it.
         points: by input length and rate.
         notes: sentences.
     """
@@ -87,7 +87,7 @@ class Sweep:
 
     @property
     def sentence(self) -> str:
-        """Where it was measured."""
+        """A sentence on where it was measured."""
         place = self.summary.get("place")
         said = place.get("sentence") if isinstance(place, dict) else None
         return str(said or "Where it was measured is not recorded.")
@@ -102,14 +102,14 @@ class Sweep:
 
     @property
     def published(self) -> list[tuple[str, str, str]]:
-        """What, as published, and as measured here; [] where nothing is."""
+        """(figure, published value, value measured here) for each published figure; [] if there are none."""
         if not self.summary.get("published", {}).get("figures"):
             return []
         return comparison(self.summary)
 
 
 def read_sweep(place: Place, label: str = "") -> Sweep | None:
-    """The sweep in a folder; None where there is none."""
+    """Read the sweep in a folder; None if there is none."""
     names = place.names()
     summary = place.value(SUMMARY)
     if not isinstance(summary, dict) or not isinstance(summary.get("points"), list):
@@ -163,7 +163,7 @@ def _is_point(row: Any) -> bool:
 
 
 def _rows(records: Mapping[tuple[int, str], Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Points as a summary has them, from their files."""
+    """Yield points in the summary's form, from their files."""
     from recipec.runtime.serving.bench_report import FIGURES
 
     for (length, rate), record in records.items():
@@ -185,7 +185,7 @@ def _missing(record: Mapping[str, Any]) -> str:
 
 
 def percentiles(sweep: Sweep) -> Table:
-    """A line for each point: throughput, percentiles of each time, cost, and what came of it."""
+    """Tabulate the points: throughput, percentiles of each time, cost, and the outcome."""
     out = []
     for point in sweep.points:
         where = (f"{point.input_length:,}", point.load)
@@ -210,7 +210,7 @@ def percentiles(sweep: Sweep) -> Table:
 
 
 def peak(points: Sequence[Point], name: str, lowest: bool = False) -> Point | None:
-    """The point with the highest figure, or the lowest."""
+    """Return the point with the highest value of a figure, or the lowest."""
     known = [point for point in points if name in point.figures]
     if not known:
         return None
@@ -218,7 +218,7 @@ def peak(points: Sequence[Point], name: str, lowest: bool = False) -> Point | No
 
 
 def figures(sweep: Sweep) -> list[Figure]:
-    """The figures at the top, with where each was seen."""
+    """Return the figures at the top of the page, with the point each was measured at."""
     out = []
     for name, key, unit, lowest in (
         ("Highest throughput", "output_tokens_per_s", "tokens/s", False),
@@ -241,7 +241,7 @@ def figures(sweep: Sweep) -> list[Figure]:
 
 
 def plots(sweeps: Sequence[Sweep]) -> list[Plot]:
-    """Throughput and times against the rate, then times against the throughput; [] where nothing was
+    """Plot throughput and times over the request rate, then times over throughput; [] if nothing was
     measured."""
     if not any(sweep.measured for sweep in sweeps):
         return []
@@ -253,8 +253,8 @@ def plots(sweeps: Sequence[Sweep]) -> list[Plot]:
 
 
 def _series(sweeps: Sequence[Sweep]) -> Iterator[tuple[str, str, int, Sweep, list[Point]]]:
-    """Each sweep's points of one input length, those without figures among them: its color, its
-    name, the length, the sweep and the points."""
+    """Yield each sweep's points of one input length, including points without figures: color, name, length,
+    sweep and points."""
     number = 0
     for sweep in sweeps:
         for length in sweep.lengths:
@@ -291,7 +291,7 @@ def _plot(
     sweeps: Sequence[Sweep],
     **y: Any,
 ) -> Plot:
-    """A plot against the rate, unless the layout has another axis."""
+    """Build a plot over the request rate, unless the layout sets another axis."""
     x = y.pop("across", axis(RATE, type="category", categoryorder="array", categoryarray=_rates(sweeps)))
     layout = {"xaxis": x, "yaxis": axis(y.pop("unit"), **y), "margin": {"l": 60, "r": 12, "t": 8, "b": 130}}
     against_rate = x["title"]["text"] == RATE

@@ -1,1 +1,1 @@
-"""Serving: the server that an artifact starts, and `recipe serve`, which drives it."""
+"""Serving: the server that an artifact starts, and `recipe serve`, which controls it."""

@@ -1,4 +1,4 @@
-"""An artifact's folder as `recipe serve` reads it: its recipe, and the server that it is for."""
+"""Read an artifact's folder for `recipe serve`: its recipe and the server it describes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class ServedArtifact:
     """An artifact that has a server.
 
     Attributes:
-        folder: of the artifact, absolute.
+        folder: of the artifact, an absolute path.
         name: of the recipe.
-        recipe: resolved, as recipe.lock.json has it.
-        family: of the model, by name.
-        accelerator: what it is served on.
-        container: what serve/ starts.
-        notes: what the user should know of the folder: edited files, another version's runtime.
+        recipe: the resolved recipe, from recipe.lock.json.
+        family: name of the model's family.
+        accelerator: what the recipe serves on.
+        container: the container that serve/ starts.
+        notes: warnings for the user about the folder: edited files, or another version's runtime.
     """
 
     folder: Path
@@ -51,10 +51,10 @@ class ServedArtifact:
 
 
 def open_artifact(folder: Path) -> ServedArtifact:
-    """Reads the folder of an artifact that has a serve section.
+    """Read the folder of an artifact that has a serve section.
 
     Raises:
-        ArtifactError: when the folder is missing, is no artifact, was built by another version, or its
+        ArtifactError: when the folder is missing, is not an artifact, was built by another version, or its
             recipe has no serve section.
     """
     from recipec.compiler.artifacts.whole import finish

@@ -1,6 +1,6 @@
-"""`recipe serve bench`: the recipe's sweep against the running server, into the artifact's results/bench/.
+"""`recipe serve bench`: run the recipe's sweep against the running server; write to results/bench/.
 
-vLLM's client runs within the container that `recipe serve up` started, or on this machine against a URL.
+vLLM's client runs inside the container that `recipe serve up` started. With a URL, it runs on this machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def bench(
     usd_per_hour: float | None = None,
     timeout: float | None = None,
 ) -> int:
-    """Measures a server over the recipe's benchmark; the arguments are the command's.
+    """Measure a server with the recipe's benchmark. The arguments are the command's.
 
     Returns:
         The exit status.
@@ -64,10 +64,10 @@ def bench(
 
 
 def _tokenizer(artifact: ServedArtifact, in_container: bool) -> str:
-    """Where vLLM's client finds the tokenizer: with the weights that are served.
+    """Return where vLLM's client finds the tokenizer: the folder or id of the served weights.
 
     Raises:
-        ArtifactError: they are nowhere on this machine that the recipe could know.
+        ArtifactError: when the recipe names no place on this machine that has them.
     """
     weights = artifact.container.model
     if in_container or weights.kind == "hub":
@@ -83,10 +83,10 @@ def _tokenizer(artifact: ServedArtifact, in_container: bool) -> str:
 
 
 def _container(artifact: ServedArtifact) -> Processes:
-    """The running container of an artifact.
+    """Return the running container of an artifact.
 
     Raises:
-        ArtifactError: there is none, or no engine.
+        ArtifactError: when the container does not run, or no engine answers.
     """
     from recipec.compiler.serving.engine import Engine, address
     from recipec.compiler.serving.logs import Hider
@@ -103,10 +103,10 @@ def _container(artifact: ServedArtifact) -> Processes:
 
 
 def bench_flags(recipe: Recipe, accelerator: Accelerator) -> list[list[str]]:
-    """The flags of `runtime.serving.bench` that a recipe leads to, in lines that belong together.
+    """Return the flags of `runtime.serving.bench` for a recipe, one list for each line of the command.
 
     Args:
-        accelerator: that the recipe serves on.
+        accelerator: what the recipe serves on.
     """
     serve, benchmark = recipe.server, recipe.benchmark
     rates = [parse_rate(str(rate)) for rate in benchmark.request_rates]
@@ -131,7 +131,7 @@ def _price(recipe: Recipe, accelerator: Accelerator) -> Iterator[list[str]]:
 
 
 def _published(recipe: Recipe, accelerator: Accelerator) -> Iterator[list[str]]:
-    """Figures of others on the same server, of what this recipe measures too."""
+    """Yield the flags with published figures for the same server, where this recipe measures them too."""
     found = published.of_recipe(recipe, accelerator.name)
     if found is None:
         return

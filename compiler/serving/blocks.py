@@ -1,7 +1,7 @@
-"""Block sizes of the decode kernel: as a recipe sets them, and as tpu-inference 0.32 chooses them.
+"""Block sizes of the decode kernel: those that a recipe sets, and those that tpu-inference 0.32 chooses.
 
-The kernel fetches a sequence's keys and values a block at a time. Blocks that lie wholly before a layer's
-window are skipped, and no part of a block: with one block for the whole context nothing is.
+The kernel fetches a sequence's keys and values one block at a time. It skips a block only if the whole block
+lies before a layer's window. With one block for the whole context it therefore skips nothing.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ if TYPE_CHECKING:
     from recipec.spec.language import Serve
 
 VARIABLE = "RPA_V3_DECODE_BLOCK_SIZES"
-"""tpu-inference reads the sizes from it: queries and tokens of a block, and of what is computed at a time."""
+"""tpu-inference reads the block sizes from it: queries and tokens of a block, then of one computation."""
 
 BATCHED = "USE_BATCHED_RPA_KERNEL"
-"""Switches to another kernel, which has no such sizes."""
+"""Switches to another kernel, which does not take block sizes."""
 
 SIZES = 4
 SMALL_HEAD = 64
-"""Heads of this size have a kernel of their own, which has no such sizes either."""
+"""Heads of this size have their own kernel, which does not take block sizes either."""
 
 PEAK_BYTES = 16 * 2**20
-"""Of a block, with which the kernel reaches the memory's bandwidth, by tpu-inference's own reckoning."""
+"""Block size at which the kernel reaches the memory's bandwidth, by tpu-inference's own estimate."""
 
 LONG_CONTEXT = 8192
 PAGES, LEAST_PAGE, LARGEST_PAGE = 16, 16, 256
-"""tpu-inference makes 16 pages of the longest context, of 16 to 256 tokens; beyond 8192 tokens, of 16."""
+"""tpu-inference divides the longest context into 16 pages of 16 to 256 tokens; beyond 8192 tokens, of 16."""
 
 PAGE_TABLE = 2**20 // 2 // 4
-"""Pages of all sequences together that the chip's scalar memory has room to name."""
+"""Pages of all sequences together that the page table in the chip's scalar memory can list."""
 
 
 def decode_blocks(serve: Serve) -> tuple[int, ...] | None:
-    """The sizes that a recipe sets, by its key or by the environment variable; None where it sets none.
+    """Return the sizes that a recipe sets, by its key or by the environment variable; None if it sets none.
 
     Raises:
-        ValueError: the variable does not hold four positive whole numbers with commas between them.
+        ValueError: when the variable does not hold four positive integers separated by commas.
     """
     if serve.decode_block_sizes is not None:
         return tuple(serve.decode_block_sizes)
@@ -50,24 +50,24 @@ def decode_blocks(serve: Serve) -> tuple[int, ...] | None:
 
 
 def spelled(sizes: tuple[int, ...]) -> str:
-    """The sizes as the variable holds them."""
+    """Return the sizes in the format of the environment variable."""
     return ",".join(map(str, sizes))
 
 
 def environment(serve: Serve) -> dict[str, str]:
-    """The recipe's variables, with the one that `serve.decode_block_sizes` stands for."""
+    """Return the recipe's environment variables, with the one that `serve.decode_block_sizes` sets."""
     if serve.decode_block_sizes is None:
         return dict(serve.env)
     return {VARIABLE: spelled(tuple(serve.decode_block_sizes)), **serve.env}
 
 
 def batched_kernel(serve: Serve) -> bool:
-    """Whether another kernel is asked for, which takes no block sizes."""
+    """Return whether the recipe selects the other kernel, which takes no block sizes."""
     return serve.env.get(BATCHED, "").lower() in ("1", "true")
 
 
 def page_tokens(serve: Serve) -> int:
-    """Tokens of a page of the cache: by the recipe's flag, or as tpu-inference chooses them."""
+    """Return the tokens in a page of the cache: by the recipe's flag, or as tpu-inference chooses them."""
     for name, value in serve.extra_args.items():
         if str(name).replace("_", "-") == "block-size" and isinstance(value, int) and value > 0:
             return value
@@ -80,12 +80,12 @@ def page_tokens(serve: Serve) -> int:
 
 
 def default_block(serve: Serve, device_heads: int, head_dim: int, number_bytes: int) -> int:
-    """Tokens of a decode block where nothing is set: on v5e and later chips.
+    """Return the tokens of a decode block if the recipe sets none, on v5e and later chips.
 
     Args:
-        device_heads: key/value heads that a device stores.
-        head_dim: padded to 128 numbers.
-        number_bytes: of one in the cache.
+        device_heads: key/value heads that one device stores.
+        head_dim: head size, padded to a multiple of 128.
+        number_bytes: bytes of one number in the cache.
     """
     packing = 4 // number_bytes
     slots = _power_of_two(-(-2 * device_heads // packing) * packing)
@@ -96,11 +96,11 @@ def default_block(serve: Serve, device_heads: int, head_dim: int, number_bytes: 
 
 
 def read_tokens(context: float, window: int | None, block: int | None) -> float:
-    """Tokens of a sequence that a decode step reads in a layer.
+    """Return how many tokens of a sequence a decode step reads in one layer.
 
     Args:
-        window: tokens that the layer sees, None for all.
-        block: tokens of a block; None where blocks are never skipped.
+        window: tokens that the layer attends to; None for all.
+        block: tokens of a block; None if the kernel never skips blocks.
     """
     if window is None or block is None:
         return context
@@ -108,5 +108,5 @@ def read_tokens(context: float, window: int | None, block: int | None) -> float:
 
 
 def _power_of_two(number: int) -> int:
-    """The least that is not below the number."""
+    """Return the smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length() if number > 1 else 1

@@ -1,4 +1,4 @@
-"""The server that serve/ starts: the one place that says with which words, environment and volumes."""
+"""The server that serve/ starts. Only this module decides its command line, environment and volumes."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ if TYPE_CHECKING:
     from recipec.spec.language import Recipe, Serve
 
 MODEL = "/model"
-"""Where the container finds the weights."""
+"""Folder in the container that holds the weights."""
 
 ADAPTER = "/adapter"
-"""Where it finds the PEFT adapter."""
+"""Folder in the container that holds the PEFT adapter."""
 
 XLA_CACHE = "/cache/xla"
-"""Where it keeps compiled programs, so that a restart does not compile them again."""
+"""Folder in the container for compiled programs, so that a restart does not compile them again."""
 
 HUB_CACHE = "/cache/huggingface"
-"""Where it keeps what it downloads from the Hugging Face hub."""
+"""Folder in the container for downloads from the Hugging Face hub."""
 
 SHARED_MEMORY_GB = 16
-"""What the processes of one server exchange data through; the container's default of 64 MB stops them."""
+"""Shared memory through which a server's processes exchange data. The default of 64 MB is too small."""
 
 STARTUP_MINUTES = 30
-"""Loading and the first compilation of a large model; about 8 min of compilation were seen for 31B."""
+"""Limit for loading and the first compilation of a large model; a 31B model compiled for about 8 min."""
 
 SHUTDOWN_SECONDS = 120
-"""How long requests in flight may take to finish after SIGTERM; vLLM aborts them at once by default."""
+"""How long requests in flight may take to finish after SIGTERM. By default vLLM aborts them at once."""
 
 SHUTDOWN_MARGIN_SECONDS = 30
-"""What the processes take to end after the last request."""
+"""Time that the processes need to end after the last request."""
 
 CLOUD_SDK_IMAGE = "google/cloud-sdk:587.0.0-slim"
-"""What copies weights from gs://."""
+"""Image that copies weights from gs://."""
 
 
 @dataclass(frozen=True)
 class Volume:
-    """What is mounted into the container.
+    """A folder or named volume that is mounted into the container.
 
     Attributes:
-        kind: "bind" for a folder of the machine, "volume" for one that the engine keeps by name.
-        source: the folder, relative to the artifact's, absolute or below ~/, or "" where `variable` has to
-            name it; the volume's name.
+        kind: "bind" for a folder of the machine, "volume" for a volume that the engine keeps by name.
+        source: for a volume, its name. For a folder, its path: relative to the artifact, absolute, or below
+            ~/; "" if `variable` must name it.
         target: folder within the container.
-        holds: what is in it: "the merged weights".
-        variable: environment variable that names another folder, "" where there is none.
+        holds: a description of the content: "the merged weights".
+        variable: environment variable that can name another folder; "" if there is none.
     """
 
     kind: Literal["bind", "volume"]
@@ -71,9 +71,9 @@ class Fetch:
 
     Attributes:
         name: of the service: "fetch-model".
-        image: with the Google Cloud CLI.
-        command: what it runs, with words that nothing expands.
-        volume: what it writes into; the server mounts the same volume read-only.
+        image: an image with the Google Cloud CLI.
+        command: the command line; no shell expands its words.
+        volume: the volume it writes to. The server mounts the same volume read-only.
     """
 
     name: str
@@ -84,22 +84,22 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Container:
-    """What serve/ starts: Dockerfile, compose.yaml, k8s.yaml, serve.sh and `recipe serve up` all read this.
+    """The server of serve/: Dockerfile, compose.yaml, k8s.yaml, serve.sh and `recipe serve up` all read this.
 
     Attributes:
-        name: of the recipe: image, container and served model.
+        name: of the recipe; also the name of the image, the container and the served model.
         base_image: default of the Dockerfile's BASE_IMAGE.
-        entrypoint: what the image runs: ("vllm", "serve", "/model", "--served-model-name", ...).
+        entrypoint: the image's command: ("vllm", "serve", "/model", "--served-model-name", ...).
         flags: the words of each flag of `entrypoint`, after the model.
-        environment: what the image sets.
-        secrets: environment variables that are passed on from whoever starts it and never written.
+        environment: environment variables that the image sets.
+        secrets: environment variables passed through from the user's environment; never written to a file.
         volumes: the weights, the adapter, and the caches.
-        fetches: what runs to its end before the server starts.
+        fetches: containers that must finish before the server starts.
         model, adapter: where the weights come from.
         shared_memory: "16gb".
-        stop_grace_seconds: from SIGTERM to SIGKILL: requests in flight finish in it.
-        health_url: what answers 200 once the server is ready, from its own machine.
-        api_key: whether VLLM_API_KEY is demanded: others than this machine can reach the server.
+        stop_grace_seconds: time from SIGTERM to SIGKILL, in which requests in flight finish.
+        health_url: URL that returns 200 once the server is ready, as seen from the server's own machine.
+        api_key: whether VLLM_API_KEY is required, because other machines can reach the server.
     """
 
     name: str
@@ -124,10 +124,10 @@ class Container:
 
 
 def container(recipe: Recipe, family: str) -> Container:
-    """The server of a recipe that has a `serve` section.
+    """Build the description of the server of a recipe that has a `serve` section.
 
     Args:
-        family: of the model: "gemma4".
+        family: name of the model's family: "gemma4".
     """
     serve = recipe.server
     model, adapter = model_weights(recipe), adapter_weights(recipe)
@@ -159,10 +159,10 @@ def container(recipe: Recipe, family: str) -> Container:
 
 
 def server_flags(recipe: Recipe, family: str) -> dict[str, Any]:
-    """The flags of `vllm serve` by name, without dashes; True stands for a flag without a value.
+    """Return the flags of `vllm serve` by name, without dashes; True means a flag without a value.
 
     Args:
-        family: of the model.
+        family: name of the model's family.
     """
     serve = recipe.server
     adapter = serve.weights == "adapter"
@@ -171,7 +171,7 @@ def server_flags(recipe: Recipe, family: str) -> dict[str, Any]:
     if model.revision is not None:
         flags["revision"] = model.revision
     flags |= {
-        # Clients ask for the fine-tuned model by the recipe's name, and for an adapter's base by another.
+        # Clients request the fine-tuned model by the recipe's name, and an adapter's base by another name.
         "served-model-name": f"{recipe.name}-base" if adapter else recipe.name,
         "host": serve.host,
         "port": serve.port,
@@ -202,15 +202,15 @@ def server_flags(recipe: Recipe, family: str) -> dict[str, Any]:
 
 
 def flag_words(flags: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
-    """The words of each flag: its name and its values, if any."""
+    """Return the words of each flag: its name and its values, if any."""
     return tuple(tuple(words) for name, value in flags.items() if (words := vllm.words(name, value)))
 
 
 def server_environment(serve: Serve, offline: bool) -> dict[str, str]:
-    """Environment variables of the server; the recipe's win.
+    """Return the environment variables of the server; the recipe's take precedence.
 
     Args:
-        offline: whether everything is on the machine, so that the hub need not be asked.
+        offline: whether all files are on the machine, so that the server need not contact the hub.
     """
     hub = {"HF_HUB_OFFLINE": "1"} if offline else {"HF_HOME": HUB_CACHE}
     environment = {"VLLM_XLA_CACHE_PATH": XLA_CACHE, **hub, "VLLM_NO_USAGE_STATS": "1"}
@@ -218,7 +218,7 @@ def server_environment(serve: Serve, offline: bool) -> dict[str, str]:
 
 
 def own_address(host: str) -> str:
-    """How a server that listens on `host` is reached from its own machine, as part of a URL."""
+    """Return the host part of a URL that reaches, from its own machine, a server listening on `host`."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -254,9 +254,9 @@ def _volumes(
 
 
 def _copy_words(weights: ServedWeights, target: str) -> tuple[str, ...]:
-    """The command that makes a folder what is at gs://; what is there already is not copied again.
+    """Return a command that makes a folder equal to one at gs://, without copying existing files again.
 
-    Files that are there no more are deleted: vLLM would load shards of another model beside this one's.
+    It deletes files that the bucket no longer has. Otherwise vLLM would also load another model's shards.
     """
     mirror = "--delete-unmatched-destination-objects"
     return ("gcloud", "storage", "rsync", "--recursive", mirror, weights.address, target)

@@ -1,4 +1,4 @@
-"""`recipe serve down`: stops and removes what `recipe serve up` started."""
+"""`recipe serve down`: stop and remove what `recipe serve up` started."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Say = Callable[[str], None]
 
 
 def down(artifact: ServedArtifact, volumes: bool, say: Say, environ: Mapping[str, str] = os.environ) -> None:
-    """Stops an artifact's server, whose requests in flight may finish, and removes its container.
+    """Stop an artifact's server and remove its container. Requests in flight may finish.
 
     Args:
-        volumes: whether compiled programs and downloads are removed as well.
+        volumes: whether to remove compiled programs and downloads as well.
 
     Raises:
-        ArtifactError: the engine cannot be asked, or refuses.
-        Interrupted: a signal came; the server was killed and removed.
+        ArtifactError: when the engine does not answer, or refuses.
+        Interrupted: when a signal came; the server was killed and removed.
     """
     with Signals() as signals:
         engine = signals.result(lambda: Engine.connect(Hider(()), environ))
@@ -62,7 +62,7 @@ def _stop(artifact: ServedArtifact, running: Running, signals: Signals, say: Say
 
 
 def _composed(artifact: ServedArtifact, engine: Engine) -> str:
-    """How to stop what docker compose started, as words to append."""
+    """Return how to stop containers that docker compose started, as words to append to a message."""
     if any(found.project == artifact.name for found, _ in engine.running()):
         folder = as_typed(artifact.folder / "serve")
         return f" by `recipe serve up`, and docker compose started one: docker compose down in {folder}"

@@ -1,6 +1,6 @@
-"""The Docker engine through its SDK: the one module that touches it. Its faults become ArtifactErrors.
+"""The Docker engine. Only this module uses Docker's SDK; it turns the SDK's errors into ArtifactErrors.
 
-`settings` says a Container in the SDK's arguments, as compose.yaml says it.
+`settings` translates a Container into the SDK's arguments, with the same result as compose.yaml.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 ARTIFACT_LABEL = "recipec.artifact"
-"""The label of our containers and volumes: the folder of the artifact."""
+"""The label of our containers and volumes; its value is the artifact's folder."""
 
 PORT_LABEL = "recipec.port"
 
@@ -35,7 +35,7 @@ RESTART = {"Name": "unless-stopped"}
 SEE = "see whether it runs: docker info"
 
 ANSWER_SECONDS = 60
-"""That the engine may take for an answer that waits for nothing."""
+"""How long the engine may take to answer a request that does not wait for anything."""
 
 START_ENGINE = (
     "start it (sudo systemctl start docker), or set DOCKER_HOST to the address of one that runs here"
@@ -44,12 +44,12 @@ START_ENGINE = (
 
 @dataclass(frozen=True)
 class FoundContainer:
-    """A container that the engine has.
+    """A container that exists in the engine.
 
     Attributes:
         status: "created", "running", "exited", ...
-        artifact: folder of the artifact that `recipe serve up` started it for; None when it did not.
-        project: of docker compose, None when compose did not start it.
+        artifact: folder of the artifact that `recipe serve up` started it for; None if something else did.
+        project: name of its docker compose project; None if compose did not start it.
     """
 
     id: str
@@ -69,15 +69,15 @@ class Exit:
 
 
 def address(environ: Mapping[str, str]) -> str:
-    """The engine's: what DOCKER_HOST names, or the usual socket."""
+    """Return the engine's address: the one in DOCKER_HOST, or the usual socket."""
     return environ.get("DOCKER_HOST") or f"unix://{SOCKET}"
 
 
 class Engine:
-    """A connection to the engine. Its methods raise ArtifactError; each may run in a thread of its own.
+    """A connection to the engine. Its methods raise ArtifactError. Each can run in its own thread.
 
     Attributes:
-        api: the SDK's client, to be used within `doing`.
+        api: the SDK's client; use it within `doing`.
     """
 
     def __init__(self, api: Any, hide: Hider) -> None:
@@ -86,10 +86,10 @@ class Engine:
 
     @classmethod
     def connect(cls, hide: Hider, environ: Mapping[str, str] | None = None) -> Engine:
-        """The engine that DOCKER_HOST names, or the one behind the usual socket.
+        """Connect to the engine that DOCKER_HOST names, or to the one behind the usual socket.
 
         Raises:
-            ArtifactError: the SDK is not installed, or no engine of this machine answers.
+            ArtifactError: when the SDK is not installed, or no engine on this machine answers.
         """
         try:
             import docker
@@ -125,25 +125,25 @@ class Engine:
         return True
 
     def pull(self, name: str) -> Iterator[str]:
-        """Fetches an image from its registry; yields what is being done, a line at a time."""
+        """Pull an image from its registry; yield progress, one line at a time."""
         with self.doing(f"fetch the image {name}"):
-            # Without a tag the SDK would fetch all of them.
+            # Without a tag the SDK would pull all tags.
             tag = None if "@" in name or ":" in name.rpartition("/")[2] else "latest"
             for event in self.api.pull(name, tag=tag, stream=True, decode=True):
                 self._raise_reported(f"fetch the image {name}", event)
-                # Progress in bytes comes several times a second for each layer.
+                # Each layer reports its progress in bytes several times a second; skip those events.
                 if "status" in event and not event.get("progressDetail"):
                     layer = f"{event['id']}: " if event.get("id") else ""
                     yield f"{layer}{event['status']}"
 
     def build(self, folder: Path, tag: str, base_image: str | None) -> Iterator[str]:
-        """Builds the image of a folder's Dockerfile; yields its output, a line at a time."""
+        """Build the image of a folder's Dockerfile; yield its output, one line at a time."""
         with self.doing(f"build the image {tag}"):
             output = self.api.build(
                 path=str(folder),
                 tag=tag,
                 buildargs={"BASE_IMAGE": base_image} if base_image else None,
-                # Of a build that is interrupted, too, no container is left.
+                # An interrupted build leaves no container behind either.
                 rm=True,
                 forcerm=True,
                 decode=True,
@@ -153,7 +153,7 @@ class Engine:
                 yield from self._hide(event.get("stream", "")).splitlines()
 
     def find(self, name: str) -> FoundContainer | None:
-        """The container of exactly this name."""
+        """Find the container with exactly this name."""
         from docker.errors import NotFound
 
         with self.doing(f"look for the container {name}"):
@@ -166,7 +166,7 @@ class Engine:
         return _found(found["Id"], name, found["State"]["Status"], found["Config"].get("Labels"))
 
     def running(self) -> list[tuple[FoundContainer, int | None]]:
-        """All containers that run, each with the port that its label names."""
+        """Return all running containers, each with the port in its label."""
         out = []
         with self.doing("list its containers"):
             for item in self.api.containers():
@@ -178,7 +178,7 @@ class Engine:
         return out
 
     def create(self, settings: ContainerSettings) -> Running:
-        """Makes a container and the volumes that it names, and listens to it; it is not started yet."""
+        """Create a container and its volumes, and attach to its output, without starting it."""
         with self.doing(f"create the container {settings.name}"):
             for volume, labels in settings.volumes.items():
                 self.api.create_volume(volume, labels=labels)
@@ -193,11 +193,11 @@ class Engine:
         return running
 
     def adopt(self, found: FoundContainer) -> Running:
-        """A container that is there already."""
+        """Return a `Running` for a container that already exists."""
         return Running(self, found.id, found.name)
 
     def remove_volume(self, name: str) -> bool:
-        """Removes a volume; False when there is none."""
+        """Remove a volume; return False if it does not exist."""
         from docker.errors import NotFound
 
         with self.doing(f"remove the volume {name}"):
@@ -209,10 +209,10 @@ class Engine:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Turns the SDK's exceptions into sentences.
+        """Turn the SDK's exceptions into ArtifactErrors with readable sentences.
 
         Args:
-            what: the engine is asked for: "start the container NAME".
+            what: the request to the engine, for the message: "start the container NAME".
         """
         from docker.errors import APIError, DockerException
         from requests.exceptions import RequestException, Timeout
@@ -231,17 +231,17 @@ class Engine:
             raise EngineRefusal(what, self._hide(_line(error))) from error
 
     def _raise_reported(self, what: str, event: Mapping[str, Any]) -> None:
-        """An error that comes as a line of a stream."""
+        """Raise an error that the engine reports as a line of a stream."""
         if "error" in event:
             raise EngineRefusal(what, self._hide(_line(event["error"])))
 
 
 class EngineRefusal(ArtifactError):
-    """The engine answered that it will not.
+    """The engine refused a request.
 
     Attributes:
-        said: what it says itself.
-        status: of HTTP; None of an error within a stream.
+        said: the engine's own message.
+        status: HTTP status; None for an error within a stream.
     """
 
     def __init__(self, what: str, said: str, status: int | None = None) -> None:
@@ -251,11 +251,11 @@ class EngineRefusal(ArtifactError):
 
 
 class Lost(ArtifactError):
-    """The engine does not answer any longer."""
+    """The engine no longer answers."""
 
 
 class Running:
-    """A container that `up` made, or `down` found."""
+    """A container that `up` created or `down` found."""
 
     def __init__(self, engine: Engine, id: str, name: str) -> None:
         self.id = id
@@ -265,7 +265,7 @@ class Running:
         self._output: Any = None
 
     def listen(self) -> None:
-        """Attaches to the output. Before the start, so that no byte of it is missed."""
+        """Attach to the output. Call this before `start`, so that no output is lost."""
         with self._engine.doing(f"follow the log of {self.name}"):
             self._output = self._api.attach(self.id, stream=True, demux=True)
 
@@ -274,12 +274,12 @@ class Running:
             self._api.start(self.id)
 
     def output(self) -> Iterator[tuple[bytes | None, bytes | None]]:
-        """What it writes to stdout and to stderr, piece by piece, until it ends."""
+        """Yield pieces of stdout and stderr until the container ends."""
         with self._engine.doing(f"follow the log of {self.name}"):
             yield from self._output
 
     def wait(self) -> Exit:
-        """Waits until it ends."""
+        """Wait until the container ends."""
         from docker.errors import NotFound
 
         with self._engine.doing(f"wait for the container {self.name}"):
@@ -291,23 +291,23 @@ class Running:
         return Exit(code, bool(state.get("OOMKilled")), self._engine._hide(state.get("Error", "")))
 
     def keep(self) -> None:
-        """Has the engine start it again when it fails, and after a restart of the machine."""
+        """Let the engine restart the container when it fails, and after a reboot of the machine."""
         with self._engine.doing(f"set the restart policy of {self.name}"):
             self._api.update_container(self.id, restart_policy=RESTART)
 
     def stop(self, seconds: int) -> None:
-        """SIGTERM, and SIGKILL when it has not ended after so many seconds."""
+        """Send SIGTERM, and SIGKILL if the container has not ended after `seconds`."""
         self._unless_gone(f"stop the container {self.name}", lambda: self._api.stop(self.id, timeout=seconds))
 
     def remove(self) -> None:
-        """Removes it, running or not, with the volumes that have no name."""
+        """Remove the container, running or not, together with its unnamed volumes."""
         self._unless_gone(
             f"remove the container {self.name}",
             lambda: self._api.remove_container(self.id, v=True, force=True),
         )
 
     def _unless_gone(self, what: str, act: Any) -> None:
-        """Does something to a container that others may have stopped or removed."""
+        """Call `act` on a container that another process may have stopped or removed."""
         try:
             with self._engine.doing(what):
                 act()
@@ -325,12 +325,12 @@ def _found(id: str, name: str, status: str, labels: Mapping[str, str] | None) ->
 
 
 def _refuse_elsewhere(host: str) -> None:
-    """The weights are mounted from this machine's folders: another machine's engine has none of them."""
+    """Refuse an engine on another machine: it cannot mount the weights from this machine's folders."""
     kind, _, rest = host.partition("://")
     try:
         name = urlsplit(host if rest else f"tcp://{host}").hostname or ""
     except ValueError:
-        return  # not an address at all: the SDK says so
+        return  # not a valid address; the SDK reports that
     local = kind in ("unix", "http+unix") or name in ("localhost", "127.0.0.1", "::1", "")
     if kind in ("tcp", "http", "https", "ssh") and not local:
         raise ArtifactError(
@@ -362,7 +362,7 @@ def _unreachable(host: str, error: Exception) -> ArtifactError:
 
 
 def _cause(error: BaseException) -> OSError | None:
-    """The operating system's own error that lies within the SDK's."""
+    """Return the operating system's error inside an SDK exception, if there is one."""
     seen: set[int] = set()
     pending: list[object] = [error]
     while pending:
@@ -378,19 +378,19 @@ def _cause(error: BaseException) -> OSError | None:
 
 
 def _line(error: object) -> str:
-    """One line of what an exception or the engine says."""
+    """Return the text of an exception or an engine message as one line."""
     said = " ".join(str(error).split())
     return said if len(said) <= 500 else f"{said[:497]}..."
 
 
 @dataclass(frozen=True)
 class ContainerSettings:
-    """What the engine is asked for.
+    """The request to the engine for a container.
 
     Attributes:
         name: of the container.
         container, host: arguments of the SDK's create_container and create_host_config.
-        volumes: labels of the volumes that are kept, by name.
+        volumes: labels of the named volumes, by volume name.
     """
 
     name: str
@@ -406,13 +406,13 @@ def settings(
     environ: Mapping[str, str],
     memory: str | None = None,
 ) -> ContainerSettings:
-    """What starts a container as compose.yaml does.
+    """Return the settings that start a container as compose.yaml does.
 
     Args:
         artifact: its folder.
-        folders: of this machine, by the place in the container that they are mounted at.
-        environ: where secrets are taken from.
-        memory: limit of its memory, "64g"; None for no limit.
+        folders: folders on this machine, by their mount point in the container.
+        environ: environment from which to read secrets.
+        memory: limit of the container's memory, "64g"; None for no limit.
     """
     mounts, volumes = [], {}
     for volume in container.volumes:
@@ -432,7 +432,7 @@ def settings(
         "init": True,
     }
     if memory is not None:
-        # The same limit for memory and swap together: a server that swaps is no use.
+        # The same limit for memory and for memory with swap: a server that swaps is too slow to use.
         host |= {"mem_limit": memory, "memswap_limit": memory}
     return ContainerSettings(
         name=container.name,
@@ -449,7 +449,7 @@ def settings(
 
 
 def passed_on(container: Container, environ: Mapping[str, str]) -> dict[str, str]:
-    """The secrets that are set."""
+    """Return the secrets that are set in `environ`."""
     return {name: environ[name] for name in container.secrets if environ.get(name)}
 
 
@@ -460,12 +460,12 @@ def folders(
     adapter: Path | None,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Path]:
-    """Folders of this machine by their places in the container, as they are named: none is looked at.
+    """Return folders on this machine by their mount point in the container, without checking that they exist.
 
     Args:
         artifact: its folder.
-        model, adapter: what the user names; None takes the variables MODEL_DIR and ADAPTER_DIR, as
-            compose.yaml does, and then what the recipe says.
+        model, adapter: folders that the user names. If None, use the variables MODEL_DIR and ADAPTER_DIR,
+            as compose.yaml does, and otherwise the recipe's folders.
     """
     given = {MODEL: model, ADAPTER: adapter}
     out = {}
@@ -483,12 +483,12 @@ def folders(
 
 
 def volume_name(container: Container, source: str) -> str:
-    """The name that docker compose gives a volume, so that both find the same compiled programs."""
+    """Return the name that docker compose gives a volume, so that both use the same compiled programs."""
     return f"{container.name}_{source}"
 
 
 def _volume_labels(container: Container, source: str, artifact: Path) -> dict[str, str]:
-    # Compose warns of a volume that is not labeled as its own.
+    # Compose warns about a volume that lacks its own labels.
     return {
         "com.docker.compose.project": container.name,
         "com.docker.compose.volume": source,

@@ -1,7 +1,8 @@
-"""Signals, and what threads report, as one stream that the main thread reads.
+"""Signals and reports from threads, as one stream of events that the main thread reads.
 
-Whatever waits for the engine or the server waits in a thread of its own. So a signal is seen at once, and
-never breaks into a request half-way: a container that was created is always known, and can be removed.
+Calls that wait for the engine or the server run in their own threads. The main thread therefore sees a signal
+at once, and a signal never interrupts a request half-way: a container that was created is always known, and
+can be removed.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ Put = Callable[[T], None]
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 TICK_SECONDS = 0.1
-"""How long a signal may go unseen."""
+"""Longest delay until a signal is noticed."""
 
 
 class Signals:
-    """Takes note of SIGINT, SIGTERM and SIGHUP within a `with` block; a signal that is ignored stays so."""
+    """Record SIGINT, SIGTERM and SIGHUP within a `with` block; ignored signals stay ignored."""
 
     def __init__(self) -> None:
         self._arrived: list[int] = []
@@ -50,16 +51,16 @@ class Signals:
         self._arrived.append(signum)
 
     def check(self) -> None:
-        """Raises Interrupted, once for each signal."""
+        """Raise Interrupted, once for each signal."""
         if len(self._arrived) > self._answered:
             self._answered += 1
             raise Interrupted(self._arrived[self._answered - 1])
 
     def each(self, items: Callable[[], Iterable[T]]) -> Iterator[T]:
-        """The items as they come, which another thread waits for.
+        """Yield items as they arrive from another thread.
 
         Raises:
-            Interrupted: at a signal; the thread is left to itself.
+            Interrupted: at a signal; the thread keeps running on its own.
         """
         events: Events[tuple[T] | None] = Events(self)
 
@@ -73,30 +74,30 @@ class Signals:
             yield event[0]
 
     def result(self, function: Callable[[], T]) -> T:
-        """What a function returns, which another thread runs.
+        """Run a function in another thread and return its result.
 
         Raises:
-            Interrupted: at a signal; the thread is left to itself.
+            Interrupted: at a signal; the thread keeps running on its own.
         """
         return next(self.each(lambda: iter([function()])))
 
 
 @dataclass(frozen=True)
 class _Fault:
-    """What a thread ended with."""
+    """The exception that ended a thread."""
 
     error: BaseException
 
 
 class Events(Generic[T]):
-    """What several threads put, in the order in which it came."""
+    """Events that several threads put, in order of arrival."""
 
     def __init__(self, signals: Signals) -> None:
         self._signals = signals
         self._queue: queue.SimpleQueue[T | _Fault] = queue.SimpleQueue()
 
     def start(self, source: Callable[[Put[T]], None]) -> None:
-        """Runs a function that puts events, in a thread that does not keep the process alive."""
+        """Run a function that puts events, in a daemon thread."""
 
         def run() -> None:
             try:
@@ -107,11 +108,11 @@ class Events(Generic[T]):
         threading.Thread(target=run, daemon=True).start()
 
     def next(self, seconds: float | None = None) -> T | None:
-        """The next event; None when none came within `seconds`.
+        """Return the next event; None if none came within `seconds`.
 
         Raises:
             Interrupted: at a signal.
-            Exception: what a source ended with.
+            Exception: the exception that ended a source.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:

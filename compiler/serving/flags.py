@@ -1,10 +1,10 @@
-"""Flags of `vllm serve`: what the pinned version's parser takes, and the words that a recipe's values become.
+"""Flags of `vllm serve`: what the pinned version's parser accepts, and how a recipe's values are written.
 
-`problems` says what vLLM would refuse of a recipe's flags, or take for something else.
+`problems` finds what vLLM would reject in a recipe's flags, or read as something else.
 
-compiler/data/vllm.json is made from the parser itself by scripts/vllm_flags.py. Types there: switch (no
-value), int, float, text; size (an integer, or one such as 8k or 2M), size-or-auto; json (any JSON), object
-(a JSON object of known keys), json-or-text; folded (a choice, in any case and with - for _).
+scripts/vllm_flags.py generates compiler/data/vllm.json from the parser itself. The file has these types:
+switch (no value), int, float, text; size (an integer, or one such as 8k or 2M), size-or-auto; json (any),
+object (a JSON object of known keys), json-or-text; folded (a choice, in any case and with - for _).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ DATA = Path(__file__).parent.parent / "data" / "vllm.json"
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag.
+    """A flag of vLLM's command line.
 
     Attributes:
-        name: without dashes before it: "max-model-len".
-        type: as above.
-        choices: what alone is taken, as text; () where anything is.
-        nargs: "+" or "*" for several words, "?" where the value may be left out, None for one.
-        optional: whether the text None stands for no value.
+        name: without leading dashes: "max-model-len".
+        type: one of the types above.
+        choices: the only accepted values, as text; () if every value of the type is accepted.
+        nargs: "+" or "*" for several words, "?" if the value may be left out, None for one.
+        optional: whether the text None means that there is no value.
         negated: whether there is a --no- form.
-        aliases, short: other names, and those with a single dash.
-        keys: of an object: null, choices, or keys of its own.
+        aliases, short: other names with two dashes, and those with one dash.
+        keys: of an object, the known keys: None, choices, or nested keys for each.
     """
 
     name: str
@@ -55,14 +55,14 @@ class Flag:
 
 @cache
 def catalog() -> dict[str, Any]:
-    """vllm.json; read when it is first asked for."""
+    """Return the content of vllm.json; it is read on the first call."""
     data: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
     return data
 
 
 @cache
 def flags(command: str = "serve") -> dict[str, Flag]:
-    """The flags of `vllm serve`, or of `vllm bench serve` ("bench"), by name and by alias."""
+    """Return the flags of `vllm serve`, or of `vllm bench serve` ("bench"), by name and by alias."""
     out: dict[str, Flag] = {}
     for name, data in catalog()[command].items():
         given: dict[str, Any] = {
@@ -74,23 +74,23 @@ def flags(command: str = "serve") -> dict[str, Flag]:
 
 
 def version() -> str:
-    """Of the vllm-tpu that the flags are of."""
+    """Return the version of vllm-tpu that the flags belong to."""
     return str(catalog()["packages"]["vllm-tpu"])
 
 
 def dashed(name: str) -> str:
-    """A recipe's name of a flag as the command line has it: keys behind the first dot stay as they are."""
+    """Return a recipe's flag name as the command line spells it; keys after the first dot do not change."""
     head, dot, keys = name.partition(".")
     return head.replace("_", "-") + dot + keys
 
 
 def by_flag(extra_args: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's `serve.extra_args` by the names of the flags."""
+    """Return a recipe's `serve.extra_args`, keyed by the names of vLLM's flags."""
     return {dashed(str(name)): value for name, value in extra_args.items()}
 
 
 def words(name: str, value: Any) -> list[str]:
-    """The words of a flag on the command line; none for null.
+    """Return the words of a flag on the command line; none for null.
 
     Args:
         name: as in a recipe: "max_model_len", "compilation-config.mode".
@@ -107,7 +107,7 @@ def words(name: str, value: Any) -> list[str]:
     if isinstance(value, list) and not _takes_json(flag):
         return [f"--{flag}", *map(_word_of, value)]
     word = _word_of(value)
-    # Apart, what starts with a dash would be read as a flag.
+    # As a separate word, a value that starts with a dash would be read as a flag.
     return [f"--{flag}={word}"] if word.startswith("-") else [f"--{flag}", word]
 
 
@@ -121,14 +121,14 @@ def _word_of(value: Any) -> str:
 
 
 def _dotted(value: Any) -> str:
-    """A key's value: vLLM reads it as JSON, as a size such as 8k, and as text where it is neither."""
+    """Return a key's value as text, which vLLM reads as JSON, as a size such as 8k, or as plain text."""
     if not isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     return json.dumps(value, ensure_ascii=False) if _is_json(value) or _is_size(value) else value
 
 
 def find(name: str) -> Flag | None:
-    """The flag of a name with dashes, its --no- form too."""
+    """Return the flag with this name, in dashes; also accept its --no- form."""
     known = flags().get(name)
     if known is None and name.startswith("no-"):
         positive = flags().get(name.removeprefix("no-"))
@@ -137,7 +137,7 @@ def find(name: str) -> Flag | None:
 
 
 def _is_size(word: str) -> bool:
-    """Whether it is a number with a unit: 1k and 1.5k are thousands, 1K is 1024."""
+    """Return whether the word is a number with a unit: 1k and 1.5k are decimal thousands, 1K is 1024."""
     return re.fullmatch(r"\d+(\.\d+)?[kmgt]|\d+[KMGT]", word) is not None
 
 
@@ -146,7 +146,7 @@ def _is_json(word: str) -> bool:
 
 
 def _json_fault(word: str) -> str | None:
-    """Why a word is no JSON, and at which of its characters; None where it is some."""
+    """Return why a word is not valid JSON, with the position of the error; None if it is valid."""
     try:
         json.loads(word)
     except json.JSONDecodeError as error:
@@ -165,10 +165,10 @@ EXAMPLES = {
     "json-or-text": "JSON",
     "object": "a mapping",
 }
-"""What a type asks for, in words."""
+"""A description of the value that each type needs."""
 
 MOST_LISTED = 12
-"""Keys of a configuration that a message names."""
+"""The most keys of a configuration that a message lists."""
 
 RENAMED: Mapping[str, str] = {
     "guided-decoding-backend": "structured-outputs-config.backend",
@@ -181,20 +181,20 @@ RENAMED: Mapping[str, str] = {
     "tp": "tensor-parallel-size",
     "dp": "data-parallel-size",
 }
-"""Names of earlier versions, and short ones that have a single dash, with what stands for them now."""
+"""Names from earlier versions, and short names that take a single dash, with their current names."""
 
 
 @dataclass(frozen=True)
 class FlagProblem:
-    """What is wrong with a flag of a recipe.
+    """A problem with a flag of a recipe.
 
     Attributes:
         kind: "unknown", "abbreviated", "value", or "key" (of a configuration).
-        message: a sentence without its subject's place.
+        message: a sentence, without the position in the file.
         help: what to write instead.
-        flag: what an abbreviated name stands for.
-        keys: where in the flag's mapping it is wrong; () for the flag itself.
-        at_key: whether the name is wrong, of the flag or of the key in its mapping, rather than the value.
+        flag: the flag that an abbreviated name stands for.
+        keys: position of the error within the flag's mapping; () for the flag itself.
+        at_key: whether the name of the flag or key is wrong, rather than the value.
     """
 
     kind: str
@@ -206,7 +206,7 @@ class FlagProblem:
 
 
 def problems(name: str, value: Any) -> Iterator[FlagProblem]:
-    """What vLLM would refuse of a flag, or take for something else.
+    """Yield what vLLM would reject in a flag, or read as something else.
 
     Args:
         name: as in a recipe, well-formed.
@@ -230,7 +230,7 @@ def problems(name: str, value: Any) -> Iterator[FlagProblem]:
 
 
 def abbreviated(name: str) -> list[Flag]:
-    """The flags that argparse takes a name for that it does not know: those that start with it."""
+    """Return the flags that argparse would accept an unknown name for: those that start with it."""
     if find(name) is not None:
         return []
     found = {flag.name: flag for start, flag in flags().items() if start.startswith(name)}
@@ -281,7 +281,7 @@ def _names(flag: Flag) -> Iterator[str]:
 
 
 def _spelled(name: str, flag: str) -> str:
-    """A flag as this recipe spells names."""
+    """Return a flag's name in the spelling that this recipe uses."""
     return flag.replace("-", "_") if "_" in name or "-" not in name else flag
 
 
@@ -291,7 +291,7 @@ def _valued(name: str, flag: Flag) -> FlagProblem:
 
 
 def _refused(flag: Flag, name: str, value: Any) -> FlagProblem | None:
-    """What is wrong with the value of a flag that is spelled in full."""
+    """Return what is wrong with the value of a flag whose name is written in full."""
     if flag.type == "switch":
         if not isinstance(value, bool):
             return _valued(name, flag)
@@ -327,10 +327,10 @@ def _refused(flag: Flag, name: str, value: Any) -> FlagProblem | None:
 
 
 def _misread(flag: Flag, name: str, word: str, mapping: bool) -> FlagProblem | None:
-    """What is wrong with one word of a flag's value.
+    """Return what is wrong with one word of a flag's value.
 
     Args:
-        mapping: whether the recipe writes the value as a mapping, of which the word is the JSON.
+        mapping: whether the recipe writes the value as a mapping; the word is then its JSON.
     """
     if flag.optional and word in ("", "None"):
         return None
@@ -349,7 +349,7 @@ def _misread(flag: Flag, name: str, word: str, mapping: bool) -> FlagProblem | N
         )
     if flag.type == "object":
         found = next(_unknown_keys(name, flag.keys, json.loads(_numbers(word))), None)
-        # Of a mapping the key has a place; within a text it has none.
+        # In a mapping, the key has a position in the file; within a text it has none.
         return found if found is None or mapping else replace(found, keys=(), at_key=False)
     return None
 
@@ -361,7 +361,7 @@ def _asks(flag: Flag) -> str:
 
 
 def _readable(kind: str, word: str) -> bool:
-    """Whether a word is of a type, as Python's and vLLM's own functions read it."""
+    """Return whether a word can be read as a type, by the same functions as Python's and vLLM's parsers."""
     if kind == "int":
         return _reads(int, word)
     if kind == "float":
@@ -389,7 +389,7 @@ def _reads(kind: type[int] | type[float], word: str) -> bool:
 
 
 def _numbers(word: str) -> str:
-    """JSON with its numbers with units written out, as long as before; which number does not matter here."""
+    """Replace numbers with units in JSON by plain numbers of the same length; their values do not matter."""
     parts = re.split(r'("(?:[^"\\]|\\.)*")', word)
     plain = [
         re.sub(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b", lambda found: "1".ljust(len(found[0])), part)
@@ -400,7 +400,7 @@ def _numbers(word: str) -> str:
 
 
 def _key_problems(name: str, flag: Flag, path: list[str], value: Any) -> Iterator[FlagProblem]:
-    """Of a flag's key, as in `compilation-config.mode`."""
+    """Yield the problems of a key of a flag, as in `compilation-config.mode`."""
     if flag.type not in ("json", "json-or-text", "object"):
         said = f"--{flag.name} has no keys: it takes {_asks(flag)}"
         yield FlagProblem("value", said, f"did you mean `{_spelled(name, flag.name)}`?", at_key=True)
@@ -416,17 +416,17 @@ def _key_problems(name: str, flag: Flag, path: list[str], value: Any) -> Iterato
         nested = {key: nested}
     if flag.type == "object":
         for found in _unknown_keys(name, flag.keys, nested):
-            # Keys behind a dot are the flag's own name in the recipe.
+            # Keys after a dot are part of the flag's name in the recipe.
             yield replace(found, keys=found.keys[len(path) :])
 
 
 def _unknown_keys(
     name: str, known: Mapping[str, Any], given: Mapping[str, Any], above: tuple[str, ...] = ()
 ) -> Iterator[FlagProblem]:
-    """Keys that a configuration does not have, at any depth, and values that are none of the choices.
+    """Yield unknown keys of a configuration, at any depth, and values that are not among the choices.
 
     Args:
-        above: the keys that lead to the given ones.
+        above: the keys that lead to the given keys.
     """
     for key, value in given.items():
         keys = (*above, key)

@@ -6,18 +6,18 @@ import codecs
 from collections.abc import Iterable
 
 LONGEST = 1 << 16
-"""Characters of a line that are kept back until its end comes."""
+"""Most characters of an incomplete line that are held back until its end arrives."""
 
 
 class Hider:
-    """Puts *** in the place of secrets.
+    """Replace secrets in a text with ***.
 
     Args:
-        secrets: values; empty ones are passed over.
+        secrets: the secret values; empty ones are ignored.
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        # The longer first: one may hold another.
+        # Longer secrets first, because one secret may contain another.
         self._secrets = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
         self.longest = max(map(len, self._secrets), default=0)
 
@@ -28,7 +28,7 @@ class Hider:
 
 
 class Lines:
-    """The text of one stream of a container, of which bytes come in pieces of any length."""
+    """The text of one output stream of a container, decoded from pieces of any length."""
 
     def __init__(self, hide: Hider) -> None:
         self._hide = hide
@@ -36,19 +36,19 @@ class Lines:
         self._rest = ""
 
     def feed(self, data: bytes) -> str:
-        """The lines that are whole with `data`, with their ends; "" when there is none."""
+        """Return the lines that are complete after `data`, with their line ends; "" if there are none."""
         text = self._rest + self._decoder.decode(data)
-        # A carriage return ends a line, too, as progress bars have it; the last may be half of CR LF.
+        # Progress bars end a line with a carriage return. A trailing one may be the first half of CR LF.
         end = max(text.rfind("\n"), text.rfind("\r", 0, -1)) + 1
         if len(text) - end > LONGEST:
-            # A secret of which the end is still to come lies in what is kept.
+            # If only part of a secret has arrived, it is in the text that is kept for later.
             text = self._hide(text)
             end = len(text) - self._hide.longest
         self._rest = text[end:]
         return self._hide(text[:end])
 
     def end(self) -> str:
-        """What is left when the stream has ended, with a line's end."""
+        """Return the remaining text at the end of the stream, with a line end."""
         text = self._rest + self._decoder.decode(b"", final=True)
         self._rest = ""
         return self._hide(text) + ("\n" if text and not text.endswith(("\n", "\r")) else "")

@@ -1,4 +1,4 @@
-"""What a server has of a device's memory, and what its weights take of it."""
+"""How much of a device's memory a server may use, and how much its weights need."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from recipec.spec.language import Recipe
 
 DEFAULT_SHARE = 0.92
-"""vLLM 0.32's default for --gpu-memory-utilization: of a device's memory, for weights and cache."""
+"""vLLM 0.32's default for --gpu-memory-utilization: the share of a device's memory for weights and cache."""
 
 
 def memory_share(extra_args: Mapping[str, Any]) -> float:
-    """The share of a device's memory that vLLM uses: of the recipe's flags, or vLLM's default.
+    """Return the share of a device's memory that vLLM uses: from the recipe's flags, or vLLM's default.
 
     Raises:
-        ArtifactError: when the flag's value is no share.
+        ArtifactError: when the flag's value is not a share between 0 and 1.
     """
     given = by_flag(extra_args)
     value = given.get("gpu-memory-utilization", given.get("device-memory-utilization", DEFAULT_SHARE))
@@ -36,6 +36,6 @@ def memory_share(extra_args: Mapping[str, Any]) -> float:
 
 
 def weight_size(recipe: Recipe) -> int:
-    """Bytes of each of the served weights' numbers; the few that are never quantized are counted alike."""
+    """Return the bytes of one number of the served weights. The few that stay unquantized count the same."""
     merged = recipe.merge.quantization if recipe.server.weights == "merged" else None
     return 1 if recipe.server.quantization or merged else 2

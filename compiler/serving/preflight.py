@@ -1,6 +1,6 @@
-"""What can be refused before anything is built or started.
+"""Checks before anything is built or started.
 
-Whether a folder holds what vLLM is to load shows in names, sizes and the headers of safetensors files.
+They check that a folder holds what vLLM will load, by names, sizes and the headers of safetensors files.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 KEY, TOKEN = "VLLM_API_KEY", "HF_TOKEN"
 
 DEVICES = ("/dev/vfio/[0-9]*", "/dev/accel*")
-"""Where a machine's TPU chips show."""
+"""Paths under which a machine's TPU chips appear."""
 
 
 def check_options(container: Container, model: Path | None, adapter: Path | None) -> None:
-    """Refuses folders that the server would not read."""
+    """Refuse folders that the server would not read."""
     if model is not None and container.model.kind == "hub":
         raise ArtifactError(
             f"the recipe has vLLM load {container.model.address} from the Hugging Face hub, not a folder",
@@ -59,10 +59,10 @@ def check_key(container: Container, environ: Mapping[str, str]) -> None:
 
 
 def check_files(artifact: ServedArtifact, folders: Mapping[str, Path]) -> None:
-    """Checks the Dockerfile, the weights and the adapter.
+    """Check the Dockerfile, the weights and the adapter.
 
     Args:
-        folders: of this machine, by the place in the container.
+        folders: folders on this machine, by their mount point in the container.
     """
     if not (artifact.folder / "serve/Dockerfile").is_file():
         raise ArtifactError(
@@ -91,13 +91,13 @@ def _check_part(
     check: Callable[[Path, str], None],
     merged: bool,
 ) -> None:
-    """Checks the weights or the adapter.
+    """Check the weights or the adapter.
 
     Args:
-        folder: that is to be mounted.
-        option: that names another folder.
+        folder: the folder to be mounted.
+        option: the option that selects another folder.
         lies: "the weights lie".
-        merged: whether merge.py writes it.
+        merged: whether merge.py writes the folder.
     """
     if folder is not None:
         make = "python merge.py in the artifact's folder writes it; " if merged else ""
@@ -114,10 +114,10 @@ def _check_part(
 
 
 def check_name(artifact: ServedArtifact, engine: Engine) -> FoundContainer | None:
-    """The container that an earlier start left, to be removed; None where there is none.
+    """Return the container that an earlier start left behind, to be removed; None if there is none.
 
     Raises:
-        ArtifactError: a container of this name runs, or is not ours.
+        ArtifactError: when a container of this name runs, or was not created by recipec.
     """
     found = engine.find(artifact.name)
     if found is None:
@@ -136,7 +136,7 @@ def check_name(artifact: ServedArtifact, engine: Engine) -> FoundContainer | Non
 
 
 def check_port(container: Container, engine: Engine) -> None:
-    """Checks that the server can listen, by listening in its place."""
+    """Check that the server can listen on its port, by listening on it."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             container.host, container.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -146,13 +146,13 @@ def check_port(container: Container, engine: Engine) -> None:
             f"serve.host {container.host} is no address: {error.strerror}", "write an IP address: 127.0.0.1"
         ) from error
     with socket.socket(family, kind) as probe:
-        # What a server that has ended leaves behind for a minute is no obstacle to vLLM either.
+        # Sockets of an ended server that linger for a minute do not stop vLLM either.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
             probe.listen()
         except PermissionError:
-            return  # a low port, which the container's root may take
+            return  # a low port, which root in the container may use
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 raise ArtifactError(
@@ -181,9 +181,9 @@ def _taken(container: Container, engine: Engine) -> ArtifactError:
 
 
 def warnings(artifact: ServedArtifact, environ: Mapping[str, str]) -> Iterator[str]:
-    """What may stop the server, or may not."""
+    """Yield warnings about what may stop the server."""
     if artifact.accelerator.platform == "tpu" and not any(glob(pattern) for pattern in DEVICES):
-        # No refusal: a CPU stand-in for vLLM-TPU runs without one.
+        # Only a warning: a CPU stand-in for vLLM-TPU runs without a chip.
         yield (
             f"the recipe serves on {artifact.accelerator.name}, and this machine shows no TPU "
             "(no /dev/vfio or /dev/accel*)"
@@ -209,13 +209,13 @@ AGAIN = "copy or merge it again"
 
 
 def _check_model(folder: Path, help: str) -> None:
-    """Checks that a folder holds a whole model.
+    """Check that a folder holds a complete model.
 
     Args:
-        help: what to do when it is not there.
+        help: what to do if it is missing.
 
     Raises:
-        ArtifactError: at the first thing that vLLM would stumble over after minutes.
+        ArtifactError: at the first problem that would otherwise stop vLLM after minutes.
     """
     folder = as_typed(folder)
     _check_folder(folder, "the weights are", help)
@@ -236,10 +236,10 @@ def _check_model(folder: Path, help: str) -> None:
 
 
 def _check_adapter(folder: Path, help: str) -> None:
-    """Checks that a folder holds a whole PEFT adapter.
+    """Check that a folder holds a complete PEFT adapter.
 
     Args:
-        help: what to do when it is not there.
+        help: what to do if it is missing.
 
     Raises:
         ArtifactError: when it does not.
@@ -265,7 +265,7 @@ def _check_folder(folder: Path, what: str, help: str) -> None:
 
 
 def _indexed(folder: Path) -> list[Path]:
-    """The shards that an index names, all of them there."""
+    """Return the shards that an index names, after checking that all of them exist."""
     index = _json(folder / INDEX)
     places = index.get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
@@ -290,7 +290,7 @@ def _indexed(folder: Path) -> list[Path]:
 
 
 def _check_safetensors(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file, whose size is the one that it says; {} of another kind of file."""
+    """Return a safetensors file's header, after checking the file's size; {} for another kind of file."""
     if path.suffix != ".safetensors":
         return {}
     size = path.stat().st_size
@@ -322,7 +322,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _refuse_links(folder: Path, files: Iterable[Path]) -> None:
-    """A container sees the folder alone: links out of it, as the hub's cache has them, lead nowhere there."""
+    """Refuse links that leave the folder, as in the hub's cache: the container sees only the folder."""
     inside = folder.resolve()
     for path in files:
         if not path.resolve().is_relative_to(inside):

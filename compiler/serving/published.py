@@ -1,4 +1,4 @@
-"""What was published of a server like a recipe's: the one place that reads data/published_serving.json."""
+"""Published measurements of a server like a recipe's. Only this module reads data/published_serving.json."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ DATA = Path(__file__).parents[1] / "data" / "published_serving.json"
 
 @dataclass(frozen=True)
 class PublishedServing:
-    """Measurements of one server, by others.
+    """Measurements of one server, published by others.
 
     Attributes:
         source: the paper.
-        model: as `catalog.title` has it.
-        accelerator, tensor_parallel_size, data_parallel_size, kv_cache_dtype: what it ran with.
-        usd_per_hour: of the machine.
-        weights_gb_per_chip: 10^9 bytes.
-        ttft_ms, tpot_ms: "lowest" and "highest" of all that was measured.
-        by_input_length: by tokens of a prompt, "peak_output_tokens_per_s" over the request rates, and
-            "usd_per_million_output_tokens" where it was given.
-        median_ttft_ms: one point: "input_length", "requests_per_s" and "ms".
+        model: name, as in `catalog.title`.
+        accelerator, tensor_parallel_size, data_parallel_size, kv_cache_dtype: what the server ran with.
+        usd_per_hour: price of the machine.
+        weights_gb_per_chip: in units of 10^9 bytes.
+        ttft_ms, tpot_ms: "lowest" and "highest" of all measurements.
+        by_input_length: for each prompt length in tokens, "peak_output_tokens_per_s" over the request rates,
+            and "usd_per_million_output_tokens" if it was published.
+        median_ttft_ms: one measurement: "input_length", "requests_per_s" and "ms".
     """
 
     source: str
@@ -49,7 +49,7 @@ class PublishedServing:
     def is_of(
         self, model: str, accelerator: str, tensor_parallel: int, data_parallel: int, kv_cache_dtype: str
     ) -> bool:
-        """Whether it is a server of this model, by its id, on this accelerator, with these settings."""
+        """Return whether the server ran this model, by its id, on this accelerator with these settings."""
         return (
             catalog.title(model) == self.model
             and accelerator == self.accelerator
@@ -60,16 +60,16 @@ class PublishedServing:
 
 @functools.cache
 def serving() -> PublishedServing:
-    """The published server."""
+    """Return the published measurements."""
     data: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
     return PublishedServing(**data)
 
 
 def of_recipe(recipe: Recipe, accelerator: str) -> PublishedServing | None:
-    """What was published of a recipe's server; None where it is another one.
+    """Return the published measurements of a recipe's server; None if they are of another server.
 
     Args:
-        accelerator: that it is served on: "v6e-8".
+        accelerator: what it is served on: "v6e-8".
     """
     serve, published = recipe.serve, serving()
     if serve is None or serve.quantization is not None or recipe.merge.quantization is not None:

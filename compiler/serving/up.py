@@ -1,4 +1,4 @@
-"""`recipe serve up`: builds the image, starts the server, waits until it answers; leaves nothing behind."""
+"""`recipe serve up`: build the image, start the server, wait until it answers, and clean up at the end."""
 
 from __future__ import annotations
 
@@ -37,33 +37,33 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 LAST_LINES = 15
-"""Of a log that are shown again with the reason of a failure."""
+"""How many last lines of a log are shown again with the reason of a failure."""
 
 ASK_SECONDS = 0.5
-"""Between two questions whether the server answers."""
+"""Pause between two checks whether the server answers."""
 
 TELL_SECONDS = 30.0
-"""Between two lines that say for how long it has been starting."""
+"""Pause between two lines that say how long the server has been starting."""
 
 UNREADY_GRACE_SECONDS = 5
-"""From SIGTERM to SIGKILL of a server that is not ready: no request is in flight."""
+"""Time from SIGTERM to SIGKILL for a server that is not ready; it has no requests in flight."""
 
 STOPPED = (0, 143)
-"""Exit statuses of a server that got SIGTERM."""
+"""Exit statuses of a server that received SIGTERM."""
 
 WIDTH = 110
-"""Characters of a line that is shown in short."""
+"""Most characters of a line in the short display."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `up` is called with.
+    """The options of `up`.
 
     Attributes:
-        model, adapter: folders of this machine in place of the recipe's.
-        base_image: in place of the Dockerfile's.
-        detach: whether it returns once the server is ready.
-        minutes: that the server may take to be ready; None for the usual.
+        model, adapter: folders on this machine to use instead of the recipe's.
+        base_image: to use instead of the Dockerfile's.
+        detach: whether `up` returns once the server is ready.
+        minutes: how long the server may take to be ready; None for the default.
         memory: limit of the container's memory, "64g".
     """
 
@@ -89,11 +89,11 @@ class Ready:
 
 
 def up(artifact: ServedArtifact, options: Options, say: Say, environ: Mapping[str, str] = os.environ) -> None:
-    """Starts an artifact's server, and ends when it does; with `detach` when it is ready.
+    """Start an artifact's server and return when the server ends; with `detach`, when it is ready.
 
     Raises:
-        ArtifactError: it was refused, or did not start, or ended by itself.
-        Interrupted: a signal came; nothing runs any longer.
+        ArtifactError: when a check refused it, it did not start, or it ended by itself.
+        Interrupted: when a signal came; nothing is running any more.
     """
     with Signals() as signals:
         hide = Hider(passed_on(artifact.container, environ).values())
@@ -112,7 +112,7 @@ def up(artifact: ServedArtifact, options: Options, say: Say, environ: Mapping[st
 
 
 def _refuse_early(artifact: ServedArtifact, options: Options, environ: Mapping[str, str]) -> dict[str, Path]:
-    """Refuses what no engine needs to be asked for; returns the folders to mount."""
+    """Run the checks that need no engine; return the folders to mount."""
     container = artifact.container
     preflight.check_options(container, options.model, options.adapter)
     preflight.check_memory(options.memory)
@@ -125,7 +125,7 @@ def _refuse_early(artifact: ServedArtifact, options: Options, environ: Mapping[s
 def _provide_base(
     artifact: ServedArtifact, options: Options, engine: Engine, signals: Signals, say: Say
 ) -> None:
-    """Fetches the image that the server's is made from, unless it is here."""
+    """Pull the base image of the server's image, unless it is already here."""
     base = (
         options.base_image or _base_of(artifact.folder / "serve/Dockerfile") or artifact.container.base_image
     )
@@ -144,13 +144,13 @@ def _provide_base(
 
 
 def _base_of(dockerfile: Path) -> str | None:
-    """The base image that a Dockerfile names: it may have been edited since it was built."""
+    """Return the base image in a Dockerfile, which may have been edited since the artifact was built."""
     found = re.search(r"^ARG BASE_IMAGE=(\S+)", dockerfile.read_text(encoding="utf-8"), re.MULTILINE)
     return found[1] if found else None
 
 
 def _build(artifact: ServedArtifact, options: Options, engine: Engine, signals: Signals, say: Say) -> None:
-    """Builds the image; shows its steps, and all of its output when it fails."""
+    """Build the image; show its steps, and all of its output if it fails."""
     started, lines = time.monotonic(), []
     say(f"building the image {artifact.name}")
     try:
@@ -178,7 +178,7 @@ def _run(
     hide: Hider,
     say: Say,
 ) -> None:
-    """Creates and starts the container, and follows it; removes it unless it is to be left running."""
+    """Create and start the container, and follow it. Remove it at the end unless it is to keep running."""
     signals.check()
     server = _Server(artifact, engine.create(asked), signals, hide, say)
     try:
@@ -200,7 +200,7 @@ def _short(line: str) -> str:
 
 
 class _Server:
-    """The container that was created, and what it reports."""
+    """The container that was created, and the events it reports."""
 
     def __init__(
         self, artifact: ServedArtifact, running: Running, signals: Signals, hide: Hider, say: Say
@@ -215,7 +215,7 @@ class _Server:
         self._events: Events[ContainerOutput | Exit | Ready] = Events(signals)
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         self._ready = False
-        # Whether a thread follows the container, and will tell its end.
+        # Whether a thread follows the container and will report its end.
         self._followed = False
 
     def start(self, options: Options) -> None:
@@ -234,10 +234,10 @@ class _Server:
         self._events.start(self._report)
 
     def await_ready(self, minutes: float) -> None:
-        """Waits until /health answers, and tells now and then for how long.
+        """Wait until /health answers, and say from time to time how long it has taken.
 
         Raises:
-            ArtifactError: it ended, or is not ready in time.
+            ArtifactError: when the server ended, or is not ready in time.
         """
         self._events.start(self._ask)
         started = told = time.monotonic()
@@ -264,10 +264,10 @@ class _Server:
         )
 
     def follow(self) -> None:
-        """Shows the log until the server ends.
+        """Show the log until the server ends.
 
         Raises:
-            ArtifactError: it ended by itself.
+            ArtifactError: when it ended by itself.
         """
         while not isinstance(event := self._next(None), Exit):
             pass
@@ -276,7 +276,7 @@ class _Server:
         self._say(f"{self._running.name} was stopped by another command")
 
     def leave(self) -> None:
-        """Lets the server run on by itself."""
+        """Leave the server running on its own."""
         self._running.keep()
         self._say(
             f"stop it with: recipe serve down {as_typed(self._artifact.folder)}; "
@@ -284,7 +284,7 @@ class _Server:
         )
 
     def end(self) -> None:
-        """Stops the container, when it runs, and removes it; at a signal meanwhile without any grace."""
+        """Stop the container if it runs, and remove it. A signal meanwhile kills it at once."""
         try:
             if self._followed:
                 self._stop()
@@ -308,7 +308,7 @@ class _Server:
         stopped = False
         while self._followed or not stopped:
             stopped = stopped or bool(stopping.next(0.0))
-            # The terminal that the log goes to may be gone: the container is stopped all the same.
+            # The terminal that the log goes to may be gone; stop the container anyway.
             with suppress(OSError):
                 self._next(0.1)
 
@@ -323,7 +323,7 @@ class _Server:
             )
 
     def _next(self, seconds: float | None) -> ContainerOutput | Exit | Ready | None:
-        """The next event; the log is shown."""
+        """Return the next event; show it if it is log output."""
         try:
             event = self._events.next(seconds)
         except ArtifactError:
@@ -339,7 +339,7 @@ class _Server:
         return event
 
     def _report(self, put: Put[ContainerOutput | Exit | Ready]) -> None:
-        """Runs in a thread: the container's output, and then its end."""
+        """Put the container's output, and then its end. Runs in a thread."""
         streams = Lines(self._hide), Lines(self._hide)
         for pieces in self._running.output():
             for error, (lines, piece) in enumerate(zip(streams, pieces, strict=True)):
@@ -351,14 +351,14 @@ class _Server:
         put(self._running.wait())
 
     def _ask(self, put: Put[ContainerOutput | Exit | Ready]) -> None:
-        """Runs in a thread: asks whether the server answers."""
+        """Poll until the server answers, then put Ready. Runs in a thread."""
         client = Client(self._container.health_url.removesuffix("/health"), api_key="", timeout=5.0)
         while not client.healthy():
             time.sleep(ASK_SECONDS)
         put(Ready())
 
     def _why(self, end: Exit) -> tuple[str, str]:
-        """Why a server ended that was not asked to, and what to do."""
+        """Return why a server ended unexpectedly, and what to do."""
         look = "the reason is in its log, above"
         if end.out_of_memory:
             limit = f"its limit of {self._memory}" if self._memory else "what the machine has"

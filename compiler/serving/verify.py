@@ -1,9 +1,9 @@
-"""`recipe serve verify`: whether an endpoint serves the checkpoint that it is meant to serve.
+"""`recipe serve verify`: whether an endpoint serves the intended checkpoint.
 
-The endpoint answers prompts of odd and different lengths greedily, with token ids and log probabilities. They
-are held against the checkpoint's in transformers (verify_reference.py). How much rounding makes of them is
-measured, not assumed: the checkpoint is computed a second time in the server's types, and the server may be
-`FACTOR` times as far from float32 as that is.
+The endpoint answers prompts of different lengths greedily, with token ids and log probabilities.
+verify_reference.py computes the checkpoint's log probabilities in transformers, and this module compares the
+two. The effect of rounding is measured, not assumed: the checkpoint is computed a second time in the server's
+types. The server's distance from float32 may be `FACTOR` times the distance of that second computation.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 LONGEST = 1200
-"""Tokens of the long prompt at most; more takes a model of 31B minutes on a CPU."""
+"""Most tokens of the long prompt; with more, a 31B model takes minutes on a CPU."""
 
 LONG = 257
-"""Its tokens where all layers see everything."""
+"""Tokens of the long prompt if every layer sees the whole context."""
 
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What `recipe serve verify` is asked for, by the names of its arguments."""
+    """The arguments of `recipe serve verify`, by name."""
 
     url: str
     artifact: Path | None = None
@@ -51,13 +51,13 @@ class VerifyOptions:
 
 
 def verify(asked: VerifyOptions) -> dict[str, Any]:
-    """Compares an endpoint with a checkpoint.
+    """Compare an endpoint with a checkpoint.
 
     Returns:
-        Plain data, as --json prints it; "problems" is empty when the endpoint is the checkpoint.
+        Plain data, as --json prints it; "problems" is empty if the endpoint serves the checkpoint.
 
     Raises:
-        UserError, ArtifactError: when nothing can be compared.
+        UserError, ArtifactError: when no comparison is possible.
     """
     from recipec.compiler.serving import verify_reference
 
@@ -108,7 +108,7 @@ def verify(asked: VerifyOptions) -> dict[str, Any]:
 
 
 def report(result: dict[str, Any]) -> str:
-    """The result as text: a table of prompts, and the verdict."""
+    """Return the result as text: a table of prompts, and the verdict."""
     rows = [("prompt", "kind", "tokens", "same prompt", "same answer", "largest", "mean")]
     for row in result["prompts"]:
         same = "yes" if row["parts_at"] is None else f"no, from token {row['parts_at']}"
@@ -143,7 +143,7 @@ def report(result: dict[str, Any]) -> str:
 
 
 def served_types(recipe: Recipe | None, config: dict[str, Any], given: str | None) -> ServedTypes:
-    """In which types the server computes: by the option, the recipe's flags, or the checkpoint."""
+    """Return the types that the server computes in, from the option, the recipe's flags or the checkpoint."""
     from recipec.compiler.serving.verify_reference import config_dtype
 
     serve = recipe.serve if recipe else None
@@ -161,7 +161,7 @@ def served_types(recipe: Recipe | None, config: dict[str, Any], given: str | Non
 
 
 def _automatic(dtype: str) -> str:
-    """vLLM's --dtype auto: the checkpoint's own, and 16 bits for one in float32."""
+    """Return the type of vLLM's --dtype auto: the checkpoint's own, or 16 bits for one in float32."""
     return "bfloat16" if dtype == "float32" else dtype
 
 
@@ -175,7 +175,7 @@ def _recipe(artifact: Path) -> Recipe:
 
 
 def _merged(artifact: Path | None, recipe: Recipe | None) -> Path:
-    """Where merge.py leaves the merged weights."""
+    """Return the folder in which merge.py writes the merged weights."""
     assert artifact is not None and recipe is not None
     output = recipe.merge.output
     if "://" in output:
@@ -186,7 +186,7 @@ def _merged(artifact: Path | None, recipe: Recipe | None) -> Path:
 
 
 def _long_repeats(tokenizer: ReferenceTokenizer, span: int | None, longest: int | None, tokens: int) -> int:
-    """How often the sentence stands in the long prompt: past what local layers see, where there is room."""
+    """Return how often the long prompt repeats its sentence, to exceed local layers' span if possible."""
     wanted = min(LONGEST, LONG if span is None else span + 57)
     if longest is not None:
         wanted = min(wanted, longest - tokens - 16)
@@ -212,7 +212,7 @@ def _ids(case: VerifyPrompt, tokenizer: ReferenceTokenizer) -> Sequence[int]:
 def _replies(
     client: Client, served: str, cases: Sequence[VerifyPrompt], tokens: int
 ) -> tuple[list[Reply], list[str]]:
-    """The endpoint's answers, and a sentence when it refuses a chat, for which there is a template."""
+    """Return the endpoint's answers, and a sentence if it refuses a chat although there is a template."""
     replies, refused = [], []
     for case in each("asking the endpoint", cases):
         try:
@@ -230,14 +230,14 @@ def _printable(text: str) -> str:
 
 
 ALTERNATIVES = 5
-"""Log probabilities that are asked for at each step; vLLM tells at most 20 by default."""
+"""Log probabilities requested at each step; by default vLLM returns at most 20."""
 
 TEXTS = (
     "Paris",
     "The opposite of hot is",
     "Water boils at one hundred degrees, and",
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
-    # Writing that tokenizers part differently.
+    # Text that tokenizers split differently.
     "Größe, façade, Ελλάδα, 東京, 🌍 and 3,141.59;\tthe next",
 )
 
@@ -252,12 +252,12 @@ SENTENCE = (
     "Once upon a time there was a baker who kneaded the dough, waited an hour, shaped twelve loaves and lit "
     "her oven; and each morning, when the bells rang, the whole street came to her door. "
 )
-"""Repeated for a prompt that is longer than a sliding window."""
+"""Sentence that is repeated to make a prompt longer than a sliding window."""
 
 
 @dataclass(frozen=True)
 class VerifyPrompt:
-    """A prompt: `text` to go on with, or the `messages` of a chat."""
+    """A prompt: `text` to continue, or the `messages` of a chat."""
 
     title: str
     text: str | None = None
@@ -270,12 +270,12 @@ class VerifyPrompt:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the endpoint said.
+    """The endpoint's answer.
 
     Attributes:
-        prompt: token ids, as the server's tokenizer and template made them.
-        tokens: of the answer.
-        top: at each step, log probabilities of the likeliest tokens.
+        prompt: token ids, as the server's tokenizer and template produced them.
+        tokens: token ids of the answer.
+        top: at each step, the log probabilities of the likeliest tokens.
     """
 
     case: VerifyPrompt
@@ -285,10 +285,10 @@ class Reply:
 
 
 def _built_in(long_repeats: int, chat: bool) -> list[VerifyPrompt]:
-    """The prompts that every endpoint is asked.
+    """Return the prompts that every endpoint gets.
 
     Args:
-        long_repeats: of the sentence in the long prompt; 0 leaves it out.
+        long_repeats: how often the long prompt repeats its sentence; 0 leaves the prompt out.
         chat: whether the tokenizer has a template.
     """
     cases = [VerifyPrompt(_title(text), text) for text in TEXTS]
@@ -308,10 +308,10 @@ def _title(text: str) -> str:
 
 
 def _find_model(client: Client, wanted: str | None, flag: str) -> tuple[str, int | None]:
-    """The name to ask for and the server's longest context, where it tells.
+    """Return the model name to request, and the server's longest context if it reports one.
 
     Raises:
-        UserError: when it is not served.
+        UserError: when the model is not served.
     """
     served = client.cards()
     told = [card.get("max_model_len") for card in served.values()]
@@ -331,19 +331,19 @@ def _find_model(client: Client, wanted: str | None, flag: str) -> tuple[str, int
 
 
 def _ask(client: Client, model: str, case: VerifyPrompt, tokens: int) -> Reply:
-    """The endpoint's greedy answer.
+    """Return the endpoint's greedy answer.
 
     Args:
-        tokens: at most, of the answer.
+        tokens: most tokens of the answer.
 
     Raises:
-        UserError: when it does not answer, or tells no token ids.
+        UserError: when it does not answer, or returns no token ids.
     """
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": tokens,
         "temperature": 0,
-        # generation_config.json may set another one, and vLLM reads it.
+        # generation_config.json may set another value, and vLLM reads that file.
         "repetition_penalty": 1.0,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
@@ -388,7 +388,7 @@ def _top(choice: Mapping[str, Any], case: VerifyPrompt) -> tuple[Mapping[int, fl
         {
             int(token.removeprefix("token_id:")): float(value)
             for token, value in step
-            # -9999 stands for a probability of 0.
+            # -9999 means a probability of 0.
             if math.isfinite(value) and value > -9000
         }
         for step in steps
@@ -396,19 +396,19 @@ def _top(choice: Mapping[str, Any], case: VerifyPrompt) -> tuple[Mapping[int, fl
 
 
 FACTOR = 3.0
-"""Between the rounding of two programs in the same types: order of sums, kernels, batches."""
+"""Allowed ratio between the rounding of two programs in the same types: order of sums, kernels, batches."""
 
 LARGEST, MEAN = 1e-3, 2.5e-4
-"""Tolerances of log probabilities in float32, and the least ever. vLLM on a CPU was within 2.4e-4."""
+"""Tolerances of log probabilities in float32; no tolerance is smaller. vLLM on a CPU was within 2.4e-4."""
 
 ROUNDING = {"bfloat16": (0.12, 0.038), "fp8 keys and values": (0.74, 0.072), "fp8 weights": (1.5, 0.17)}
-"""Largest and mean of what rounding makes of log probabilities, as seen on Gemma 3 270M in transformers, each
-type with those before it. For a reference in bfloat16 itself, whose rounding cannot be measured."""
+"""Largest and mean effect of rounding on log probabilities, as seen on Gemma 3 270M in transformers; each
+type includes those before it. For a reference in bfloat16 itself, whose rounding cannot be measured."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What differences of log probabilities may be; `source` says where that comes from."""
+    """Allowed differences of log probabilities; `source` says how they were determined."""
 
     largest: float
     mean: float
@@ -420,11 +420,12 @@ class ComparedToken:
     """One token of an answer.
 
     Attributes:
-        token, best: what the endpoint said, and the reference's likeliest.
+        token, best: the endpoint's token, and the reference's likeliest.
         margin: how much likelier `best` is in the reference, as a difference of log probabilities.
-        greedy: whether the endpoint said what it thought likeliest itself.
-        told: log probabilities by the endpoint, of the tokens that it thought likeliest.
-        exact, rounded: the same tokens' in the reference, and in the reference in the server's types.
+        greedy: whether the endpoint chose the token it considered likeliest.
+        told: the endpoint's log probabilities of the tokens it considered likeliest.
+        exact, rounded: the same tokens' log probabilities in the reference, and in the reference in the
+            server's types.
     """
 
     token: int
@@ -446,11 +447,11 @@ class ComparedToken:
 
 @dataclass(frozen=True)
 class ComparedPrompt:
-    """One prompt.
+    """One prompt, compared.
 
     Attributes:
-        wanted: the prompt in the checkpoint's tokens.
-        steps: () where the endpoint's tokens are none of the checkpoint's.
+        wanted: the prompt as the checkpoint tokenizes it.
+        steps: () if the answer is empty or has tokens beyond the checkpoint's vocabulary.
         foreign: a token beyond the checkpoint's vocabulary.
     """
 
@@ -472,18 +473,18 @@ class ComparedPrompt:
         return _mean([value for step in self.steps for value in step.differences])
 
     def parted(self, tie: float) -> int | None:
-        """The first step whose token the reference would not say, by more than `tie`."""
+        """Return the first step whose token the reference rates below its likeliest by more than `tie`."""
         return next((i for i, step in enumerate(self.steps) if step.margin > tie), None)
 
     def ties(self, tie: float) -> int:
-        """Steps where the two say different tokens that are as likely."""
+        """Count the steps where the two choose different but equally likely tokens."""
         return sum(step.token != step.best and step.margin <= tie for step in self.steps)
 
 
 def _compare(
     replies: Sequence[Reply], tokens: ReferenceTokenizer, reference: Reference, types: ServedTypes, dtype: str
 ) -> list[ComparedPrompt]:
-    """Holds every reply against the checkpoint. The reference's model is in the server's types afterwards.
+    """Compare every reply with the checkpoint. May leave the reference's model in the server's types.
 
     Args:
         dtype: the type that the reference was loaded in.
@@ -520,7 +521,7 @@ def _compare_one(reply: Reply, tokens: ReferenceTokenizer, reference: Reference)
 
 
 def _rounded(one: ComparedPrompt, reference: Reference, types: ServedTypes) -> ComparedPrompt:
-    """With the log probabilities of the reference in the server's types."""
+    """Return the prompt with log probabilities of the reference in the server's types added."""
     if not one.steps:
         return one
     logprobs = reference.logprobs(one.reply.prompt, one.reply.tokens, types.kv_cache)
@@ -534,10 +535,10 @@ def _rounded(one: ComparedPrompt, reference: Reference, types: ServedTypes) -> C
 def allowance(
     compared: Sequence[ComparedPrompt], types: ServedTypes, dtype: str, given: float | None
 ) -> Tolerance:
-    """What the differences may be.
+    """Return the allowed differences.
 
     Args:
-        given: the largest, by the user.
+        given: the largest difference that the user allows.
     """
     if given is not None:
         return Tolerance(given, float("inf"), "given by --tolerance; the mean is not judged")
@@ -569,12 +570,12 @@ def allowance(
 
 
 def problems(compared: Sequence[ComparedPrompt], allowed: Tolerance, tokens: ReferenceTokenizer) -> list[str]:
-    """Why the endpoint's answers are not the checkpoint's, a sentence each; [] when they are."""
+    """Return why the answers are not the checkpoint's, one sentence each; [] if they are."""
     return [*_prompt_problems(compared, tokens), *_answer_problems(compared, allowed)]
 
 
 def _prompt_problems(compared: Sequence[ComparedPrompt], tokens: ReferenceTokenizer) -> list[str]:
-    """A tokenizer or a template that is another one; under another tokenizer, no word of the template."""
+    """Report a different tokenizer or chat template; if the tokenizer differs, do not report the template."""
     for kind, what in (("text", "tokenizer"), ("chat", "chat template")):
         of_kind = [one for one in compared if one.reply.case.kind == kind]
         other = [one for one in of_kind if not one.same_prompt]
@@ -599,7 +600,7 @@ def _shown(tokens: ReferenceTokenizer, ids: Sequence[int]) -> str:
         return "nothing more"
     try:
         text = tokens.show(ids[:12])
-    except Exception:  # ids that the tokenizer does not have
+    except Exception:  # ids that are not in the tokenizer's vocabulary
         text = " ".join(map(str, ids[:12]))
     return repr(text if len(ids) <= 12 else f"{text}...")
 
@@ -640,7 +641,7 @@ def _answer_problems(compared: Sequence[ComparedPrompt], allowed: Tolerance) -> 
 
 
 def _row(one: ComparedPrompt, allowed: Tolerance) -> dict[str, Any]:
-    """A prompt's row, as plain data."""
+    """Return a prompt's row as plain data."""
     tie = 2 * allowed.largest
     return {
         "prompt": one.reply.case.title,

@@ -1,7 +1,7 @@
-"""The checkpoint in transformers: its tokenizer, its template and its log probabilities of what was said.
+"""The checkpoint in transformers: its tokenizer, its template, and its log probabilities of the answers.
 
-The endpoint's answer is fed back (teacher forcing): at every step both have read the same tokens, so no
-difference hides or grows behind an earlier one, and one pass of the model gives all steps.
+The endpoint's answer is fed back (teacher forcing). At every step both models have therefore read the same
+tokens, so no difference depends on an earlier one, and one pass of the model gives all steps.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from recipec.runtime.memory import available_memory
 _WHOLE = "give the folder that merge.py wrote, whole"
 
 SPARE = 1.5e9
-"""Bytes beside the weights: torch itself, activations, and log probabilities over a large vocabulary."""
+"""Bytes besides the weights: torch itself, activations, and log probabilities over a large vocabulary."""
 
 
 @dataclass(frozen=True)
 class ServedTypes:
-    """In which types the server computes, as far as its flags tell.
+    """The types in which the server computes, as far as its flags show.
 
     Attributes:
         dtype: of weights and activations.
-        kv_cache: of keys and values; "auto" is `dtype`.
-        weights: "fp8" where the server quantizes them itself; else None.
-        source: where this is known from.
+        kv_cache: of keys and values; "auto" means `dtype`.
+        weights: "fp8" if the server quantizes them itself; else None.
+        source: where this information comes from.
     """
 
     dtype: str
@@ -51,12 +51,12 @@ class ServedTypes:
 
 
 def torch() -> Any:
-    """The package torch."""
+    """Import and return the package torch."""
     return _package("torch")
 
 
 def transformers() -> Any:
-    """The package transformers, which is quiet."""
+    """Import and return the package transformers, with its log output reduced."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     package = _package("transformers")
     package.logging.set_verbosity_error()
@@ -75,10 +75,10 @@ def _package(name: str) -> Any:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint.
+    """Read config.json of a checkpoint.
 
     Raises:
-        UserError: when there is none.
+        UserError: when it does not exist.
     """
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -93,7 +93,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def config_dtype(config: Mapping[str, Any]) -> str:
-    """The type that a checkpoint is in, as config.json says."""
+    """Return the type of a checkpoint's weights, from its config.json."""
     text = config.get("text_config") or {}
     for part in (config, text):
         for key in ("dtype", "torch_dtype"):
@@ -103,8 +103,8 @@ def config_dtype(config: Mapping[str, Any]) -> str:
 
 
 def local_span(config: Mapping[str, Any]) -> int | None:
-    """The most tokens that a local layer sees, by its window or its chunks; None where all layers see
-    everything."""
+    """Return the most tokens that a local layer sees, by its window or its chunks; None if every layer sees
+    the whole context."""
     for part in (config.get("text_config") or {}, config):
         window = part.get("sliding_window") if part.get("use_sliding_window", True) else None
         for span in (window, part.get("attention_chunk_size")):
@@ -114,13 +114,13 @@ def local_span(config: Mapping[str, Any]) -> int | None:
 
 
 def refuse_too_large(folder: Path, dtype: str) -> None:
-    """Checks that the weights fit into memory.
+    """Check that the weights fit into memory.
 
     Args:
-        dtype: "float32" or "bfloat16", in which they are held.
+        dtype: "float32" or "bfloat16", the type in which they are held.
 
     Raises:
-        UserError: when they do not, or there are none.
+        UserError: when they do not fit, or do not exist.
     """
     numbers = count_numbers(folder)
     available = available_memory()
@@ -137,10 +137,10 @@ def refuse_too_large(folder: Path, dtype: str) -> None:
 
 
 def count_numbers(folder: Path) -> int:
-    """Numbers in the safetensors files of a folder, by their headers.
+    """Count the numbers in the safetensors files of a folder, by their headers.
 
     Raises:
-        UserError: when there are none, or one is damaged.
+        UserError: when there are no such files, or one is damaged.
     """
     count = 0
     for path in sorted(folder.glob("*.safetensors")):
@@ -187,7 +187,7 @@ class ReferenceTokenizer:
             made = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages], add_generation_prompt=True, return_dict=True
             )
-        except Exception as error:  # whatever a template raises
+        except Exception as error:  # any error that a template raises
             raise UserError(
                 f"the chat template refuses a prompt: {_first_line(error)}",
                 "it is that of the folder: was it made for this model?",
@@ -195,7 +195,7 @@ class ReferenceTokenizer:
         return tuple(made["input_ids"])
 
     def show(self, tokens: Sequence[int]) -> str:
-        """Tokens as text, markers included."""
+        """Return tokens as text, including special tokens."""
         return str(self._tokenizer.decode(list(tokens)))
 
 
@@ -213,7 +213,7 @@ class Reference:
         library = torch()
         try:
             build = getattr(transformers(), config["architectures"][0])
-            # Eager: soft-caps are ignored by transformers' other implementations of attention.
+            # Eager attention, because transformers' other implementations ignore soft-caps.
             self.model = build.from_pretrained(
                 folder,
                 dtype=getattr(library, dtype),
@@ -226,11 +226,11 @@ class Reference:
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
 
     def logprobs(self, prompt: Sequence[int], tokens: Sequence[int], kv_cache: str = "auto") -> Any:
-        """Log probabilities of every token at each step of an answer: an array of [step, token], float32.
+        """Return log probabilities of every token at each step of an answer: float32, shape [step, token].
 
         Args:
             prompt, tokens: token ids.
-            kv_cache: "fp8..." rounds keys and values as a server does that keeps them so.
+            kv_cache: "fp8..." rounds keys and values, as a server with such a cache does.
         """
         library = torch()
         ids = library.tensor([[*prompt, *tokens][:-1]])
@@ -245,7 +245,7 @@ class Reference:
         return logits[-len(tokens) :].float().log_softmax(-1).numpy()
 
     def lower(self, types: ServedTypes) -> None:
-        """Rounds the model, in place, to the types of a server."""
+        """Round the model, in place, to the types of a server."""
         library = torch()
         if types.weights:
             with library.inference_mode():
@@ -256,7 +256,7 @@ class Reference:
 
 
 def _rounded_cache(dtype: str) -> Any:
-    """A cache of keys and values rounded to fp8 at a scale of 1, vLLM's where none was calibrated."""
+    """Return a cache that rounds keys and values to fp8 at a scale of 1, as vLLM does without calibration."""
     library, caches = torch(), _package("transformers.cache_utils")
     narrow = library.float8_e5m2 if "e5m2" in dtype else library.float8_e4m3fn
     largest = library.finfo(narrow).max
@@ -270,7 +270,7 @@ def _rounded_cache(dtype: str) -> Any:
 
 
 def _fp8_rows(weight: Any) -> Any:
-    """A matrix rounded to fp8 with one scale for each row."""
+    """Round a matrix to fp8, with one scale for each row."""
     library = torch()
     scale = weight.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
     return ((weight.float() / scale).to(library.float8_e4m3fn).float() * scale).to(weight.dtype)

@@ -1,1 +1,1 @@
-"""What people do with a model that has been trained: talk to it, publish it, combine adapters."""
+"""Uses of a trained model: chat with it, publish it, combine adapters."""

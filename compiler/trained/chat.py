@@ -1,4 +1,4 @@
-"""Talks to a trained model with transformers: its chat template, its tokens as they come."""
+"""Chat with a trained model in transformers, with its chat template; tokens are printed as they arrive."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ HELP = f"{RESET} begins a new conversation; --chat-template FILE gives another t
 
 @dataclass(frozen=True)
 class Options:
-    """How answers are made.
+    """How answers are generated.
 
     Attributes:
-        base: folder or id of an adapter's base, None for the one that it names.
+        base: folder or id of an adapter's base model, None for the one that the adapter names.
         template: file of a chat template, None for the model's own.
-        system: what the conversation begins with.
-        max_tokens: of one answer.
-        temperature: 0 for the likeliest token, None for what the model's generation_config.json says.
+        system: text of the system message.
+        max_tokens: most tokens of one answer.
+        temperature: 0 for the likeliest token, None for the value in the model's generation_config.json.
     """
 
     base: str | None = None
@@ -64,14 +64,14 @@ class Talk:
         self.reset()
 
     def reset(self) -> None:
-        """Begins a new conversation."""
+        """Start a new conversation."""
         self.messages = [{"role": "system", "content": self.options.system}] if self.options.system else []
 
     def answer(self, text: str) -> str:
-        """The model's answer, whose pieces are said as they come.
+        """Return the model's answer, and pass its pieces to `say` as they arrive.
 
         Raises:
-            ArtifactError: when the template refuses the conversation, which is then as before.
+            ArtifactError: when the template rejects the conversation, which is then left as it was before.
         """
         import torch
         from jinja2 import TemplateError
@@ -102,8 +102,8 @@ class Talk:
         return str(said)
 
     def _sampling(self) -> dict[str, Any]:
-        """What `generate` is told beside the model's generation_config.json. An answer ends with that file's
-        tokens and with the tokenizer's own, as on a server."""
+        """Return arguments for `generate` that complete the model's generation_config.json. An answer ends at
+        that file's end tokens and at the tokenizer's own, as on a server."""
         ends = self.model.generation_config.eos_token_id
         ends = {*(ends if isinstance(ends, list) else [ends]), self.tokenizer.eos_token_id} - {None}
         given: dict[str, Any] = {"eos_token_id": sorted(ends), "pad_token_id": min(ends)} if ends else {}
@@ -115,7 +115,7 @@ class Talk:
 
 
 def _loaded(found: Trained, options: Options) -> tuple[Any, Any]:
-    """The model, on this machine's accelerator or its CPU, and its tokenizer."""
+    """Load the model, on this machine's accelerator or its CPU, and its tokenizer."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     import torch
     import transformers
@@ -146,15 +146,15 @@ def _loaded(found: Trained, options: Options) -> tuple[Any, Any]:
     if template is not None:
         tokenizer.chat_template = template
     device = torch.accelerator.current_accelerator(check_available=True)
-    if device is not None and device.type in ("cuda", "xpu", "mps"):  # not what torchax registers
+    if device is not None and device.type in ("cuda", "xpu", "mps"):  # not the device that torchax registers
         model = model.to(device)
     return model.eval(), tokenizer
 
 
 def _template(found: Trained, options: Options) -> str | None:
-    """The chat template, None where the tokenizer's own holds.
+    """Return the chat template, or None if the tokenizer's own applies.
 
-    A merged folder has that of its recipe. An adapter's record names it, and has its text or its path.
+    A merged folder contains its recipe's template. An adapter's record contains the text or the path of it.
     """
     if options.template is not None:
         return options.template.read_text("utf-8")
@@ -186,12 +186,12 @@ def _demand_memory(folder: Path) -> None:
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Within it, what transformers and PEFT raise becomes an ArtifactError."""
+    """Turn exceptions of transformers and PEFT in the block into an ArtifactError."""
     try:
         yield
     except (ArtifactError, MemoryError):
         raise
-    except Exception as error:  # the libraries', the hub's, torch's
+    except Exception as error:  # from one of these libraries, the hub or torch
         help = "is the folder whole? Another base of an adapter is named by --base DIR"
         raise ArtifactError(f"{folder} cannot be loaded: {_first(error)}", help) from error
 
@@ -202,10 +202,10 @@ def _first(error: Exception) -> str:
 
 
 def converse(talk: Talk) -> None:
-    """Answers each line that is typed or piped, until Ctrl-D; RESET begins anew, EXIT leaves.
+    """Answer each line that is typed or piped, until Ctrl-D. RESET starts anew, EXIT ends the chat.
 
     Raises:
-        ArtifactError: when a piped line cannot be answered. Of a typed one the error is shown.
+        ArtifactError: when a piped line cannot be answered. For a typed line, the error is only shown.
     """
     interactive = sys.stdin.isatty()
     for line in _lines("> " if interactive else ""):

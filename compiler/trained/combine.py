@@ -1,8 +1,8 @@
-"""Combines PEFT adapters of one base into one, as peft 0.21's `add_weighted_adapter` does, without the base.
+"""Combine PEFT adapters of one base into one, as peft 0.21's `add_weighted_adapter` does, without the base.
 
-Of each module the A's are combined, and so are the B's, by PEFT's own functions, with the weights
-sqrt(|w * scale|), where scale is alpha / rank, or alpha / sqrt(rank) with rsLoRA; A's have the sign of w. The
-result's scale is 1. DARE's masks are drawn module by module, in the order of their names.
+In each module, PEFT's own functions combine the A matrices, and likewise the B matrices. The weights are
+sqrt(|w * scale|), where scale is alpha / rank, or alpha / sqrt(rank) with rsLoRA; those of A have the sign of
+w. The result's scale is 1. DARE's masks are drawn module by module, in the order of their names.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from recipec.compiler.packages import PACKAGES, require_packages
 from recipec.compiler.trained.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_json
 
 ALIKE = ("base_model_name_or_path", "revision", "layers_to_transform", "layers_pattern", "exclude_modules")
-"""Keys of adapter_config.json of which the result has one, so that all adapters must have the same."""
+"""Keys of adapter_config.json that must be equal in all adapters, because the result has one of each."""
 
 
 @dataclass(frozen=True)
 class Combination:
-    """What is combined, and how.
+    """The adapters to combine, and the method.
 
     Attributes:
-        folders: of adapters.
-        weights: one for each.
-        method: "linear", "ties", "dare_linear" or "dare_ties", as PEFT calls them.
+        folders: of the adapters.
+        weights: one for each adapter.
+        method: "linear", "ties", "dare_linear" or "dare_ties", PEFT's names.
         density: the share of each adapter's numbers that is kept, None for linear.
         seed: of DARE's masks.
     """
@@ -44,11 +44,11 @@ class Combination:
 
 
 def combine(asked: Combination, output: Path) -> None:
-    """Writes a PEFT adapter.
+    """Write the combined PEFT adapter.
 
     Raises:
-        ArtifactError: when packages are missing, the adapters do not go together, or the folder is there.
-        UserError: when one is no adapter, or is more than A and B on linear layers.
+        ArtifactError: when packages are missing, the adapters are incompatible, or the folder exists.
+        UserError: when one is not an adapter, or has more than A and B on linear layers.
     """
     require_packages("combining adapters", ("torch", "peft", *PACKAGES), ("train", "torchax"))
     import torch
@@ -76,7 +76,7 @@ def combine(asked: Combination, output: Path) -> None:
             )
         keys = module.removesuffix("v_proj") + "k_proj"
         if module.endswith("v_proj") and _copied(adapters, keys, module):
-            made[module] = made[keys]  # DARE would draw another mask
+            made[module] = made[keys]  # DARE would draw a second, different mask
             continue
         scales = [weight * _scale(a.config, names[module]) for a, weight in having]
         made[module] = [
@@ -128,7 +128,7 @@ def _demand_alike(folders: Sequence[Path], configs: Sequence[Mapping[str, Any]])
 
 
 def _copied(adapters: Iterable[Any], keys: str, values: str) -> bool:
-    """Whether all have k_proj's A and B once more under v_proj's name, as merge.py writes them for vLLM."""
+    """Return whether in all adapters v_proj has the A and B of k_proj, as merge.py writes them for vLLM."""
 
     def both(adapter: Any, module: str) -> list[Any]:
         return [adapter.read(one).tolist() for one in adapter.tensors.get(module, ())]
@@ -142,11 +142,11 @@ def _scale(config: Any, module: str) -> float:
 
 
 def _combined(asked: Combination, tensors: list[Any], scales: Sequence[float], signed: bool) -> Any:
-    """A's, or B's, of one module, in float32.
+    """Combine the A matrices, or the B matrices, of one module, in float32.
 
     Args:
         scales: weight times scale of each adapter.
-        signed: whether these carry a negative weight's sign.
+        signed: whether these matrices carry the sign of a negative weight.
     """
     import torch
     from peft.utils import merge_utils
@@ -160,10 +160,10 @@ def _combined(asked: Combination, tensors: list[Any], scales: Sequence[float], s
 
 
 def _config(configs: Sequence[Mapping[str, Any]], ranks: Mapping[str, int]) -> dict[str, Any]:
-    """adapter_config.json of the result: the first one's, on all that any has, with a scale of 1.
+    """Return the result's adapter_config.json: the first adapter's, for all modules of any, at a scale of 1.
 
     Args:
-        ranks: by modules' full names.
+        ranks: by the modules' full names.
     """
     rank = max(ranks.values())
     pattern = {escape(name): each for name, each in ranks.items() if each != rank}

@@ -1,4 +1,4 @@
-"""A trained model's folder: whole weights as transformers reads them, or a PEFT adapter."""
+"""A trained model's folder: complete weights in transformers' format, or a PEFT adapter."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MERGE = "run merge.py again: it goes on after what is whole"
 
 @dataclass(frozen=True)
 class Trained:
-    """A folder that is whole.
+    """A complete folder of a trained model.
 
     Attributes:
-        adapter: adapter_config.json of a PEFT adapter, None for whole weights.
-        record: merge.json where merge.py wrote the folder, None elsewhere.
+        adapter: adapter_config.json of a PEFT adapter, None for complete weights.
+        record: merge.json if merge.py wrote the folder, otherwise None.
     """
 
     folder: Path
@@ -32,11 +32,11 @@ class Trained:
 
 
 def open_trained(folder: Path) -> Trained:
-    """Reads the folder of a merge, a Hugging Face model or a PEFT adapter; an artifact's stands for what its
-    merge.py wrote.
+    """Read the folder of a merge, a Hugging Face model or a PEFT adapter. For an artifact's folder, read the
+    output of its merge.py.
 
     Raises:
-        ArtifactError: when the folder is none of these, or is not whole.
+        ArtifactError: when the folder is none of these, or is incomplete.
     """
     if not folder.is_dir():
         raise ArtifactError(
@@ -47,7 +47,7 @@ def open_trained(folder: Path) -> Trained:
 
 
 def _output(artifact: Path) -> Path:
-    """Where an artifact's merge.py writes."""
+    """Return the folder in which an artifact's merge.py writes."""
     output = str(read_json(artifact / LOCK).get("recipe", {}).get("merge", {}).get("output", "merged"))
     merged = artifact / Path(output).expanduser()
     if "://" in output:
@@ -97,7 +97,7 @@ def _size(path: Path) -> int | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object.
 
     Raises:
         ArtifactError: when the file holds something else.

@@ -1,4 +1,4 @@
-"""Uploads a trained model's folder to the Hugging Face hub, by huggingface_hub's own upload_folder."""
+"""Upload a trained model's folder to the Hugging Face hub, with huggingface_hub's upload_folder."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from recipec.runtime.progress import readable_size
 
 MAIN = "main"
 WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin")
-"""Endings of files that loaders look for: what stays of another model would be taken for this one's."""
+"""Endings of files that loaders look for. Such a file of an earlier model would be loaded as this one's."""
 
 
 @dataclass(frozen=True)
 class Push:
-    """What an upload will do.
+    """The plan of an upload.
 
     Attributes:
         files: sizes by name.
         branch: MAIN, or another.
-        private: whether the repository is, or will be.
-        parent: the branch's commit, None where the repository or the branch is not there.
-        there: whether the repository is.
-        replaced, kept: files of the branch that another takes the place of, or that stay.
+        private: whether the repository is, or will be, private.
+        parent: the branch's commit, None if the repository or the branch does not exist.
+        there: whether the repository exists.
+        replaced, kept: files of the branch that the upload replaces, and those that stay.
     """
 
     folder: Path
@@ -61,11 +61,11 @@ class Push:
 
 
 def plan(folder: Path, repo: str, branch: str = MAIN, public: bool = False) -> Push:
-    """Looks at the folder and at the repository; nothing is changed.
+    """Check the folder and the repository, without changing anything.
 
     Raises:
-        ArtifactError: when the folder is not whole, there is no token, the hub refuses, the repository is
-            public and that was not asked for or the other way round, or weights there would stay.
+        ArtifactError: when the folder is incomplete, there is no token, the hub refuses, the repository is
+            public and that was not requested or the reverse, or weights already there would stay.
     """
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
@@ -77,7 +77,7 @@ def plan(folder: Path, repo: str, branch: str = MAIN, public: bool = False) -> P
         except RepositoryNotFoundError:
             return Push(found.folder, repo, files, branch, not public, None, False)
         try:
-            # A branch that is not there will begin as the main one.
+            # A branch that does not exist yet will start from the main branch.
             about, parent = (now := api.model_info(repo, revision=branch)), now.sha
         except RevisionNotFoundError:
             parent = None
@@ -97,10 +97,10 @@ def plan(folder: Path, repo: str, branch: str = MAIN, public: bool = False) -> P
 
 
 def upload(push: Push) -> str:
-    """Uploads the files in one commit, and returns its address.
+    """Upload the files in one commit, and return its address.
 
     Raises:
-        ArtifactError: when the hub refuses, or the branch has another commit than was looked at.
+        ArtifactError: when the hub refuses, or the branch has changed since it was checked.
     """
     api = _api()
     with _explained(push.repo, push.branch):
@@ -120,7 +120,7 @@ def upload(push: Push) -> str:
 
 
 def _files(found: Trained) -> dict[str, int]:
-    """The files to upload: of a merge those that its record names, else all but hidden ones."""
+    """Return the files to upload: for a merge, those in its record; otherwise all except hidden files."""
     if found.record is not None:
         names = sorted([*found.record["files"], RECORD])
     else:
@@ -147,13 +147,13 @@ def _api() -> Any:
 
 @contextmanager
 def _explained(repo: str, branch: str) -> Iterator[None]:
-    """Within it, what huggingface_hub raises becomes an ArtifactError."""
+    """Turn exceptions of huggingface_hub in the block into an ArtifactError."""
     try:
         yield
     except (ArtifactError, MemoryError):
         raise
     except Exception as error:
-        cause = error.__cause__ if isinstance(error, RuntimeError) else None  # of a file's upload
+        cause = error.__cause__ if isinstance(error, RuntimeError) else None  # from the upload of a file
         found = refusal(repo, branch, cause if isinstance(cause, Exception) else error)
         if isinstance(found, HubNotReached):
             help = "check the network, HF_ENDPOINT, HF_HUB_OFFLINE and proxies"

@@ -1,1 +1,1 @@
-"""`recipe watch`: `run.py` reads how a run goes and what looks wrong, `screen.py` says and draws it."""
+"""`recipe watch`: `run.py` reads a run's progress and finds problems, `screen.py` prints and draws them."""

@@ -1,4 +1,4 @@
-"""A run that is watched: what its folder says so far, what follows from that, and what looks wrong."""
+"""A run that is watched: what its folder shows so far, derived figures, and warnings."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from recipec.runtime.progress import duration
 
 METRICS = "metrics.jsonl"
 SEEN = 256
-"""Bytes before the place that was read to, by which the file is known again."""
+"""Bytes before the read position; if they changed, the file was written anew."""
 RECENT, ENOUGH, SPREADS, RATIO = 50, 10, 6.0, 1.5
-"""A loss leaps when it is above the mean of the RECENT before it, of at least ENOUGH, by so many standard
-deviations, and above RATIO times it. A step's time is the mean of RECENT steps."""
+"""A loss spikes if it exceeds the mean of the RECENT losses before it (at least ENOUGH) by SPREADS standard
+deviations, and also exceeds RATIO times that mean. A step's time is the mean of RECENT steps."""
 RISES, KEPT = 3, 8
-"""Evaluations in a row, each higher than the one before, that are told; warnings of losses that are kept."""
+"""Number of consecutive rising evaluations that cause a warning; number of loss warnings that are kept."""
 SILENCE, SILENCE_STEPS, DEFAULT_EVERY = 60.0, 5.0, 10
-"""A run is silent after so many seconds, and so many times what its next lines should take."""
+"""A run is silent after SILENCE seconds, and SILENCE_STEPS times the usual time until the next line."""
 
 WAITING, TRAINING = "waiting", "training"
 DONE, STOPPED, FAILED, KILLED = "done", "stopped", "failed", "killed"
 
 
 class WatchedRun:
-    """A run by its folder, looked at again and again."""
+    """A run in a folder that is read repeatedly."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -52,15 +52,15 @@ class WatchedRun:
         self._wrong: deque[str] = deque(maxlen=KEPT)
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._read, self._rest = 0, b""
-        self._before = b""  # the last bytes that were read: other ones mean that the file was written anew
+        self._before = b""  # the last bytes read: if the file has others there, it was written anew
 
     def update(self) -> bool:
-        """Reads what is new; whether there was anything."""
+        """Read what is new; return whether there was anything."""
         before = self.told
         self._record = self._record or self._json(LOCK)
         self._state = self._json(STATE)
         if self._state.get("state") == TRAINING and self._is_gone():
-            # Its last words may have been written after they were read.
+            # The run may have written its last lines after they were read.
             self._state = self._json(STATE)
             if self._state.get("state") == TRAINING:
                 self._state["state"] = KILLED
@@ -69,7 +69,7 @@ class WatchedRun:
         return before != self.told
 
     def _read_lines(self) -> None:
-        """Takes the lines that are new, or all of them where --resume has cut and continued the file."""
+        """Read the new lines, or all lines if --resume has truncated and continued the file."""
         status = self.place.status(METRICS)
         size = status.size if status else 0
         self._silence = status.age if status and self.metrics.lines else None
@@ -90,7 +90,7 @@ class WatchedRun:
         self._silence = status.age if status and self.metrics.lines else None
 
     def _look(self, step: int, loss: float, norm: float) -> None:
-        """Looks at a step's numbers."""
+        """Check a step's loss and gradient norm for problems."""
         for name, value in (("loss", loss), ("gradient's norm", norm)):
             if not math.isfinite(value):
                 self._wrong.append(f"step {step:,}: the {name} is {value}")
@@ -115,7 +115,7 @@ class WatchedRun:
 
     @property
     def step_seconds(self) -> float | None:
-        """The mean of the latest steps; the first, which compiles, counts only while it is alone."""
+        """The mean of the latest steps, without the first, which compiles, unless it is the only one."""
         every = self.metrics.values.get("step_seconds", {})
         times = list(itertools.islice(reversed(every.values()), RECENT))
         if len(times) == len(every) > 1:
@@ -125,18 +125,18 @@ class WatchedRun:
 
     @property
     def told(self) -> tuple[object, ...]:
-        """What a line about it would tell anew, but for times."""
+        """The values whose change is worth a new line; times are not among them."""
         saved = None if self._saved is None else self._saved[0]
         return (self.outcome, self.reason, self.step, len(self.evals), saved)
 
     @property
     def name(self) -> str:
-        """The recipe's, or the folder's until its record is there."""
+        """The recipe's name, or the folder's until the run's record exists."""
         return clean(self._record.get("name") or self.place.name.rpartition("/")[2])
 
     @property
     def about(self) -> str:
-        """The model, what is trained of it, and on what; "" while its record is not there."""
+        """The model, what is trained in it, and the hardware; "" while the record does not exist."""
         if self._recorded("model") is None:
             return ""
         rank, objective = self._recorded("lora", "rank"), self._recorded("train", "objective")
@@ -147,17 +147,17 @@ class WatchedRun:
 
     @property
     def total(self) -> int | None:
-        """Optimizer steps of the whole run, None where nothing tells."""
+        """Optimizer steps of the whole run, None if not known."""
         return _positive(self._state.get("total")) or _positive(self._recorded("train", "steps"))
 
     @property
     def until(self) -> int | None:
-        """The step after which its process stops."""
+        """The step after which the run's process stops."""
         return _positive(self._state.get("until")) or self.total
 
     @property
     def outcome(self) -> str:
-        """One of the states above; a run of an earlier version tells by its steps alone."""
+        """One of the states above. For a run of an earlier version it is derived from the steps alone."""
         state = self._state.get("state")
         if state in (TRAINING, DONE, STOPPED, FAILED, KILLED):
             return str(state)
@@ -171,17 +171,17 @@ class WatchedRun:
 
     @property
     def well(self) -> bool:
-        """Whether it goes, or ended as it was asked to."""
+        """Whether it is running, or ended as requested."""
         return self.outcome in (WAITING, TRAINING, DONE) or self.reason.startswith("--steps")
 
     @property
     def reason(self) -> str:
-        """Why it stopped or failed, "" where nothing is said."""
+        """Why it stopped or failed; "" if no reason was recorded."""
         return clean(self._state.get("reason") or "")
 
     @property
     def warnings(self) -> list[str]:
-        """What looks wrong, the newest last."""
+        """Warnings about the run, the newest last."""
         found, last = list(self._wrong), self.evals[-(RISES + 1) :]
         if len(last) > RISES and all(a[1] < b[1] for a, b in itertools.pairwise(last)):
             (first, low), (_, high) = last[0], last[-1]
@@ -197,7 +197,7 @@ class WatchedRun:
         return found
 
     def facts(self) -> dict[str, Any]:
-        """What `--json` gives: numbers in the units of metrics.jsonl, seconds, None for what is not known."""
+        """Return the content of `--json`: units as in metrics.jsonl, times in seconds, None if unknown."""
         evals, each, until = self.evals, self.step_seconds, self.until
         going = self.outcome == TRAINING and each is not None and until is not None
         names = ("loss", "learning_rate", "grad_norm", "rewards_accuracy", "tokens_per_second")
@@ -221,22 +221,22 @@ class WatchedRun:
         }
 
     def _recorded(self, *path: str) -> Any:
-        """A value of the resolved recipe, None where there is none."""
+        """Return a value of the resolved recipe, None if it does not exist."""
         found = self._record.get("recipe")
         for key in path:
             found = found.get(key) if isinstance(found, dict) else None
         return found
 
     def _json(self, file: str) -> dict[str, Any]:
-        """A JSON object; nothing where there is none, or not yet a whole one."""
+        """Read a JSON object; empty if the file does not exist or is not complete yet."""
         found = json_value(self.place.read(file, 0, 1 << 24))
         return found if isinstance(found, dict) else {}
 
     def _newest(self) -> tuple[int, float | None] | None:
-        """The newest checkpoint and its age: a folder named by its step, or by transformers'."""
+        """Return the newest checkpoint and its age; folders are named by step, or as in transformers."""
         matches = [re.fullmatch(r"(?:checkpoint-)?(\d{1,12})", name) for name in self.place.folders()]
         for step, folder in sorted(((int(match[1]), match[0]) for match in matches if match), reverse=True):
-            # In a bucket a step has its name before it is whole, and a folder has no time.
+            # In a bucket, a step's folder has its final name before it is complete, and folders have no time.
             marked = folder.isdigit() and read_by_orbax(self.place.name)
             status = self.place.status(f"{folder}/{COMMITTED}" if marked else folder)
             if status is not None or not marked:
@@ -244,7 +244,7 @@ class WatchedRun:
         return None
 
     def _is_gone(self) -> bool:
-        """Whether the process that trains is no more, as far as this machine can tell."""
+        """Return whether the training process has ended, as far as this machine can tell."""
         pid = self._state.get("pid")
         if self._state.get("host") == socket.gethostname() and isinstance(pid, int) and not self.place.system:
             try:
@@ -257,7 +257,7 @@ class WatchedRun:
 
 
 def clean(value: object) -> str:
-    """A text of a file, without what a terminal would act on."""
+    """Return a text from a file without terminal control characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(value))
 
 

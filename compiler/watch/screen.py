@@ -1,4 +1,4 @@
-"""Runs that are watched: in a line, as JSON, or on a terminal's screen, until all of them have ended."""
+"""Show watched runs as lines, as JSON or on a terminal's screen, until all of them have ended."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from recipec.compiler.watch.run import (
 from recipec.runtime.progress import duration
 
 LOCAL, ELSEWHERE, REDRAWN = 2.0, 15.0, 0.25
-"""Seconds between two looks at a folder on this machine, at an address, and at the terminal's size."""
+"""Seconds between two reads of a folder on this machine, of an address, and of the terminal's size."""
 LEAST, MOST, NARROW = 4, 16, 30
-"""Rows of a plot with its axis, of which fewer are left out, and columns of a terminal without plots."""
+"""Least and most rows of a plot with its axis; terminal width in columns below which none is drawn."""
 STYLES = {DONE: "green", FAILED: "red", KILLED: "red", STOPPED: "yellow", TRAINING: "cyan"}
 FIGURES = {
     "loss": "loss {:.4f}",
@@ -47,11 +47,11 @@ FIGURES = {
     "step_seconds": "{:.3g} s a step",
     "peak_memory_gib": "peak memory {:.1f} GiB",
 }
-"""What is told of the facts of a run, in this order."""
+"""The facts of a run that are shown, in this order."""
 
 
 class Watch:
-    """Runs, found in folders: of checkpoints, or that hold such folders; ArtifactError for a file."""
+    """Runs in folders of checkpoints, or in folders that hold such folders. ArtifactError for a file."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         for folder in folders:
@@ -64,7 +64,7 @@ class Watch:
         self.seconds = ELSEWHERE if any(place.system for place in self._places) else LOCAL
 
     def update(self) -> bool:
-        """Looks at all of them; whether all have ended."""
+        """Read all runs; return whether all have ended."""
         places = [place for given in self._places for place in _runs_of(given)]
         self.runs = [self._found.setdefault(place.name, WatchedRun(place)) for place in places]
         for run in self.runs:
@@ -73,12 +73,12 @@ class Watch:
 
     @property
     def well(self) -> bool:
-        """Whether each goes, or ended as it was asked to."""
+        """Whether each run is running, or ended as requested."""
         return all(run.well for run in self.runs)
 
 
 def _runs_of(place: Place) -> list[Place]:
-    """The folder itself when it holds a run, or else those in it that do, or itself again, to wait for."""
+    """Return the folder if it holds a run, else its subfolders that do, else the folder to wait for."""
     if place.status(METRICS) is not None:
         return [place]
     inner = [place.below(name) for name in place.folders()]
@@ -86,7 +86,7 @@ def _runs_of(place: Place) -> list[Place]:
 
 
 def standing(run: WatchedRun) -> str:
-    """ "training", "stopped (SIGTERM)", or what is waited for."""
+    """Return a run's state: "training", "stopped (SIGTERM)", or what it waits for."""
     if run.outcome == WAITING:
         folder = clean(run.place.name)
         if not run.place.is_folder():
@@ -98,7 +98,7 @@ def standing(run: WatchedRun) -> str:
 
 
 def progress(run: WatchedRun) -> str:
-    """ "step 120/400", with the share that is done."""
+    """Return "step 120/400", with the share that is done."""
     if run.total is None:
         return f"step {run.step:,}"
     until = run.until or run.total
@@ -107,7 +107,7 @@ def progress(run: WatchedRun) -> str:
 
 
 def parts(run: WatchedRun) -> list[str]:
-    """How far it is, its newest numbers, its checkpoint and what is left."""
+    """Return the run's progress, its newest numbers, its checkpoint and the remaining time."""
     facts = run.facts()
     peak, age, left = (facts[name] for name in ("peak_memory_bytes", "checkpoint_seconds", "seconds_left"))
     facts["peak_memory_gib"] = peak and peak / 2**30
@@ -118,7 +118,7 @@ def parts(run: WatchedRun) -> list[str]:
 
 
 def line(run: WatchedRun) -> str:
-    """All of it in one line."""
+    """Return all of it in one line."""
     if not run.metrics.lines:
         return f"{run.name}: {run.about}: {standing(run)}" if run.about else f"{run.name}: {standing(run)}"
     told = parts(run) if run.outcome == TRAINING else [*parts(run), standing(run)]
@@ -126,7 +126,7 @@ def line(run: WatchedRun) -> str:
 
 
 def as_json(runs: Iterable[WatchedRun]) -> list[dict[str, object]]:
-    """The facts of runs, with numbers that are not finite as metrics.jsonl has them."""
+    """Return the facts of runs, with non-finite numbers written as in metrics.jsonl."""
     words = {math.inf: "Infinity", -math.inf: "-Infinity"}
     return [
         {
@@ -138,11 +138,11 @@ def as_json(runs: Iterable[WatchedRun]) -> list[dict[str, object]]:
 
 
 class Screen:
-    """Runs one below the other, fitted to the console each time that they are drawn.
+    """Runs one below the other, fitted to the console each time they are drawn.
 
     Args:
         note: the last line.
-        whole: fill the height of the terminal with plots; otherwise each has the least height.
+        whole: whether plots fill the height of the terminal; otherwise each has the least height.
     """
 
     def __init__(self, runs: Sequence[WatchedRun], note: str = "", whole: bool = True) -> None:
@@ -164,25 +164,25 @@ class Screen:
 
 
 def _facts(run: WatchedRun, options: ConsoleOptions) -> Group:
-    """The lines of a run but for its plot."""
+    """Return the lines of a run, without its plot."""
     style = STYLES.get(run.outcome, "")
     shown: list[RenderableType] = [
         _cut(f"{run.name}: {run.about}" if run.about else run.name, "bold", options),
         Text(standing(run), style),
     ]
     if run.metrics.lines:
-        # Words of one figure stay together.
+        # Keep the words of one figure together.
         told = "  ".join(part.replace(" ", "\xa0") for part in parts(run))
         shown.append(Text("\n".join(textwrap.wrap(told, options.max_width)).replace("\xa0", " ")))
         if run.total is not None:
             bar = ProgressBar(run.total, run.step, complete_style=style, finished_style=style)
-            shown += [bar, Text("")]  # which it does not end its line with
+            shown += [bar, Text("")]  # the bar does not end its own line
     sign = "!" if options.ascii_only else "⚠"
     return Group(*shown, *(Text(f"{sign} {warning}", "yellow") for warning in run.warnings[-3:]))
 
 
 def _plot(run: WatchedRun, options: ConsoleOptions, height: int) -> list[Text]:
-    """The loss by step, drawn with characters."""
+    """Plot the loss by step, drawn with characters."""
     losses = [pair for pair in run.metrics.values.get("loss", {}).items() if math.isfinite(pair[1])]
     evals = [pair for pair in run.evals if math.isfinite(pair[1])]
     if height < LEAST or options.max_width < NARROW or not losses + evals:
@@ -213,15 +213,15 @@ def _plot(run: WatchedRun, options: ConsoleOptions, height: int) -> list[Text]:
 
 
 def _cut(text: str, style: str, options: ConsoleOptions) -> Text:
-    """One line, cut to the terminal's width."""
+    """Return one line, cut to the terminal's width."""
     return Text(text, style, no_wrap=True, overflow="crop" if options.ascii_only else "ellipsis")
 
 
 def watch_once(watch: Watch, with_json: bool, console: Console) -> bool:
-    """Shows how the runs stand; whether all of them are well.
+    """Show the state of the runs once; return whether all of them are well.
 
     Raises:
-        ArtifactError: when there is none in a folder.
+        ArtifactError: when a folder holds no run.
     """
     watch.update()
     for run in watch.runs:
@@ -239,12 +239,12 @@ def watch_once(watch: Watch, with_json: bool, console: Console) -> bool:
 
 
 def watch_lines(watch: Watch, interval: float, with_json: bool) -> bool:
-    """Prints a line whenever there is something new, until all runs have ended; whether they did well."""
+    """Print a line for each change until all runs have ended; return whether they ended well."""
     told: dict[str, set[object]] = {}
     while True:
         ended = watch.update()
         for run in watch.runs:
-            # A silence is told once, not again with every second of it.
+            # Report a silence once, not with every second that passes.
             warnings = {
                 text.partition(" for ")[0] if text.startswith("no line") else text: text
                 for text in run.warnings
@@ -264,9 +264,9 @@ def watch_lines(watch: Watch, interval: float, with_json: bool) -> bool:
 
 
 def watch_screen(watch: Watch, interval: float, console: Console) -> bool:
-    """Draws the runs on the terminal until all have ended; whether they did well.
+    """Draw the runs on the terminal until all have ended; return whether they ended well.
 
-    However it ends, how they stood last stays on the terminal.
+    The last state of the runs stays on the terminal, however the command ends.
     """
     looks = duration(interval) if interval >= 1 else f"{interval:g} s"
     note, size, looked = f"every {looks}; Ctrl-C leaves, the run goes on", None, -math.inf

@@ -1,6 +1,6 @@
 """The language of recipes as Pydantic models, one module per group of sections.
 
-`extends` and `--set` are resolved before a model is built; rules across keys are asked by spec.load.
+`extends` and `--set` are resolved before a model is built. spec.load checks rules across keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the sections of the language are made of."""
+"""The building blocks of the language's sections."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pydantic_core import PydanticCustomError, PydanticUndefined
 
 @dataclass(frozen=True)
 class Problem:
-    """A breach of a rule that spans several keys of one section.
+    """A violation of a rule that spans several keys of one section.
 
     Attributes:
         code: of spec.codes.
         key: path below the section, e.g. ("axes", "dp"); () for the section itself.
-        at_key: whether the key is at fault (an unknown one), rather than its value.
+        at_key: whether the key is wrong (an unknown one), rather than its value.
     """
 
     code: str
@@ -35,16 +35,16 @@ class Section(BaseModel):
 
     @classmethod
     def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        """Rules across the section's keys, asked by spec.load whether or not each key is valid.
+        """Yield violations of rules across keys. spec.load calls it whether or not each key is valid.
 
         Args:
-            given: the section as it stands in the file; any value may be of any type.
+            given: the section as written in the file; any value may be of any type.
         """
         yield from ()
 
 
 LARGEST = 10**9
-"""The bound of every count (a whole number from 1 up) that has no other: it fits in 32 bits."""
+"""The upper bound of every count (an integer from 1 up) without another bound; it fits in 32 bits."""
 
 
 def field(
@@ -58,17 +58,17 @@ def field(
     choices: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> Any:
-    """A key of a section; without a default it must be given.
+    """Declare a key of a section; without a default it is required.
 
     Args:
-        meaning: what it sets, one or two sentences.
+        meaning: what it sets, in one or two sentences.
         default: plain value; lists and mappings are copied for each recipe.
         unit: what a number counts; "" for names, texts, choices and switches.
-        form: what a text that has to match `pattern` is, in words.
-        default_is: the default in words, when it is not the value itself.
-        example: a value to show in the schema and in the help for a missing key; None shows the default.
-        choices: what each word means, of a key that takes one of several.
-        settings: bounds and others as for pydantic's Field.
+        form: a description of the texts that match `pattern`.
+        default_is: the default in words, if it is not the value itself.
+        example: a value for the schema and for the help on a missing key; None for the default.
+        choices: the meaning of each word, for a key that takes one of several.
+        settings: bounds and others, as for pydantic's Field.
     """
     if default_is is None and default is not PydanticUndefined:
         default_is = json.dumps(default)
@@ -97,13 +97,13 @@ def field(
 
 
 def section(meaning: str, kind: type[Section], example: Mapping[str, Any]) -> Any:
-    """A key that holds a section all of whose keys have defaults."""
+    """Declare a key that holds a section; all keys of the section have defaults."""
     description = f"{meaning} Default: the default of each key."
     return Field(default_factory=kind, description=description, examples=[example])
 
 
 def fault(code: str, message: str, help: str | None = None, at: str = "") -> PydanticCustomError:
-    """What a validator raises to report a diagnostic of its own.
+    """Return the error that a validator raises to report its own diagnostic.
 
     Args:
         at: path below the validated value.
@@ -112,7 +112,7 @@ def fault(code: str, message: str, help: str | None = None, at: str = "") -> Pyd
 
 
 def first_repeated(items: Sequence[Any]) -> int | None:
-    """Index of the first item that stood before, or None; all are hashable."""
+    """Return the index of the first item that occurred before, or None. All items are hashable."""
     seen = set()
     for index, item in enumerate(items):
         if item in seen:
@@ -122,7 +122,7 @@ def first_repeated(items: Sequence[Any]) -> int | None:
 
 
 def distinct(items: list[Any]) -> list[Any]:
-    """A validator: no item twice."""
+    """Validate that no item occurs twice."""
     index = first_repeated(items)
     if index is not None:
         raise fault("E0111", f"`{items[index]}` is given twice", "remove one of the two", at=f"[{index}]")

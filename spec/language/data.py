@@ -301,7 +301,7 @@ class Data(Section):
     )
 
     def of(self, source: DataSource) -> Data:
-        """The section as it holds for one of its sources."""
+        """Return the section as it applies to one of its sources."""
         names = ("format", "fields", "transform", "chat_template", "loss_on")
         own = {name: value for name in names if (value := getattr(source, name)) is not None}
         if "loss_on" not in own and "loss_on" not in self.model_fields_set:
@@ -310,12 +310,12 @@ class Data(Section):
 
     @property
     def formats(self) -> set[str]:
-        """Of all its sources."""
+        """The formats of all its sources."""
         return {source.format or self.format for source in (*self.train, *self.eval)}
 
     @property
     def transforms(self) -> dict[str, str]:
-        """The functions that rows go through, by the place that first names each."""
+        """The functions that transform rows, by the place that first names each."""
         return self._named("transform")
 
     def _named(self, key: str) -> dict[str, str]:
@@ -335,5 +335,5 @@ class Data(Section):
 
     @property
     def evaluates(self) -> bool:
-        """Whether there is anything to evaluate on."""
+        """Whether there is data to evaluate on."""
         return bool(self.eval) or self.eval_fraction is not None

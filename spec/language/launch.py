@@ -14,7 +14,7 @@ KINDS = {
     "skypilot": "A SkyPilot task.",
     "xpk": "A workload on Google Kubernetes Engine, with xpk.",
 }
-"""What a recipe can be launched with, in the order that the files are named in."""
+"""The launchers of a recipe, in the order in which files are named."""
 
 
 class Launch(Section):

@@ -1,5 +1,5 @@
-"""The `mesh`, `sharding`, `remat` and `xla` sections: devices, how the model lies on them, and how it is
-compiled."""
+"""The `mesh`, `sharding`, `remat` and `xla` sections: the devices, how the model is distributed over them,
+and how it is compiled."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from recipec.spec import words
 from recipec.spec.language.base import Problem, Section, fault, field
 
 AXES = ("dcn", "fsdp", "cp", "ep", "tp")
-"""The mesh axes: between slices, those that Tunix's models are annotated with, that of tokens and that of
+"""The mesh axes: dcn between slices, fsdp and tp as annotated in Tunix's models, cp for tokens and ep for
 experts."""
 ASKED_FOR = ("dcn", "cp", "ep")
-"""Those that stand only where they have several devices."""
+"""Axes that are present only if they have more than one device."""
 
 
 def _with_all_axes(axes: dict[str, int]) -> dict[str, int]:
-    """In the order of AXES."""
+    """Return the axes in the order of AXES. Add missing axes; omit those of ASKED_FOR with one device."""
     return {name: axes.get(name, 1) for name in AXES if name not in ASKED_FOR or axes.get(name, 1) > 1}
 
 
@@ -203,7 +203,7 @@ class Remat(Section):
 
 
 SCOPED_VMEM = "xla_tpu_scoped_vmem_limit_kib"
-"""The flag that `xla.scoped_vmem_kib` stands for."""
+"""The flag that `xla.scoped_vmem_kib` sets."""
 FlagName = Annotated[str, field("Name of a flag of libtpu, without dashes.", pattern=r"^[a-z][a-z0-9_]*$")]
 FlagValue = Annotated[bool | int | float | str, field("Its value.")]
 

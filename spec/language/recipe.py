@@ -1,4 +1,4 @@
-"""The recipe as a whole."""
+"""The recipe: the root section of the language."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from recipec.spec.paths import Part, join
 
 
 def _finite(value: Any) -> Any:
-    """No infinity or NaN at any depth: flags are written as JSON."""
+    """Validate that there is no infinity or NaN at any depth, because flags are written as JSON."""
     for where, item in _leaves(value):
         if isinstance(item, float) and not math.isfinite(item):
             message = f"a flag's value must be a finite number, not {flow(item)}"
@@ -25,7 +25,7 @@ def _finite(value: Any) -> Any:
 
 
 def _leaves(value: Any, where: tuple[Part, ...] = ()) -> Iterator[tuple[tuple[Part, ...], Any]]:
-    """Every single value of lists and mappings within each other, with its path."""
+    """Yield every single value in nested lists and mappings, with its path."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         yield from _leaves(item, (*where, key))
