@@ -284,7 +284,7 @@ class ComparedAnswers:
     Attributes:
         must: whether the recipe says that the answers differ.
         at: the first token that differs; None if the answers are the same.
-        distance: the largest difference of log probabilities up to and including token `at`; until there, both
+        distance: the largest difference of log probabilities up to and including token `at`; up to there, the
             models have read the same tokens.
     """
 
