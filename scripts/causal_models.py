@@ -2,9 +2,9 @@
 
     .venv/bin/python scripts/causal_models.py > compiler/data/causal_models.json
 
-Read from transformers' classes and their source, nothing is computed: models whose decoder lies under
-"model.", in a list named `layers`; and of these, whether samples that share a row stay apart, for which every
-layer has to be attention under a mask of transformers that is made from positions.
+It reads transformers' classes and their source, and computes nothing. It lists models whose decoder is under
+"model.", with a list named `layers`. For each, it says whether samples that share a row stay separate. For
+that, every layer has to be attention under a mask of transformers that is made from positions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 STATES = re.compile(r"nn\.Conv1d|A_log|dt_bias|recurrent_state|alibi")
-"""In the source of a model whose layers look at earlier tokens past the mask."""
+"""Text in the source of a model whose layers use earlier tokens without the mask."""
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
 
 
 def table(transformers: Any) -> dict[str, Any]:
-    """Everything that is written, in plain values."""
+    """Return the contents of the file as plain values."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
     packed = {}

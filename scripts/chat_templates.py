@@ -1,12 +1,12 @@
-"""Writes compiler/data/chat_templates.json: what the tools' chat templates, by name, write around messages.
+"""Writes compiler/data/chat_templates.json: what the tools' named chat templates write around messages.
 
     .venv/bin/python -m scripts.chat_templates WHEELS
 
-WHEELS is the folder that scripts/dialects.py reads. Nothing is imported: LLaMA-Factory's and ms-swift's
-templates are read from the calls that register them; those of Axolotl, oumi and Unsloth are Jinja, of which
-the texts between the messages of a few conversations are taken. A template is a row of
-`meaning.templates.Turns`, where {bos_token} and {eos_token} stand for the tokenizer's own, or else the reason
-why it is none.
+WHEELS is the folder that scripts/dialects.py reads. Nothing is imported. LLaMA-Factory's and ms-swift's
+templates are read from the calls that register them. Those of Axolotl, oumi and Unsloth are Jinja, and are
+rendered for a few conversations to get the texts between messages. An entry is a row of
+`meaning.templates.Turns`, where {bos_token} and {eos_token} stand for the tokenizer's own, or the reason
+why the template has no such row.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def catalog(wheels: Path) -> dict[str, Any]:
-    """All tools: {"swift": {"version": ..., "templates": {name: row or reason}}}."""
+    """Return all tools: {"swift": {"version": ..., "templates": {name: row or reason}}}."""
     made = {
         "llamafactory": (Package("llamafactory", wheels), llamafactory),
         "swift": (Package("ms_swift", wheels), swift),
@@ -53,7 +53,7 @@ def catalog(wheels: Path) -> dict[str, Any]:
 
 
 def text(data: Mapping[str, Any]) -> str:
-    """The file: a template a line."""
+    """Return the file's text, one template a line."""
     tools = []
     for tool, entry in data.items():
         rows = ",\n".join(f"   {_json(name)}: {_json(row)}" for name, row in entry["templates"].items())
@@ -68,7 +68,7 @@ def _json(value: Any) -> str:
 
 
 CLASSES = ("Template", "ReasoningTemplate", "Llama2Template")
-"""LLaMA-Factory's classes of templates that are turns: as they are, with a thought, with the system message
+"""LLaMA-Factory's classes of templates that consist of turns: plain, with a thought, with the system message
 in the first user message."""
 
 
@@ -114,7 +114,7 @@ def _llamafactory(given: Mapping[str, ast.expr], kind: str) -> Row:
         else None,
         "last": "{eos_token}" if efficient else "",
     }
-    if "replace_eos" in given:  # the tokenizer's end becomes the first stop word
+    if "replace_eos" in given:  # the first stop word replaces the tokenizer's end token
         stop = ast.literal_eval(given["stop_words"])[0]
         made = {k: v.replace("{eos_token}", stop) if isinstance(v, str) else v for k, v in made.items()}
     return row(made)
@@ -130,15 +130,15 @@ def _slot(node: ast.expr) -> str:
 
 
 def row(made: Mapping[str, Any]) -> Row:
-    """Without what is as it is by default."""
+    """Drop values that equal their defaults."""
     default = {field.name: field.default for field in fields(Turns)}
     return {key: value for key, value in made.items() if value != default[key]}
 
 
 def split(turn: str) -> tuple[str, str]:
-    """What is written of the user's message, and what opens the answer after it.
+    """Split a text into what follows the user's message, and what opens the answer.
 
-    The answer's mark begins as the user's does, or with the assistant's name.
+    The answer's mark begins like the user's, or with the assistant's name.
     """
     before, _, after = turn.partition("{}")
     for length in range(len(before), 1, -1):
@@ -161,9 +161,9 @@ OWN_WAY = (
     "_concat_context_list",
     "_preprocess_inputs",
 )
-"""Methods of ms-swift's templates, of which one of its own writes other texts."""
+"""Methods of ms-swift's templates; a template that overrides one of them writes other texts."""
 THOUGHT = "<think>", "</think>"
-"""What an answer begins with that ms-swift puts no thought before, and what ends one."""
+"""The tags of a thought; ms-swift puts no thought before an answer that begins with the first."""
 
 
 def swift(package: Package) -> dict[str, Row | str]:
@@ -192,7 +192,7 @@ def swift(package: Package) -> dict[str, Row | str]:
 
 
 def _constants(body: Iterable[ast.stmt]) -> dict[str, str]:
-    """Texts that names stand for, in a module or in a class of it."""
+    """Return the texts that names stand for in a module or in one of its classes."""
     out: dict[str, str] = {}
     for node in body:
         if isinstance(node, ast.ClassDef):
@@ -210,11 +210,11 @@ Names = Mapping[str, str]
 def _meta(
     call: ast.Call, classes: Mapping[str, ast.ClassDef], own: Mapping[str, Names], names: Names
 ) -> dict[str, Any]:
-    """The fields of a TemplateMeta that is made: those that the call gives, over its class's.
+    """Return the fields of a TemplateMeta: those that the call gives, over its class's.
 
     Args:
-        own: the texts that names stand for where each class stands.
-        names: likewise, where the call stands.
+        own: the texts that names stand for where each class is defined.
+        names: the texts that names stand for where the call is.
     """
     order: dict[str, None] = {}
     given: dict[str, tuple[ast.expr, Names]] = {}
@@ -246,7 +246,7 @@ def _meant(key: str, node: ast.expr, names: Names) -> Any:
 
 
 def _swift(meta: Mapping[str, Any], classes: Mapping[str, ast.ClassDef]) -> Row:
-    """A template that learns answers, and its suffix wherever that follows one."""
+    """Return the row of a template that learns answers, and also its suffix after each answer."""
     for base in lineage(classes, meta["template_cls"]):
         own = {node.name for node in classes[base].body if isinstance(node, ast.FunctionDef)}
         if base != "Template" and own.intersection(OWN_WAY):
@@ -296,7 +296,7 @@ def _thought(empty: str) -> tuple[str, str]:
 
 
 def _prompt(parts: Sequence[str | Sequence[Any]] | None) -> str:
-    """A prompt of ms-swift's: texts, and names of tokens in lists."""
+    """Join a prompt of ms-swift: texts, and lists of token names."""
     tokens = {("bos_token_id",): "{bos_token}", ("eos_token_id",): "{eos_token}"}
     try:
         return "".join(part if isinstance(part, str) else tokens[tuple(part)] for part in parts or ())
@@ -305,7 +305,7 @@ def _prompt(parts: Sequence[str | Sequence[Any]] | None) -> str:
 
 
 def axolotl(package: Package) -> dict[str, Row | str]:
-    """The end of a turn is learned, without the blanks after it."""
+    """Return Axolotl's templates; the end of a turn is learned, without the blanks after it."""
     return {name: turns(text, _ended) for name, text in _files(package, "axolotl/utils/chat_templates/")}
 
 
@@ -319,7 +319,7 @@ def _files(package: Package, folder: str) -> Iterator[tuple[str, str]]:
 
 
 def unsloth(package: Package) -> dict[str, Row | str]:
-    """The entries of CHAT_TEMPLATES, with their default system messages."""
+    """Return the entries of CHAT_TEMPLATES, with their default system messages."""
     texts: dict[str, Any] = {}
     tables: dict[str, dict[str, Any]] = {"CHAT_TEMPLATES": {}, "DEFAULT_SYSTEM_MESSAGE": {}}
     for node in package.tree("unsloth/chat_templates.py").body:
@@ -341,7 +341,7 @@ def unsloth(package: Package) -> dict[str, Row | str]:
 
 
 def _evaluated(node: ast.expr, texts: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> Any:
-    """A text, the first of some, or a name for one; None for anything else."""
+    """Evaluate a text, the first of several texts, or a name for one; return None for anything else."""
     match node:
         case ast.Constant(value=value):
             return value
@@ -358,7 +358,7 @@ def _evaluated(node: ast.expr, texts: Mapping[str, Any], tables: Mapping[str, Ma
 
 
 LONGEST = 1000
-"""Characters of a text that a row has."""
+"""The most characters of a text in a row."""
 BOS, EOS = "\1BOS\1", "\1EOS\1"
 ROLES = ("system", "user", "assistant")
 TALK: Talk = [
@@ -368,7 +368,7 @@ TOLD = [{"role": "system", "content": "\2system0\2"}, *TALK]
 
 
 def turns(jinja: str, learned: Callable[[Row], Row] = dict) -> Row | str:
-    """A Jinja template as turns, or why it is none."""
+    """Return a Jinja template as turns, or the reason why it cannot be."""
     if "strftime_now" in jinja:
         return "it writes the day of the run"
     try:
@@ -383,7 +383,7 @@ def turns(jinja: str, learned: Callable[[Row], Row] = dict) -> Row | str:
 
 
 class Refused(Exception):
-    """A template that raises for a conversation."""
+    """A template raised an error for a conversation."""
 
 
 def _render(template: ChatTemplate, talk: Talk, opened: bool = False) -> str:
@@ -394,7 +394,7 @@ def _render(template: ChatTemplate, talk: Talk, opened: bool = False) -> str:
 
 
 def _texts(template: ChatTemplate, talk: Talk, opened: bool = False) -> list[str]:
-    """What stands before, between and after the messages of a conversation."""
+    """Return the texts before, between and after the messages of a conversation."""
     text = _render(template, talk, opened)
     parts = re.split("|".join(re.escape(message["content"]) for message in talk), text)
     if len(parts) != len(talk) + 1:
@@ -432,11 +432,11 @@ def _probed(template: ChatTemplate) -> Row:
 
 
 def _system(template: ChatTemplate, prefix: str, head: str) -> Row:
-    """How a system message is written.
+    """Return how a system message is written.
 
     Args:
-        prefix: what stands before the first question without one.
-        head: what a question begins with.
+        prefix: the text before the first question if there is no system message.
+        head: the text that opens a question.
     """
     try:
         first, second, *_ = _texts(template, TOLD)
@@ -466,7 +466,7 @@ def _trims(template: ChatTemplate, role: str) -> bool:
 
 
 def _same(template: ChatTemplate, made: Row) -> None:
-    """That the row's own Jinja writes what the template does."""
+    """Check that the row's own Jinja writes the same as the template; raise ValueError otherwise."""
     ours = ChatTemplate(written(turns_of(made)), {"bos_token": BOS, "eos_token": EOS})
     told = [] if made.get("system") == "" else [TOLD]
     for talk in (part[:end] for part in (TALK, *told) for end in range(2, len(part) + 1)):
@@ -483,11 +483,11 @@ FORMS = {
     "<think>\nhm\n</think>\n\n{}": "it rewrites thoughts",
     "<|channel>thought\nhm<channel|>{}": "it rewrites thoughts",
 }
-"""What a message may be like, and what a template does that then writes something else."""
+"""Forms of a message, and what the template does if it then differs from the row."""
 
 
 def _ended(made: Row) -> Row:
-    """With the blanks after an answer not learned."""
+    """Move the blanks after an answer out of the learned text."""
     answer = made["assistant"].rstrip()
     blanks = made["assistant"].removeprefix(answer)
     return made | ({"assistant": answer, "after": blanks} if blanks else {})

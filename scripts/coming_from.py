@@ -1,9 +1,9 @@
-"""The tables of docs/coming-from.md: keys of other tools and what becomes of each, as `recipe port` says it.
+"""The tables of docs/coming-from.md: other tools' keys and what `recipe port` says about each.
 
     python -m scripts.coming_from write
 
-The keys are those of scripts/coming_from.yaml. Each is ported by itself in its tool's run, by the dialect
-alone: what is shown are its findings. tests/docs/test_coming_from.py holds the page against them.
+The keys are in scripts/coming_from.yaml. Each is ported by itself in its tool's run, only by the dialect, and
+the tables show its findings. tests/docs/test_coming_from.py compares the page with them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRIED: Mapping[str, Mapping[str, Any]] = yaml.safe_load((ROOT / "scripts" / "com
 BLOCK = re.compile(r"(<!-- tables: scripts/coming_from.py (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 LONGEST = 120
-"""Characters of a value that is shown."""
+"""The most characters of a value to show."""
 
 SCRIPT = """from unsloth import FastLanguageModel
 from trl import SFTConfig, SFTTrainer
@@ -44,7 +44,7 @@ SFTTrainer(model=model, train_dataset=rows, args=SFTConfig({SFTConfig})).train()
 """
 """A run of Unsloth, whose keys are arguments: CALL.NAME."""
 CALLS = {"from_pretrained": "model", "get_peft_model": "lora", "SFTConfig": "trainer"}
-"""Its calls, by what port calls their arguments."""
+"""The calls, by the names under which port groups their arguments."""
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -56,13 +56,13 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def page(text: str) -> str:
-    """The page with its tables made anew."""
+    """Return the page with new tables."""
     return BLOCK.sub(lambda block: f"{block[1]}\n{tables(block[2])}\n{block[3]}", text)
 
 
 def tables(tool: str) -> str:
-    """The keys of a tool that set something in a recipe, and those that do not: by what is said of them, the
-    gravest first."""
+    """Return the keys of a tool that set something in a recipe, and the other keys grouped by finding, most
+    severe first."""
     tried = TRIED[tool]
     rows: list[str] = []
     others: dict[tuple[str, str], list[str]] = {}
@@ -92,7 +92,7 @@ def tables(tool: str) -> str:
 
 
 def ported(tool: str, run: Mapping[str, Any], key: str) -> tuple[list[Finding], Ledger]:
-    """What the tool's dialect finds on a key of a run, and the ledger."""
+    """Return the findings of the tool's dialect about one key of a run, and the ledger."""
     with TemporaryDirectory() as folder:
         ledger = Ledger(
             Sources(_source(tool, run, Path(folder)), {}), script="sft" if tool == "trl" else None
@@ -112,7 +112,7 @@ def ported(tool: str, run: Mapping[str, Any], key: str) -> tuple[list[Finding], 
 
 
 def _source(tool: str, run: Mapping[str, Any], folder: Path) -> Source:
-    """A run as it is read from a file."""
+    """Return a run as it is read from a file."""
     path = folder / ("train.py" if tool == "unsloth" else "config.yaml")
     if tool == "unsloth":
         calls = dict.fromkeys(CALLS, "")
@@ -129,7 +129,7 @@ def _source(tool: str, run: Mapping[str, Any], folder: Path) -> Source:
 
 
 def _set(path: str, ledger: Ledger) -> str:
-    """A value of the recipe, or its path alone where that fills a page."""
+    """Return a value of the recipe, or only its path if the value is too long."""
     text = f"{path}: {flow(ledger.value(path))}"
     return _code(text if len(text) <= LONGEST else path)
 

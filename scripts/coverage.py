@@ -39,7 +39,7 @@ SETS = {
     "oumi": "training.output_dir=gs://bucket/run",
     "automodel": "checkpoint.checkpoint_dir=gs://bucket/run",
 }
-"""Where a run of several hosts keeps its checkpoints: a folder that all reach."""
+"""The checkpoint folder of a run on several hosts, which all hosts can reach."""
 SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto")
 
 UNKNOWN = "model not known"
@@ -52,19 +52,19 @@ REASONS = {
     "data set without a counterpart": ("E1142", "E1143", "E1151"),
     "something else": (),
 }
-"""Why a config is not carried, by the errors' codes; of several the first counts."""
+"""Reasons why a config is not carried, by error code. If several apply, the first counts."""
 BEYOND = ("images or sound", "another kind of training")
-"""What no recipe is for: the rest are runs on text with an objective that is here."""
+"""Reasons that no recipe could remove; all other configs train on text with a supported objective."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """A config and what became of it.
+    """A config and the result of porting it.
 
     Attributes:
-        dialect: the tool's title, "" for a file that is no fine-tuning config.
-        reason: why it is not carried, "" where it is.
-        codes, errors: of what keeps it from it.
+        dialect: the tool's title; "" for a file that is not a fine-tuning config.
+        reason: why it is not carried; "" if it is.
+        codes, errors: codes and messages of the errors that prevent it.
     """
 
     file: str
@@ -96,11 +96,11 @@ def configs(folder: Path) -> Iterator[Config]:
 
 
 def examined(path: Path, folder: Path, place: Path) -> Config:
-    """One file.
+    """Port one file.
 
     Args:
-        folder: that it lies in, at whatever depth.
-        place: a folder for what the recipe needs next to it while it is checked.
+        folder: the file is at any depth below this folder.
+        place: a folder for the files that the recipe needs next to it during the check.
     """
     name = os.path.relpath(path, folder)
     source, problems = read(path)
@@ -130,7 +130,7 @@ def examined(path: Path, folder: Path, place: Path) -> Config:
 
 
 def trains(dialect: str, source: Source) -> bool:
-    """Whether a config starts a fine-tuning, and not something else that its tool does."""
+    """Return whether a config starts a fine-tuning, and not another of its tool's tasks."""
     match dialect:
         case "llamafactory":
             return bool(source.get("do_train", False))
@@ -154,7 +154,7 @@ def trains(dialect: str, source: Source) -> bool:
 
 
 def _beside(dialect: str, source: Source, folder: Path) -> list[Path]:
-    """LLaMA-Factory's dataset_info.json, or v1's YAML: where the run starts, in a folder above the config."""
+    """Find LLaMA-Factory's dataset_info.json, or v1's YAML, in a folder above the config."""
     where = source.get("train_dataset", "")
     if dialect == "llamafactory":
         where = f"{source.get('dataset_dir', 'data')}/dataset_info.json"
@@ -174,13 +174,13 @@ def _reason(made: Ported) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
 
 
 def _of(found: Iterable[Diagnostic]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Codes and messages of the errors."""
+    """Return the codes and messages of the errors."""
     errors = [d for d in found if d.severity == "error"]
     return tuple(dict.fromkeys(d.code for d in errors)), tuple(d.message for d in errors)
 
 
 def table(found: Sequence[Config]) -> str:
-    """Two tables in Markdown: the shares by dialect, and the reasons."""
+    """Return two tables in Markdown: the shares by dialect, and the reasons."""
     runs = [config for config in found if config.dialect]
     columns = ("dialect", "carried", "of all", "of those on text, with an objective that is here")
     lines = [f"| {' | '.join(columns)} | of these, of known models |", "|---|---|---|---|---|"]
@@ -203,7 +203,7 @@ def table(found: Sequence[Config]) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """ "26 %"."""
+    """Return a share as "26 %"."""
     return f"{100 * part / whole:.0f} %" if whole else "none"
 
 

@@ -1,10 +1,10 @@
-"""Writes compiler/data/dialects.json: every key that the tools know whose files `recipe port` reads.
+"""Writes compiler/data/dialects.json: all keys of the tools whose files `recipe port` reads.
 
     .venv/bin/python scripts/dialects.py WHEELS
 
-WHEELS is a folder with the wheels of the tools of that name below, and the archives of ARCHIVES;
-transformers, trl, peft and accelerate are installed beside this script's Python. Nothing is imported: keys,
-types and defaults are read from the sources. A key's entry is [type] when it must be given, or else
+WHEELS is a folder with the wheels of the tools listed below, and the archives of ARCHIVES; transformers, trl,
+peft and accelerate are installed in this script's environment. Nothing is imported: keys,
+types and defaults are read from the sources. A key's entry is [type] if the key is required, otherwise
 [type, default]; a default that the source computes is {"is": its expression}.
 """
 
@@ -40,25 +40,25 @@ WHEELS = {
 """Tools that are read from wheels, and their versions."""
 
 ARCHIVES = ("llamafactory",)
-"""Those of which the source archive is read too: it has the data sets that the wheel leaves out."""
+"""Tools whose source archive is read too, because it has data sets that the wheel lacks."""
 
 VALIDATED = {"dataset_val": ["", None], "run_val_every_n_steps": ["", None], "batch_size_val": ["", None]}
-"""Keys that torchtune's distributed recipes have in its repository, and in no release yet."""
+"""Keys of torchtune's distributed recipes that its repository has but no release yet."""
 QWEN3 = (
     *(f"{size}_{kind}" for size in ("0_6b", "1_7b", "4b", "8b", "14b") for kind in ("base", "instruct")),
     "32b",
 )
-"""Builders of Qwen 3 of the same standing, which have the parameters of LIKE."""
+"""Builders of Qwen 3, also not released yet, which have the parameters of LIKE."""
 LIKE = "torchtune.models.qwen2_5.lora_qwen2_5_7b_base"
 
 LONGEST = 100
-"""Characters of a type that are kept; Axolotl has choices of forty names."""
+"""Length to which a type is cut; Axolotl has types with forty choices."""
 
 Keys = dict[str, list[Any]]
 
 
 class Package:
-    """The sources of one distribution: an installed one, or a wheel's."""
+    """The sources of one distribution, installed or in a wheel."""
 
     def __init__(self, name: str, folder: Path | None = None, distribution: str = "") -> None:
         self.name = name
@@ -74,13 +74,13 @@ class Package:
             self.wheel = zipfile.ZipFile(path)
 
     def text(self, path: str) -> str:
-        """The source of a file, by its path in the wheel."""
+        """Return the source of a file, by its path in the wheel."""
         if self.wheel is None:
             return (self.root / path).read_text(encoding="utf-8")
         return self.wheel.read(path).decode("utf-8")
 
     def paths(self, prefix: str, suffix: str) -> list[str]:
-        """The files of the wheel, or of the installed package, sorted."""
+        """Return the files of the wheel or of the installed package, sorted."""
         if self.wheel is None:
             names = [path.relative_to(self.root).as_posix() for path in (self.root / self.name).rglob("*.py")]
         else:
@@ -88,11 +88,11 @@ class Package:
         return sorted(n for n in names if n.startswith(prefix) and n.endswith(suffix))
 
     def tree(self, path: str) -> ast.Module:
-        """A file's syntax."""
+        """Return a file's syntax tree."""
         return ast.parse(self.text(path))
 
     def classes(self, *paths: str) -> dict[str, ast.ClassDef]:
-        """The classes of some files, by name."""
+        """Return the classes of some files, by name."""
         return {
             node.name: node
             for path in paths
@@ -107,7 +107,7 @@ def main() -> int:
 
 
 def catalog(wheels: Path) -> dict[str, Any]:
-    """All tools: {"trl": {"version": ..., "sections": {"sft": {key: entry}}}}."""
+    """Return all tools: {"trl": {"version": ..., "sections": {"sft": {key: entry}}}}."""
     transformers, trl, peft = Package("transformers"), Package("trl"), Package("peft")
     training = transformers.classes("transformers/training_args.py", "transformers/training_args_seq2seq.py")
     return {
@@ -132,7 +132,7 @@ def catalog(wheels: Path) -> dict[str, Any]:
 
 
 def text(data: Mapping[str, Any]) -> str:
-    """The file: a key a line."""
+    """Return the file's text, one key a line."""
     lines = ["{"]
     for tool, entry in data.items():
         lines.append(f' {_json(tool)}: {{"version": {_json(entry["version"])}, "sections": {{')
@@ -167,7 +167,7 @@ def _axolotl(package: Package) -> dict[str, Any]:
 
 
 def _archived(folder: Path, package: Package, pattern: str) -> dict[str, Any]:
-    """YAML or JSON of a tool's source archive, by path."""
+    """Return the YAML or JSON files of a tool's source archive, by path."""
     root = f"{package.name}-{package.version}"
     with tarfile.open(folder / f"{root}.tar.gz") as archive:
         found = {
@@ -179,7 +179,7 @@ def _archived(folder: Path, package: Package, pattern: str) -> dict[str, Any]:
 
 
 def _llamafactory(package: Package, training: Mapping[str, ast.ClassDef], archives: Path) -> dict[str, Any]:
-    """The arguments, what an entry of dataset_info.json has, and the entries that lie in the repository."""
+    """Return the arguments, the keys of an entry of dataset_info.json, and the repository's entries."""
     classes = package.classes(*package.paths("llamafactory/hparams/", "_args.py"))
     ours = {("Ours" if name == "TrainingArguments" else name): node for name, node in classes.items()}
     keys = dict(fields(training, "Seq2SeqTrainingArguments"))
@@ -207,7 +207,7 @@ def _llamafactory_v1(package: Package, archives: Path) -> dict[str, Any]:
 
 
 def _trl(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, Any]:
-    """The keys of every script; of those that cannot be ported, without what all scripts have."""
+    """Return the keys of every script; for scripts that cannot be ported, without the keys of all scripts."""
     scripts = [path for path in package.paths("trl/scripts/", ".py") if "vllm" not in path]
     configs = package.paths("trl/trainer/", "_config.py")
     experimental = package.paths("trl/experimental/", "_config.py")
@@ -303,8 +303,8 @@ MARK = "\N{WHITE SQUARE}"
 
 
 def _styles(module: ast.Module) -> Keys:
-    """What litgpt's prompt styles write before an answer, by name: str.format templates with {instruction}.
-    The classes of this one file are run, with nothing imported."""
+    """Return what litgpt's prompt styles write before an answer, by name: str.format templates with
+    {instruction}. The classes of this one file are executed, without any import."""
     kept = [node for node in module.body if isinstance(node, ast.ClassDef | ast.AnnAssign)]
     given: dict[str, Any] = {"dumps": json.dumps, "abstractmethod": lambda method: method}
     future = compile("from __future__ import annotations", "", "exec").co_flags
@@ -318,7 +318,7 @@ def _styles(module: ast.Module) -> Keys:
 
 
 def _maxtext(package: Package) -> dict[str, Any]:
-    """The groups of its configuration, with base.yml's defaults; those of sft.yml; and its models' ids."""
+    """Return the configuration's groups with base.yml's defaults, those of sft.yml, and its models' ids."""
     classes = package.classes("maxtext/configs/types.py")
     base, sft = (yaml.safe_load(package.text(f"maxtext/configs/{n}.yml")) for n in ("base", "post_train/sft"))
     groups = [*_named(classes["MaxTextConfig"].bases), "LoRA", "DPO"]
@@ -347,7 +347,7 @@ def _maxtext(package: Package) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A default of base.yml, where None is a word too; a long table is its name."""
+    """Return a default of base.yml, where None can also be a string; a long table becomes its name."""
     if value == "None":
         return None
     return value if len(json.dumps(value)) <= LONGEST else {"is": "base.yml"}
@@ -376,13 +376,13 @@ def _automodel(package: Package) -> dict[str, Any]:
 
 
 SWIFT_MODELS = ("llama", "gemma", "mistral", "microsoft", "qwen", "glm")
-"""Modules of ms-swift with families that recipes know, whose ids on ModelScope may be others."""
+"""Modules of ms-swift with families that recipes know, whose ids on ModelScope may differ."""
 
 
 def _swift(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, Any]:
-    """The arguments of sft and of rlhf; and, by ids of ModelScope, those that ms-swift has for the other hub.
+    """Return the arguments of sft and rlhf, and ms-swift's Hugging Face ids by ModelScope id.
 
-    An entry of a data set is [what reads its rows, the id]: "" for what goes by their columns.
+    An entry of a data set is [what reads its rows, the id]; the first is "" if columns decide.
     """
     paths = [*package.paths("swift/arguments/", "_args.py"), "swift/trainers/arguments.py"]
     classes = {**training, **package.classes(*paths)}
@@ -419,7 +419,7 @@ def _calls(module: ast.Module, name: str) -> Iterator[ast.Call]:
 
 
 def _columned(reads: str) -> str:
-    """What reads rows by their columns, without arguments, is what all other data sets have."""
+    """Return "" for what reads rows by their columns without arguments, as most data sets do."""
     return "" if reads in ("AutoPreprocessor()", "MessagesPreprocessor()", "AlpacaPreprocessor()") else reads
 
 
@@ -477,16 +477,16 @@ TUNIX: Mapping[str, Mapping[str, Any]] = {
         "checkpointing_options": {"max_to_keep": 1, "save_interval_steps": 180},
     },
 }
-"""What base_config.yaml of Tunix's repository says at the installed version; no release has the file."""
+"""base_config.yaml's contents in Tunix's repository at the installed version; no release has the file."""
 OPTAX = (
     *("adam", "adamw", "lion", "sgd", "constant_schedule", "cosine_decay_schedule", "linear_schedule"),
     *("warmup_constant_schedule", "warmup_cosine_decay_schedule"),
 )
-"""Functions whose parameters stand in optimizer_config."""
+"""Functions whose parameters can be in optimizer_config."""
 
 
 def _tunix(package: Package, optax: Package) -> dict[str, Any]:
-    """The values of base_config.yaml, what a section has that replaces its own, and optax's parameters."""
+    """Return base_config.yaml's values, the sections that replace them, and the parameters of optax."""
     classes = package.classes("tunix/sft/peft_trainer.py", "tunix/sft/metrics_logger.py")
     made = functions(optax.tree("optax/_src/alias.py")) | functions(
         optax.tree("optax/schedules/_schedule.py")
@@ -503,7 +503,7 @@ def _tunix(package: Package, optax: Package) -> dict[str, Any]:
 
 
 def fields(classes: Mapping[str, ast.ClassDef], name: str) -> Keys:
-    """The fields of a dataclass or a Pydantic model, those of its bases first."""
+    """Return the fields of a dataclass or a Pydantic model, those of its bases first."""
     out: Keys = {}
     for base in reversed(lineage(classes, name)):
         for node in classes[base].body:
@@ -517,10 +517,10 @@ def fields(classes: Mapping[str, ast.ClassDef], name: str) -> Keys:
 
 
 def functions(module: ast.Module, imported: Mapping[str, Keys] | None = None) -> dict[str, Keys]:
-    """The parameters of a module's public functions, of other names for them, and of partials of them.
+    """Return the parameters of a module's public functions, of their aliases, and of partials of them.
 
     Args:
-        imported: functions of other modules, which names may stand for.
+        imported: functions of other modules, to which names may refer.
     """
     out: dict[str, Keys] = {}
     for node in module.body:
@@ -567,7 +567,7 @@ def _flags(module: ast.Module) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _read_of_cfg(module: ast.Module) -> Keys:
-    """What a torchtune recipe reads of its `cfg`: attributes, and what it gets with a default."""
+    """Return the keys that a torchtune recipe reads from its `cfg`: attributes, and `get` with a default."""
     out: Keys = {}
     for node in ast.walk(module):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "cfg" and node.attr != "get":
@@ -581,7 +581,7 @@ def _read_of_cfg(module: ast.Module) -> Keys:
 
 
 def _given(value: ast.expr | None) -> bool:
-    """Whether a field can be given: dataclasses' init=False cannot."""
+    """Return whether a field can be set; with dataclasses' init=False it cannot."""
     if not isinstance(value, ast.Call):
         return True
     words = {word.arg: word.value for word in value.keywords}
@@ -589,7 +589,7 @@ def _given(value: ast.expr | None) -> bool:
 
 
 def _default(value: ast.expr | None) -> list[Any]:
-    """[default] of a field, [] for one that must be given."""
+    """Return [default] of a field, or [] if it is required."""
     if value is None:
         return []
     if not (isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] in ("field", "Field")):
@@ -611,7 +611,7 @@ def _made(factory: ast.expr) -> Any:
 
 
 def _value(node: ast.expr) -> Any:
-    """A literal, or the expression's text."""
+    """Return a literal's value, or the expression's text."""
     try:
         found = ast.literal_eval(node)
         json.dumps(found)
@@ -629,7 +629,7 @@ def _short(kind: str) -> str:
 
 
 def lineage(classes: Mapping[str, ast.ClassDef], name: str) -> list[str]:
-    """A class and its bases, depth first, a class before what it is made of."""
+    """Return a class and its bases, depth first, a class before its bases."""
     seen: dict[str, None] = {name: None}
     for base in _named(classes[name].bases):
         if base in classes:

@@ -1,12 +1,11 @@
-"""What products in eight bits cost in quality: the real Gemma 3 270M, trained by each kind of step.
+"""Measures the quality cost of 8-bit products: trains the real Gemma 3 270M with each kind of step.
 
     python -m scripts.eight_bit_quality run [NAME...]  build, train, merge, ask: minutes each
-    python -m scripts.eight_bit_quality table          the table of docs/numerics.md, of the runs there are
+    python -m scripts.eight_bit_quality table          the table of docs/numerics.md, of the finished runs
 
-Each variant is recipes/gemma3-270m-cpu.yaml with SAME and its own values, trained by its artifact's
-train.py and merged by its merge.py, from build/gemma-3-270m (scripts/gemma3_270m.py). Rows, their order,
-the first adapters and dropout are the same. What was seen goes to build/eight-bits/NAME.json, the trace
-beside it.
+Each variant is recipes/gemma3-270m-cpu.yaml with SAME and its own values. Its artifact's train.py trains it
+from build/gemma-3-270m (scripts/gemma3_270m.py), and its merge.py merges it. Rows, their order, the initial
+adapters and dropout are the same. Results go to build/eight-bits/NAME.json, the trace next to them.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ BASE = ROOT / "build" / "gemma-3-270m"
 FOLDER = ROOT / "build" / "eight-bits"
 STEPS = (1, 50, 100, 200)
 TEN = 10
-"""Losses that are averaged, up to and with a step of STEPS; the first stands alone."""
+"""Number of losses to average, up to and including a step of STEPS; the first step is not averaged."""
 
 SAME = {
     "train.steps": STEPS[-1],
@@ -53,11 +52,11 @@ VARIANTS: dict[str, dict[str, str]] = {
     "int8-stored": {"model.dtype": "bfloat16", "lora.quantize": "int8"},
     "fp8-stored": {"model.dtype": "bfloat16", "lora.quantize": "fp8"},
 }
-"""Those that say most first; float32 is what the others' gradients and answers are held against."""
+"""The most informative ones first; the others' gradients and answers are compared with float32."""
 
 
 def run(name: str) -> None:
-    """Trains, merges and asks one variant; nothing where that is done. Of its files the trace stays."""
+    """Train, merge and query one variant, unless it is done. Keep only the trace of its files."""
     if (FOLDER / f"{name}.json").exists():
         return
     work = FOLDER / name
@@ -77,13 +76,13 @@ def run(name: str) -> None:
 
 
 def python(*arguments: str | Path) -> None:
-    """A script of the project's, on one device; its failure is this one's."""
+    """Run one of the project's scripts on one device; raise if it fails."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, env=environment, check=True)
 
 
 def table() -> str:
-    """A row a variant that was run, in Markdown."""
+    """Return a row in Markdown for each finished variant."""
     names = [name for name in VARIANTS if (FOLDER / f"{name}.json").exists()]
     found = {name: json.loads((FOLDER / f"{name}.json").read_text("utf-8")) for name in names}
     traces = {name: read_trace(FOLDER / f"{name}.npz") for name in names}
@@ -118,14 +117,14 @@ def table() -> str:
 
 
 def words(values: Mapping[str, Any]) -> str:
-    """What a variant is called in the table."""
+    """Return a variant's name in the table."""
     kind, products = values.get("lora.quantize"), values.get("lora.products")
     weights = "" if kind is None else f", {kind} weights" + (f", products {products}" if products else "")
     return values["model.dtype"] + weights
 
 
 def by_layer(found: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> dict[int, float]:
-    """The cosine of two gradients of each layer's adapters."""
+    """Return the cosine between two gradients of each layer's adapters."""
     out: dict[int, float] = {}
     for layer in sorted({int(name.split(".")[1]) for name in other}):
         names = [name for name in other if name.startswith(f"layers.{layer}.")]

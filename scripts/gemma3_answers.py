@@ -1,4 +1,4 @@
-"""What a Gemma 3 270M answers to the held-out questions of recipes/data/gemma3-270m, and in which form."""
+"""A Gemma 3 270M's answers to the held-out questions of recipes/data/gemma3-270m, and their format."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 DATA = Path(__file__).parents[1] / "recipes" / "data" / "gemma3-270m"
 ANSWER = re.compile(r"ANSWER: \S[^|\n]* \| CONFIDENCE: (high|medium|low)")
-"""The whole of a held-out question's answer; the turn has to end after it."""
+"""The format of a whole answer to a held-out question; the turn has to end after it."""
 NEW_TOKENS = 32
-"""The longest answer of the data has 25 tokens."""
+"""Enough for the data's longest answer, which has 25 tokens."""
 
 
 def questions(file: str) -> list[str]:
-    """Those of "eval.jsonl", which are held out, or of "train.jsonl"."""
+    """Read the questions of "eval.jsonl", which are held out, or of "train.jsonl"."""
     lines = (DATA / file).read_text("utf-8").splitlines()
     return [json.loads(line)["messages"][0]["content"] for line in lines]
 
 
 def load(directory: Path) -> tuple[Any, Any]:
-    """transformers' model of a folder, in float32, and its tokenizer."""
+    """Load transformers' model of a folder, in float32, and its tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -31,7 +31,7 @@ def load(directory: Path) -> tuple[Any, Any]:
 
 
 def answers(model: Any, tokenizer: Any, questions: Sequence[str]) -> list[str]:
-    """What the model says greedily to each question, up to the end of its turn or `NEW_TOKENS`."""
+    """Answer each question greedily, up to the end of the model's turn or `NEW_TOKENS`."""
     import torch
 
     prompts = [
@@ -47,10 +47,10 @@ def answers(model: Any, tokenizer: Any, questions: Sequence[str]) -> list[str]:
         said = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
     length = inputs["input_ids"].shape[1]
     texts = tokenizer.batch_decode(said[:, length:], skip_special_tokens=False)
-    # Without an end the answer keeps what was cut off, and a full match of the format fails.
+    # An answer without an end token stays cut off, so it fails the full match of the format.
     return [re.split(r"<end_of_turn>|<eos>", text)[0] for text in texts]
 
 
 def in_format(texts: Sequence[str]) -> float:
-    """The share of answers that are wholly in the trained format."""
+    """Return the share of answers that are entirely in the trained format."""
     return sum(ANSWER.fullmatch(text) is not None for text in texts) / len(texts)

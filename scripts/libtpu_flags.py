@@ -1,10 +1,10 @@
-"""The flags that the installed libtpu takes: compiler/data/libtpu.json.
+"""The flags that the installed libtpu accepts: compiler/data/libtpu.json.
 
     python -m scripts.libtpu_flags          writes the names
-    python -m scripts.libtpu_flags --check  says whether they are still those
+    python -m scripts.libtpu_flags --check  reports whether they have changed
 
-Words of the library that could be names of flags are given to it, as many at once as a variable holds, each
-with a value that no number and no switch can have: it answers with those that it does not know.
+Words in the library that could be names of flags are passed to it, as many at once as a variable can hold,
+each with a value that is invalid for any number or switch. libtpu then reports the names it does not know.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ topologies.get_topology_desc(platform="tpu", topology_name="v5p:2x2x1")
 
 
 def words() -> list[str]:
-    """Words of the library that could be flags."""
+    """Return words in the library that could be flags."""
     found = find_spec("libtpu")
     assert found is not None and found.origin is not None, "libtpu is not installed"
     with (Path(found.origin).parent / "libtpu.so").open("rb") as file:
@@ -41,7 +41,7 @@ def words() -> list[str]:
 
 
 def unknown(names: list[str]) -> set[str]:
-    """Those of the names that libtpu has no flag for."""
+    """Return the names that libtpu does not know as flags."""
     found: set[str] = set()
     for start in range(0, len(names), AT_ONCE):
         flags = " ".join(f"--{name}=no?" for name in names[start : start + AT_ONCE])

@@ -1,20 +1,21 @@
-"""Rewrites compiler/data/pins.json from the packages that are installed beside this script's Python.
+"""Rewrites compiler/data/pins.json from the packages in the environment of this script's Python.
 
     .venv/bin/python scripts/pins.py
 
-Run it in an environment that the tests pass in. What is not installed there (libtpu, gcsfs and what it
-needs, vllm-tpu, bitsandbytes) keeps the version that the file has. In an environment of lm-eval it rewrites
-that set alone:
+Run it in an environment in which the tests pass. Packages that are not installed there (libtpu, gcsfs and
+its dependencies, vllm-tpu, bitsandbytes) keep their version in the file. In an environment of lm-eval, it
+rewrites only lm-eval's set:
 
     python3 -m venv eval && eval/bin/pip install -U setuptools 'lm-eval[api]' transformers
     eval/bin/python scripts/pins.py
 
-in one of mlflow-skinny, which the file's other versions constrain, the set of MLflow:
+In an environment of mlflow-skinny, constrained by the file's other versions, it rewrites MLflow's set:
 
     python3 -m venv mlflow && mlflow/bin/pip install -c CONSTRAINTS mlflow-skinny
     mlflow/bin/python scripts/pins.py
 
-and in one of vllm-tpu compiler/data/serve_environment.json, what `recipe plan --serve` installs:
+In an environment of vllm-tpu, it rewrites compiler/data/serve_environment.json, the packages that
+`recipe plan --serve` installs:
 
     python3.12 -m venv serve && serve/bin/pip install vllm-tpu==VERSION
     serve/bin/python scripts/pins.py
@@ -61,38 +62,38 @@ TRAIN = (
     "tqdm",
     "transformers",
 )
-"""What the generated scripts and runtime/ import, and safetensors' format that they write."""
+"""Packages that the generated scripts and runtime/ import, and safetensors, whose format they write."""
 
 TORCHAX = ("peft", "torch", "torchax")
-"""What train_torchax.py needs beside the packages of train.py."""
+"""Packages that train_torchax.py needs in addition to those of train.py."""
 
 JAX = ("flax", "google-tunix", "jax", "optax", "orbax-checkpoint", "qwix")
-"""What of train.py's packages train_trl.py needs none of."""
+"""Packages of train.py that train_trl.py does not need."""
 
 TRL = ("accelerate", "peft", "torch", "trl", *(name for name in TRAIN if name not in JAX))
 
 WANDB = ("wandb",)
-"""What logs to Weights & Biases, beside the packages of any training script."""
+"""Packages for logging to Weights & Biases, in addition to those of any training script."""
 
 MLFLOW = ("mlflow-skinny",)
-"""What logs to a server of MLflow, beside the packages of any training script."""
+"""Packages for logging to an MLflow server, in addition to those of any training script."""
 
 EVALUATE = ("lm-eval[api]", "transformers")
-"""What serve/eval.sh runs; transformers tokenizes where no chat is asked."""
+"""Packages that serve/eval.sh runs; transformers tokenizes for tasks that do not use chat."""
 
 NOT_COMPILING = {
     *("cuda-bindings", "nvidia-cuda-nvrtc-cu12", "nvidia-cusolver-cu12", "nvidia-nvtx-cu12", "triton"),
     *("cmake", "nixl", "ray", "runai-model-streamer", "runai-model-streamer-gcs", "runai-model-streamer-s3"),
 }
-"""What vllm-tpu asks for and compiling its step for a TPU does not import, 2 GB: programs for GPUs, clusters,
-and weights that are streamed. PyPI's torch is the build for CUDA; its other libraries load with it."""
+"""Dependencies of vllm-tpu, 2 GB, that compiling its step for a TPU does not import: programs for GPUs,
+clusters and streamed weights. PyPI's torch is the CUDA build, which loads the other CUDA libraries."""
 
 
 def closure(roots: Iterable[str], without: Collection[str] = ()) -> dict[str, str]:
-    """The installed versions of packages and of all that they need, by canonical name.
+    """Return the installed versions of packages and of all their dependencies, by canonical name.
 
     Args:
-        without: canonical names that are left out, with what they alone need.
+        without: canonical names to leave out, together with dependencies that only they need.
     """
     versions: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -114,7 +115,7 @@ def closure(roots: Iterable[str], without: Collection[str] = ()) -> dict[str, st
 
 
 def pins() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
-    """The contents of pins.json."""
+    """Build the contents of pins.json."""
     before = json.loads(PINS.read_text(encoding="utf-8"))
     versions = closure(TRAIN)
     names = sorted(canonicalize_name(name) for name in TRAIN)
@@ -141,10 +142,10 @@ def pins() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
 
 
 def beside(versions: Mapping[str, str], roots: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The set of packages that some need beside others.
+    """Return the packages, with dependencies, that are needed in addition to others.
 
     Args:
-        versions: of the others.
+        versions: of the other packages.
     """
     more = {name: version for name, version in closure(roots).items() if name not in versions}
     direct = {canonicalize_name(name) for name in roots}
@@ -155,7 +156,7 @@ def beside(versions: Mapping[str, str], roots: Sequence[str]) -> dict[str, dict[
 
 
 def alone(roots: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The set of packages, and of all that they need."""
+    """Return the packages with all their dependencies."""
     versions = {name: public(version) for name, version in closure(roots).items()}
     direct = {canonicalize_name(name) for name in roots}
     return {
@@ -165,12 +166,12 @@ def alone(roots: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def public(version: str) -> str:
-    """A version without the part that names a build of it ("2.13.0+cpu")."""
+    """Return a version without its build part ("2.13.0+cpu" becomes "2.13.0")."""
     return version.partition("+")[0]
 
 
 def with_evaluation() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
-    """The contents of pins.json, with the set of this environment's lm-eval."""
+    """Return the contents of pins.json with this environment's lm-eval set."""
     versions = closure(EVALUATE)
     direct = {name: versions[canonicalize_name(Requirement(name).name)] for name in EVALUATE}
     names = {canonicalize_name(Requirement(name).name) for name in EVALUATE}
@@ -180,7 +181,7 @@ def with_evaluation() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
 
 
 def with_mlflow() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
-    """The contents of pins.json, with the set of this environment's MLflow."""
+    """Return the contents of pins.json with this environment's MLflow set."""
     before = json.loads(PINS.read_text(encoding="utf-8"))
     trained = [{**before[name]["direct"], **before[name]["transitive"]} for name in ("train-cpu", "trl")]
     shared = {name: version for name, version in trained[0].items() if name in trained[1]}
@@ -195,7 +196,7 @@ def is_installed(name: str) -> bool:
 
 
 def serving() -> dict[str, str]:
-    """The contents of serve_environment.json."""
+    """Build the contents of serve_environment.json."""
     versions = closure(["vllm-tpu"], without=NOT_COMPILING)
     return {name: public(version) for name, version in versions.items()}
 

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 TABLE = Path(__file__).parents[1] / "docs" / "published_runs.json"
 MODULES = ("maxtext.trainers.pre_train.train_compile", "MaxText.train_compile")
-"""Where MaxText compiles its step: since 0.2, and before."""
+"""The module with which MaxText compiles its step: since 0.2, and before."""
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")
 ALWAYS = {
     "compile_topology_num_slices": 1,
@@ -91,7 +91,7 @@ def compiled(row: str, out: Path) -> None:
             memory={name: getattr(memory, f"{name}_size_in_bytes") for name in MEMORY},
         )
         (out / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
-        sys.exit()  # MaxText goes on to the cost analysis, for which a libtpu may want files of the chip
+        sys.exit()  # MaxText continues with the cost analysis, for which a libtpu may need files of the chip
 
     train_compile.jit_and_compile = kept
     package = sys.modules[train_compile.__name__.partition(".")[0]]

@@ -1,4 +1,4 @@
-"""What is written of the estimates in recipes/estimates.json: the heads of recipes, and docs/recipes.md."""
+"""Texts made from the estimates in recipes/estimates.json: the heads of recipes, and docs/recipes.md."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from recipec.compiler.wording import listing
 
 WIDTH = 110
 MARK = "# Estimates: "
-"""How the paragraph of a recipe's head begins that is written here."""
+"""The start of the generated paragraph in a recipe's head."""
 
 METHODS = ("lora", "qlora", "full")
-"""Of the table of what fits where, in the order of its cells."""
+"""The methods in the table of what fits where, in the order of a cell's values."""
 MACHINES = ("v5e-8", "v5p-8", "v6e-8", "tpu7x-8")
 
 INTRODUCTION = """\
@@ -67,12 +67,12 @@ if other work hides them; the step above counts only the time that is not hidden
 
 @dataclass(frozen=True)
 class Parts:
-    """What experts take of a micro-batch, on one device.
+    """The share of a micro-batch that experts take, on one device.
 
     Attributes:
         experts: seconds of their products.
-        dispatched, dispatch: bytes of rows that come from other devices, and seconds.
-        gathered, gathers: bytes of weights, and of others, that are gathered from other devices, and seconds.
+        dispatched, dispatch: bytes of rows that arrive from other devices, and seconds.
+        gathered, gathers: bytes of weights (experts' and others) gathered from other devices, and seconds.
     """
 
     experts: float
@@ -87,18 +87,18 @@ class Planned:
     """What `recipe plan` found out about a recipe.
 
     Attributes:
-        key: of everything in the resolved recipe that the figures depend on.
-        date: on which it was compiled, as YYYY-MM-DD.
-        versions: of the packages that the estimate rests on.
-        compiled_layers: that were compiled to the end; the figures are of all layers.
+        key: digest of everything in the resolved recipe that the figures depend on.
+        date: of the compilation, as YYYY-MM-DD.
+        versions: of the packages that the estimate depends on.
+        compiled_layers: number of layers that were compiled; the figures cover all layers.
         memory: bytes of one device.
-        seconds: of a micro-batch, an estimate; None where its schedule was not read yet.
-        interval: the low and the high factor by which it may differ, as compiler.plan.results.Interval has.
-        micro_batches: of an optimizer step.
-        tokens: of an optimizer step over all devices, its rows full.
-        mfu: model FLOPs over what the devices could do in `seconds`.
-        usd_per_hour: list price of the machine, None without one.
-        parts: of a model with experts.
+        seconds: estimate for a micro-batch; None if its schedule has not been read yet.
+        interval: low and high factor of the estimate, as in compiler.plan.results.Interval.
+        micro_batches: per optimizer step.
+        tokens: per optimizer step over all devices, with full rows.
+        mfu: model FLOPs relative to the devices' peak in `seconds`.
+        usd_per_hour: list price of the machine; None if there is none.
+        parts: for a model with experts.
     """
 
     key: str
@@ -116,20 +116,20 @@ class Planned:
 
     @property
     def step(self) -> tuple[float, float]:
-        """Seconds of an optimizer step, the least and the most, where there is an estimate."""
+        """Return the lowest and highest seconds of an optimizer step, if there is an estimate."""
         assert self.seconds is not None
         low, high = (factor * self.seconds * self.micro_batches for factor in self.interval)
         return low, high
 
     @property
     def tokens_per_second(self) -> tuple[float, float]:
-        """The least and the most."""
+        """Return the lowest and the highest tokens/s."""
         low, high = self.step
         return self.tokens / high, self.tokens / low
 
     @property
     def usd_per_million(self) -> tuple[float, float] | None:
-        """US$ a million tokens, the least and the most."""
+        """Return the lowest and the highest US$ per million tokens."""
         if self.usd_per_hour is None:
             return None
         low, high = (self.usd_per_hour / 3600 * seconds / self.tokens * 1e6 for seconds in self.step)
@@ -138,11 +138,11 @@ class Planned:
 
 @dataclass(frozen=True)
 class Record:
-    """recipes/estimates.json.
+    """The contents of recipes/estimates.json.
 
     Attributes:
         recipes: by the recipe's name.
-        fits: GiB of a device, at least, by model, machine and method; None where it does not fit.
+        fits: lower bound of a device's memory in GiB, by model, machine and method; None if it does not fit.
     """
 
     recipes: dict[str, Planned]
@@ -150,7 +150,7 @@ class Record:
 
 
 def head(planned: Planned) -> list[str]:
-    """The comment lines that a recipe's head ends with."""
+    """Return the comment lines at the end of a recipe's head."""
     memory = planned.memory
     said = f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB on each device"
     if planned.seconds is not None:
@@ -170,11 +170,11 @@ def head(planned: Planned) -> list[str]:
 
 
 def with_head(text: str, lines: Sequence[str]) -> str:
-    """A recipe whose head ends with a paragraph of estimates, in place of the one that it had.
+    """Replace the paragraph of estimates at the end of a recipe's head.
 
     Args:
-        text: of the recipe; its head is the comment lines that it begins with.
-        lines: the paragraph; none takes it away.
+        text: the recipe; its head is the comment lines at its start.
+        lines: the new paragraph; an empty one removes it.
     """
     given = text.splitlines(keepends=True)
     end = next((i for i, line in enumerate(given) if not line.startswith("#")), len(given))
@@ -187,7 +187,7 @@ def with_head(text: str, lines: Sequence[str]) -> str:
 
 
 COMPILERS, LIBRARIES = ("libtpu", "jax"), ("jax", "google-tunix", "qwix")
-"""The packages whose versions a card names: of what compiled for a TPU, and of what ran on a CPU."""
+"""The packages whose versions a card names: those that compiled for a TPU, and those that ran on a CPU."""
 
 
 def verified(
@@ -196,12 +196,12 @@ def verified(
     rehearsals: Mapping[str, Mapping[str, Any]],
     proofs: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, dict[str, Found]]:
-    """What cards say, by kind and by a step's key or a family's name.
+    """Return what cards say, by kind and by a step's key or a family's name.
 
     Args:
         plans: of recipes/estimates.json.
-        rehearsals: recipes/rehearsed.json; of a recipe that was changed since they count no longer.
-        proofs: of docs/models.json: by family, and by variants of it.
+        rehearsals: recipes/rehearsed.json; rehearsals of recipes that changed since are ignored.
+        proofs: of docs/models.json, by family and its variants.
     """
     compiled = {
         card.key(programs[name]): Found(_compiled(one), _named(one.versions, COMPILERS), one.date)
@@ -235,7 +235,7 @@ def _compiled(planned: Planned) -> str:
 
 
 def _rehearsed(figures: Mapping[str, str]) -> str:
-    """A rehearsal in words: trained, killed, resumed, merged and verified."""
+    """Describe a rehearsal: trained, killed, resumed, merged and verified."""
     loss = re.search(r"loss [\d.]+ to [\d.]+", figures["train"])
     apart = re.search(r"difference ([\d.e+-]+)", figures["verify"])
     assert loss and apart and figures["compare"].endswith("bit-identical")
@@ -247,7 +247,7 @@ PROVED = {"logits": "logits", "losses": "losses of twenty steps", "merged": "the
 
 
 def _proved(cases: Sequence[Mapping[str, Any]]) -> Found:
-    """The largest differences of a family's proofs; versions and date where all of them have the same."""
+    """Return the largest differences of a family's proofs; add versions and date if all proofs share them."""
     worst = {what: [float(case[what]) for case in cases if what in case] for what in PROVED}
     found = [f"{PROVED[what]} within {max(apart):.0e}" for what, apart in worst.items() if apart]
     dates = {case.get("date") for case in cases}
@@ -257,7 +257,7 @@ def _proved(cases: Sequence[Mapping[str, Any]]) -> Found:
 
 
 def cards(programs: Mapping[str, Program], known: Mapping[str, Mapping[str, Found]]) -> str:
-    """The cards of all recipes: a row each."""
+    """Return the cards of all recipes, one row each."""
     shown = []
     for name, program in sorted(programs.items()):
         names = {True: program.family.name, False: card.key(program)}
@@ -279,11 +279,11 @@ record, but a test may cover it: `make nightly` rehearses every recipe without a
 
 
 def page(programs: Mapping[str, Program], record: Record, known: Mapping[str, Mapping[str, Found]]) -> str:
-    """docs/recipes.md.
+    """Return docs/recipes.md.
 
     Args:
-        programs: of all recipes by their names.
-        known: what cards say, as `verified` has it.
+        programs: all recipes by name.
+        known: what cards say, from `verified`.
     """
     of_tpus = [program for program in programs.values() if program.accelerator.platform == "tpu"]
     here = sorted(program.name for program in programs.values() if program not in of_tpus)
@@ -359,7 +359,7 @@ def _parts(name: str, planned: Planned) -> tuple[str, ...]:
 
 
 def method(program: Program) -> str:
-    """ "QLoRA (nf4), DPO", "QLoRA (int8, products too), rank 64", "LoRA, rank 32", "all weights"."""
+    """Return the method: "QLoRA (nf4), DPO", "QLoRA (int8, products too), rank 64", "LoRA, rank 32" ..."""
     lora = program.lora
     if lora is None:
         how = "all weights"
@@ -373,7 +373,7 @@ def method(program: Program) -> str:
 
 
 def _place(program: Program) -> tuple[str, int, str]:
-    """Where a recipe stands in the table: by family and size."""
+    """Return a recipe's sort key in the table: family and size."""
     size = sum(math.prod(parameter.shape) for parameter in program.parameters)
     return program.family.name, size, program.name
 
@@ -416,6 +416,6 @@ def span(low: float, high: float | None, digits: int) -> str:
 
 
 def thousands(number: float) -> str:
-    """To three digits: "21,500"."""
+    """Round a number to three digits: "21,500"."""
     digits = len(str(int(number)))
     return f"{round(number, 3 - digits) if digits > 3 else number:,.0f}"

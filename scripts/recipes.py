@@ -1,12 +1,12 @@
-"""The estimates of recipes/: compiled, kept in recipes/estimates.json, and written where people read them.
+"""The estimates of recipes/: compiled, recorded in recipes/estimates.json, and shown in pages and recipes.
 
     python -m scripts.recipes plan [NAME...]     compile what changed: minutes each
     python -m scripts.recipes fits               the bounds of docs/recipes.md's second table (a minute)
-    python -m scripts.recipes rehearse NAME...   run `recipe rehearse`, and keep what it finds: minutes each
-    python -m scripts.recipes write              the heads of the recipes, docs/recipes.md and what cards say
+    python -m scripts.recipes rehearse NAME...   run `recipe rehearse`, and record the results: minutes each
+    python -m scripts.recipes write              the heads of the recipes, docs/recipes.md and the cards' data
 
-Planning needs the extras train and plan. The record holds the compiler's figures; tests/recipes/ holds heads,
-page and record against one another, and the record against the recipes as they stand.
+Planning needs the extras train and plan. The record holds the compiler's figures. tests/recipes/ compares
+heads and page with the record, and the record with the current recipes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ MODELS = (
     "Qwen/Qwen3-14B",
     "Qwen/Qwen3-32B",
 )
-"""Of the table of what fits where."""
+"""The models in the table of what fits where."""
 
 CELL = """\
 recipe: 1
@@ -116,15 +116,15 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def paths() -> list[Path]:
-    """The shipped recipes."""
+    """Return the paths of the shipped recipes."""
     return sorted(FOLDER.glob("*.yaml"))
 
 
 def program(path: Path, sets: Sequence[str] = ()) -> Program:
-    """What a recipe lowers to.
+    """Lower a recipe.
 
     Raises:
-        ArtifactError: it has errors.
+        ArtifactError: the recipe has errors.
     """
     lowered = lower(load(path, sets), planning=True)
     if lowered.program is None:
@@ -134,12 +134,12 @@ def program(path: Path, sets: Sequence[str] = ()) -> Program:
 
 
 def key(of: Program) -> str:
-    """A digest of everything in a resolved recipe that its record depends on."""
+    """Return a digest of everything in a resolved recipe that its record depends on."""
     return store.key(identity.step(of), of.accumulation_steps, of.usd_per_hour)
 
 
 def planned(of: Program, made: Plan) -> Planned:
-    """What a plan found out about a program."""
+    """Convert a program's plan to a record."""
     estimate = made.estimate
     return Planned(
         key=key(of),
@@ -158,7 +158,7 @@ def planned(of: Program, made: Plan) -> Planned:
 
 
 def parts(of: Program, estimate: Estimate) -> Parts:
-    """What the experts take of a micro-batch."""
+    """Return the share of a micro-batch that the experts take."""
     axes = of.recipe.mesh.axes
     moved = {
         kind: sum(received(one, axes) for one in estimate.collectives if one.kind == kind)
@@ -175,12 +175,12 @@ def parts(of: Program, estimate: Estimate) -> Parts:
 
 
 def read() -> Record:
-    """The record as it is kept; an empty one where there is none."""
+    """Read the record; return an empty one if there is none."""
     return RECORDS.validate_json(RECORD.read_bytes()) if RECORD.exists() else Record({}, {})
 
 
 def texts(record: Record) -> Iterator[tuple[Path, str]]:
-    """Every file that is written from the record, as it ought to be."""
+    """Yield every file that is written from the record, with the text that it should have."""
     programs = {}
     for path in paths():
         programs[path.stem] = program(path)
@@ -199,7 +199,7 @@ def texts(record: Record) -> Iterator[tuple[Path, str]]:
 
 
 def write() -> None:
-    """Writes the heads of the recipes, docs/recipes.md and compiler/data/verified.json."""
+    """Write the heads of the recipes, docs/recipes.md and compiler/data/verified.json."""
     for path, text in list(texts(read())):
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
@@ -207,10 +207,10 @@ def write() -> None:
 
 
 def cell(model: str, machine: str, method: str, folder: Path) -> float | None:
-    """GiB of a device that a model takes at the least; None where it does not fit or cannot be trained.
+    """Return a lower bound, in GiB of a device, of a model's memory; None if it does not fit or cannot train.
 
     Args:
-        folder: for the recipe that says so.
+        folder: for the recipe to plan.
     """
     from recipec.compiler.lowering.hardware import from_name
 
@@ -227,10 +227,10 @@ def cell(model: str, machine: str, method: str, folder: Path) -> float | None:
 
 
 def figures(path: Path, *options: str) -> dict[str, str]:
-    """What `recipe rehearse` says of each of its steps.
+    """Run `recipe rehearse`, and return what it prints about each of its steps.
 
     Raises:
-        ArtifactError: one of them fails.
+        ArtifactError: a step fails.
     """
     command = ["-m", "recipec.compiler.cli.main", "rehearse", str(path), *REHEARSAL, *options]
     done = subprocess.run([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -271,7 +271,7 @@ def _plan(names: Sequence[str]) -> None:
             if memory.headroom < 0:
                 raise ArtifactError(f"{of.name} does not fit", "recipe plan shows a way out")
             record.recipes[path.stem] = found
-            _keep(record)  # each as soon as it is there
+            _keep(record)  # save each result as soon as it is known
             print(f"{path.stem}: {memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB", flush=True)
     for gone in set(record.recipes) - known:
         del record.recipes[gone]

@@ -41,37 +41,37 @@ HOOK = ROOT / "scripts" / "same_run_hook"
 RECORD = ROOT / "scripts" / "same_run.json"
 PAGE = ROOT / "docs" / "porting.md"
 ROWS = 43
-"""No multiple of a step's rows: what an epoch ends with shows."""
+"""Not a multiple of a step's rows, so that the handling of an epoch's end shows."""
 VOCABULARY = 521
-"""A prime, above the tokenizer's 512."""
+"""A prime, larger than the tokenizer's 512."""
 LIMIT = 1e-4
-"""Of two losses in float32."""
+"""The largest difference of two losses in float32."""
 RATE_LIMIT = 1e-6
-"""Of two learning rates, as a share of the peak: float32 rounds them."""
+"""The largest difference of two learning rates, as a share of the peak, because float32 rounds them."""
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A sequence that attends to itself alone: its tokens, and which of them are learned."""
+    """A sequence that attends only to itself: its tokens, and which of them are learned."""
 
     tokens: tuple[int, ...]
     learned: tuple[bool, ...]
 
     def learned_of(self) -> Sample:
-        """Without what follows the last token that is learned, which has no bearing on the loss."""
+        """Drop the tokens after the last learned one, which do not affect the loss."""
         end = max((at for at, one in enumerate(self.learned, 1) if one), default=len(self.tokens))
         return Sample(self.tokens[:end], self.learned[:end])
 
 
 @dataclass
 class Run:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         steps: the samples of each optimizer step.
-        losses, rates: of each.
+        losses, rates: one value for each optimizer step.
     """
 
     steps: list[list[Sample]] = field(default_factory=list)
@@ -83,7 +83,7 @@ WORDS = sorted(words("river lamp seven baker rain garden oven wizard hill loaf a
 
 
 def write_rows(folder: Path, order: Sequence[int]) -> None:
-    """The same rows in every form that a tool reads, each with its number in its text."""
+    """Write the same rows in every form that a tool reads; each row's text contains its number."""
     made = [conversation(number) for number in order]
     chats = [{"messages": turns} for turns in made]
     plain = [dict(zip(("instruction", "output"), contents(turns), strict=False)) for turns in made]
@@ -123,7 +123,7 @@ def write_rows(folder: Path, order: Sequence[int]) -> None:
 
 
 def conversation(number: int) -> list[dict[str, str]]:
-    """One or two questions with their answers, every third after a system's text."""
+    """Return one or two questions with answers; every third conversation has a system text."""
     turns = [one("user", f"#{number:02}# {spoken('user', number, 4)['content']}")]
     turns += [spoken("assistant", number + 100, 3 + number % 9)]
     if number % 2:
@@ -141,14 +141,14 @@ def one(role: str, content: str) -> dict[str, str]:
 
 
 def contents(turns: Sequence[Row]) -> list[str]:
-    """The first question and its answer."""
+    """Return the first question and its answer."""
     return [turn["content"] for turn in turns if turn["role"] != "system"][:2]
 
 
 def run_tool(
     commands: Sequence[Sequence[str]], folder: Path, environment: Path, variables: Mapping[str, str]
 ) -> Run:
-    """Runs a tool's own commands, and reads what it has trained on."""
+    """Run a tool's own commands, and read what it trained on."""
     seen = folder / "seen"
     (folder / "home").mkdir()
     given = {name: os.environ[name] for name in ("LANG", "LC_ALL", "SSL_CERT_FILE") if name in os.environ}
@@ -169,7 +169,7 @@ def run_tool(
 
 
 def read_tool(folder: Path) -> Run:
-    """What the hook has taken down."""
+    """Read what the hook recorded."""
     lines = [json.loads(line) for line in (folder / "seen" / "steps.jsonl").read_text().splitlines()]
     run = Run()
     for step in range(1, lines[-1]["step"] + 1):
@@ -181,10 +181,10 @@ def read_tool(folder: Path) -> Run:
 
 
 def samples(batch: Mapping[str, Any]) -> Iterator[Sample]:
-    """Those of a micro-batch as the tool has it: padding is where attention_mask is 0."""
+    """Yield the samples of a tool's micro-batch; attention_mask is 0 on padding."""
     tokens = np.array(batch["input_ids"])
     within = np.array(batch.get("attention_mask") or np.ones_like(tokens))
-    if within.ndim == 4:  # of pairs of positions, 0 where one sees the other
+    if within.ndim == 4:  # a mask of position pairs, 0 where one sees the other
         seen = within[:, 0] == 0
         apart = ~np.diagonal(seen, -1, 1, 2)
         within = np.diagonal(seen, 0, 1, 2) * np.cumsum(np.pad(apart, ((0, 0), (1, 0)), constant_values=1), 1)
@@ -200,18 +200,18 @@ def samples(batch: Mapping[str, Any]) -> Iterator[Sample]:
 
 
 def cut(tokens: np.ndarray, real: np.ndarray, learned: np.ndarray, starts: np.ndarray) -> Iterator[Sample]:
-    """Rows in pieces, [B, T] each; nothing predicts a piece's first token."""
+    """Cut rows, [B, T] each, into samples; a sample's first token is not predicted."""
     for row in range(len(tokens)):
         bounds = [0, *np.flatnonzero(starts[row]).tolist(), tokens.shape[1]]
         for begin, end in itertools.pairwise(bounds):
             kept = [at for at in range(begin, end) if real[row, at]]
-            if len(set(tokens[row, kept].tolist())) > 1:  # padding may be a piece of its own
+            if len(set(tokens[row, kept].tolist())) > 1:  # padding may form a piece by itself
                 masks = (False, *(bool(learned[row, at]) for at in kept[1:]))
                 yield Sample(tuple(tokens[row, kept].tolist()), masks)
 
 
 def run_port(tool: Tool, folder: Path) -> Run:
-    """Ports the tool's files, and runs what comes of them from the tool's first adapter."""
+    """Port the tool's files, and run the result from the tool's initial adapter."""
     recipe = str(Path(sys.executable).with_name("recipe"))
     log = folder / "port.log"
     files = [*tool.files, "--accelerator", "cpu-1", "--devices", "1", "--from", dialect(tool)]
@@ -232,7 +232,7 @@ def run_port(tool: Tool, folder: Path) -> Run:
 
 
 def read_port(folder: Path) -> Run:
-    """What train.py has left."""
+    """Read the results that train.py wrote."""
     trace = read_trace(folder / "trace.npz")
     run = Run(losses=trace.losses)
     for rows in trace.rows:
@@ -249,10 +249,10 @@ def read_port(folder: Path) -> Run:
 def called(
     command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Runs a command in a folder; what it says is added to a log.
+    """Run a command in a folder, and append its output to a log.
 
     Raises:
-        RuntimeError: with the log's last lines.
+        RuntimeError: the command failed; the message has the log's last lines.
     """
     with log.open("a") as file:
         file.write(f"$ {' '.join(command)}\n")
@@ -266,7 +266,7 @@ def called(
 
 
 def compared(tool: Run, port: Run) -> dict[str, str]:
-    """What two runs differ by, by quantity, "" for nothing; and how far losses lie apart at the most."""
+    """Return the differences of two runs by quantity ("" for none), and the largest difference of losses."""
     found = {}
     pairs = [
         ([one.learned_of() for one in a], [one.learned_of() for one in b])
@@ -292,7 +292,7 @@ def _places(wrong: Sequence[int], steps: Sequence[Any]) -> str:
 
 
 def replayed(run: Run, model: Path) -> list[int]:
-    """The numbers of the rows, in the order in which a run has taken them first, and then the others."""
+    """Return the row numbers in the order in which a run first used them, followed by the others."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -309,7 +309,7 @@ def dialect(tool: Tool) -> str:
 
 
 def same_run(tool: Tool, feature: str, environment: Path, folder: Path) -> dict[str, str]:
-    """Runs a tool and its port in a new folder, and compares them."""
+    """Run a tool and its port in a new folder, and compare them."""
     folder.mkdir(parents=True)
     config = shrink(catalog.entries()[tool.model]["config"]) | {"vocab_size": VOCABULARY}
     write_checkpoint(folder / tool.place, config, dtype="float32")
@@ -334,12 +334,12 @@ QUANTITIES = ("tokens", "masks", "steps", "rates", "losses")
 
 
 def same(result: Mapping[str, str]) -> bool:
-    """Whether nothing differs."""
+    """Return whether nothing differs."""
     return not any(result[name] for name in QUANTITIES)
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """The record as Markdown."""
+    """Return the record as Markdown."""
     names = {"rates": "learning rate"}
     lines = [
         f"| tool | feature | {' | '.join(names.get(name, name) for name in QUANTITIES)} | losses apart |",
@@ -354,7 +354,7 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 def page(text: str, record: Mapping[str, Any]) -> str:
-    """docs/porting.md with the record's table, and the reports' words on what differs."""
+    """Return docs/porting.md with the record's table, and the reports' sentences about differences."""
     said = [
         f"- {tool}, {feature}: {result['said']}"
         for tool, of_tool in record.items()
@@ -378,7 +378,7 @@ BEGINS, ENDS = "<!-- same run -->\n", "\n<!-- end of same run -->"
 
 
 def version(environment: Path, package: str) -> str:
-    """Of a package in an environment."""
+    """Return a package's version in an environment."""
     code = f"from importlib.metadata import version; print(version({package!r}))"
     command = [str(environment / "bin" / "python"), "-c", code]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
@@ -390,7 +390,7 @@ def recorded() -> dict[str, Any]:
 
 
 def run(arguments: argparse.Namespace) -> bool:
-    """Runs what is asked for into the record; whether what differs is said."""
+    """Run the requested features and record them; return whether the ports report every difference."""
     fine = True
     for name in arguments.tool or TOOLS:
         tool, environment = TOOLS[name], arguments.folder / name

@@ -1,4 +1,4 @@
-"""The tools of scripts/same_run.py: how each is run, what each run says, and what each feature says more."""
+"""The tools of scripts/same_run.py: how each one runs, its base config, and what each feature adds to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Config = Mapping[str, Any]
 
 
 TAGS = {f"{name}_tag": name for name in ("role", "content", "user", "assistant", "system")}
-"""How LLaMA-Factory is told of messages by role and content."""
+"""LLaMA-Factory's settings for messages with role and content."""
 
 
 def as_yaml(config: Config) -> str:
@@ -27,23 +27,23 @@ def as_yaml(config: Config) -> str:
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool, and how it is run.
+    """A tool, and how to run it.
 
     Attributes:
         package: its distribution.
-        command: its own, as it is run in the folder of its files.
-        config: what every run of it says, beside which a feature says more.
-        features: what each says, by its name; None removes a key.
-        commands: of features that have another.
-        says: of features whose runs differ, what the report of the port says of it.
-        files: those that are ported, the config first.
+        command: the tool's own command, run in the folder of its files.
+        config: the base config of every run; a feature adds to it.
+        features: keys that each feature sets, by its name; None removes a key.
+        commands: commands of features that need another one.
+        says: for features whose runs differ, what the port's report says about it.
+        files: the files to port, the config first.
         beside: further files by path.
-        model: a catalog's model whose miniature is trained.
-        place: where the miniature lies.
-        before: what is run first.
-        prepare: puts more beside the miniature.
-        write: a config as its file says it.
-        environment: variables of its own.
+        model: a catalog's model; a miniature of it is trained.
+        place: the folder of the miniature.
+        before: a command to run first.
+        prepare: adds files next to the miniature.
+        write: converts a config to its file's text.
+        environment: additional environment variables.
     """
 
     package: str
@@ -63,7 +63,7 @@ class Tool:
 
 
 def of_json(**more: Any) -> Config:
-    """litgpt's data module of a file."""
+    """Return litgpt's data module of a file."""
     given = {"json_path": "data/split", "num_workers": 0}
     return {"class_path": "litgpt.data.JSON", "init_args": {**given, **more}}
 
@@ -80,7 +80,7 @@ HF: Config = {
     "report_to": "none",
     "save_strategy": "no",
 }
-"""What tools on transformers' Trainer say alike."""
+"""Settings that tools based on transformers' Trainer share."""
 
 LLAMAFACTORY = Tool(
     "llamafactory",
@@ -189,7 +189,7 @@ OF_LITGPT: Config = {
 
 
 def as_litgpt_reads(model: Path) -> None:
-    """The miniature with the bos_token that Qwen 3 has: litgpt leaves it out where a text begins with it."""
+    """Give the miniature Qwen 3's bos_token; litgpt omits it if a text already starts with it."""
     path = model / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "bos_token_id": 0}))
 
@@ -228,11 +228,11 @@ QWEN2_SPLITS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
     r"\s+(?!\S)|\s+"
 )
-"""What Qwen 2's tokenizer, and torchtune's copy of it, split texts by before they merge bytes."""
+"""The pattern with which Qwen 2's tokenizer, and torchtune's copy, split texts before merging bytes."""
 
 
 def as_torchtune_reads(model: Path) -> None:
-    """The tokenizer in Qwen's files, with the two tokens that torchtune asks for."""
+    """Write the tokenizer in the form of Qwen's files, with the two tokens that torchtune needs."""
     path = model / "tokenizer.json"
     made = json.loads(path.read_text())
     like, known = made["added_tokens"][-1], made["model"]["vocab"]
@@ -248,7 +248,7 @@ def as_torchtune_reads(model: Path) -> None:
 
 
 def of_chats(**more: Any) -> Config:
-    """torchtune's data set of a file."""
+    """Return torchtune's data set of a file."""
     given = {"source": "json", "data_files": "data/chat.jsonl", "split": "train"}
     columns = {"conversation_column": "messages", "conversation_style": "openai"}
     return {"_component_": "torchtune.datasets.chat_dataset", **given, **columns, **more}
@@ -334,7 +334,7 @@ AXOLOTL = Tool(
         "base_model": "./model",
         "adapter": "lora",
         **{"lora_r": 4, "lora_alpha": 12, "lora_dropout": 0.0, "lora_target_linear": True},
-        # Kernels in Triton, which run on GPUs alone.
+        # Kernels in Triton, which run only on GPUs.
         **{f"lora_{part}_kernel": False for part in ("mlp", "qkv", "o")},
         "datasets": [OF_CHATS],
         "sequence_len": 256,
@@ -374,7 +374,7 @@ AXOLOTL = Tool(
 
 
 def unsloth_script(config: Config) -> str:
-    """A script as Unsloth's notebooks are: a config's rows, before and after, and SFTConfig's keys."""
+    """Return a script like Unsloth's notebooks: the config's rows, before and after, and SFTConfig's keys."""
     given = {key: value for key, value in config.items() if key not in ("rows", "before", "after")}
     return UNSLOTH_SCRIPT.format(given=given, **{key: config[key] for key in ("rows", "before", "after")})
 
@@ -442,7 +442,7 @@ IN_FULL: Config = {
     "warmup_steps": 0,
     **dict.fromkeys(("bf16", "fp16"), False),
 }
-"""On a processor Unsloth leaves TRL's defaults, where a GPU has its own: neither is relied upon."""
+"""Unsloth keeps TRL's defaults on a CPU but sets its own on a GPU, so both of these are set explicitly."""
 IN_ORDER: Config = {"train_sampling_strategy": "sequential"}
 UNSLOTH = Tool(
     "unsloth",

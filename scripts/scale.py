@@ -1,10 +1,10 @@
-"""The flagship on more and more chips: compiled, kept in recipes/scale.json, and written in docs/scale.md.
+"""The flagship on more and more chips: compiled, recorded in recipes/scale.json, and shown in docs/scale.md.
 
     python -m scripts.scale plan [NAME...]       compile what changed: minutes each
     python -m scripts.scale write                the tables of docs/scale.md
 
-Planning needs the extras train and plan. The record holds the compiler's figures; tests/recipes/ holds page
-and record against one another, and the record against the recipe as it stands.
+Planning needs the extras train and plan. The record holds the compiler's figures. tests/recipes/ compares the
+page with the record, and the record with the current recipe.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ PAGE = ROOT / "docs" / "scale.md"
 RECORDS: TypeAdapter[Record] = TypeAdapter(Record)
 
 REMAT = {"v5p": "none", "v6e": "decoder"}
-"""A v6e has a third of a v5p's memory, too little for a row's activations beside the weights."""
+"""A v6e has a third of a v5p's memory, too little for a row's activations in addition to the weights."""
 V5P = ("v5p-8", "v5p-16", "v5p-32", "v5p-64", "v5p-128", "v5p-256")
 V6E = ("v6e-8", "v6e-16", "v6e-32", "v6e-64", "v6e-128", "v6e-256")
 SLICES = (("v5p-64", 1), ("v6e-32", 4))
-"""What two and four slices are of, 32 chips, and its tp."""
+"""The accelerator and tp of runs with two and four slices; a slice has 32 chips."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class Case:
 
     @property
     def name(self) -> str:
-        """ "v5p-32", "v5p-32 tp 2, 4 rows", "2 x v5p-32"."""
+        """Return the case's name: "v5p-32", "v5p-32 tp 2, 4 rows", "2 x v5p-32"."""
         several = f"{self.slices} x " if self.slices > 1 else ""
         split = f" tp {self.tp}, {self.rows} rows" if self.tp > 1 else ""
         return f"{several}{self.accelerator}{split}"
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """What it changes in the recipe, as --set takes it."""
+        """Return the changes to the recipe, as values of --set."""
         generation = self.accelerator.split("-")[0]
         axes = arranged(self.slices, self.fsdp, self.tp)
         return (
@@ -78,7 +78,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """All of them. A step has a row for each chip, but where the recipe's own rows are split over more."""
+    """Return all cases. A step has one row per chip, unless rows are split over more chips."""
     chips = {name: from_name(name).chips for name in (*V5P, *V6E)}
 
     def growing(name: str, tp: int, micro: int = 1) -> Case:
@@ -115,26 +115,26 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def lowered(case: Case) -> Program:
-    """The recipe on a case's machine.
+    """Lower the recipe for a case's machine.
 
     Raises:
-        ArtifactError: it has errors.
+        ArtifactError: the recipe has errors.
     """
     return program(RECIPE, case.sets)
 
 
 def read() -> Record:
-    """The record as it is kept; an empty one where there is none."""
+    """Read the record; return an empty one if there is none."""
     return RECORDS.validate_json(RECORD.read_bytes()) if RECORD.exists() else Record({})
 
 
 def written(text: str, record: Record) -> str:
-    """docs/scale.md with the tables of a record."""
+    """Return docs/scale.md with the tables of a record."""
     return page(text, record, [case.name for case in cases() if case.name not in record.cases])
 
 
 def write() -> None:
-    """Writes the page's tables."""
+    """Write the page's tables."""
     before = PAGE.read_text(encoding="utf-8")
     if (after := written(before, read())) != before:
         PAGE.write_text(after, encoding="utf-8")
@@ -142,7 +142,7 @@ def write() -> None:
 
 
 def scaled(case: Case) -> Scaled:
-    """A case, compiled for its machine.
+    """Compile a case for its machine.
 
     Raises:
         ArtifactError: it cannot be compiled.
@@ -171,7 +171,7 @@ def _plan(names: Sequence[str]) -> None:
         kept = record.cases.get(name)
         if kept is None or kept.planned.key != key(lowered(known[name])):
             record.cases[name] = scaled(known[name])
-            _keep(record, list(known))  # each as soon as it is there
+            _keep(record, list(known))  # save each result as soon as it is known
             memory = record.cases[name].planned.memory
             print(f"{name}: {memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB", flush=True)
     _keep(record, list(known))

@@ -14,10 +14,10 @@ from recipec.compiler.wording import mesh_axes
 from scripts.recipe_pages import Planned, span, table, thousands
 
 DCN_BYTES = {"v5p": 6.25e9, "v6e": 12.5e9}
-"""Bytes/s of a chip over the data 's network, each way: https://jax-ml.github.io/scaling-book/tpus/"""
+"""Bytes/s of a chip over the data center's network, each way: https://jax-ml.github.io/scaling-book/tpus/"""
 
 SAMPLES, SAMPLE_TOKENS = 1244 * 8, 922
-"""Of an epoch of the published run (arXiv 2605.25645), and the mean tokens of a sample."""
+"""Samples of an epoch of the published run (arXiv 2605.25645), and the mean tokens of a sample."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Scaled:
 
     Attributes:
         accelerator: of one slice.
-        chips, hosts: of all slices.
+        chips, hosts: total over all slices.
         rows: of an optimizer step.
         collectives: of a micro-batch on one device.
     """
@@ -47,41 +47,41 @@ class Scaled:
 
     @property
     def computing(self) -> float:
-        """Seconds of an optimizer step by the compiler, which counts no time on links."""
+        """Return the seconds of an optimizer step by the compiler, which counts no time on links."""
         return self.planned.seconds * self.planned.micro_batches
 
     @property
     def ici_seconds(self) -> float:
-        """Of an optimizer step, what its collectives take on the links of a slice if nothing hides them."""
+        """Return the seconds that a step's collectives take on a slice's links if nothing hides them."""
         return self.received(over_dcn=False) / link_bytes(self.accelerator)
 
     @property
     def dcn_seconds(self) -> float:
-        """The same of what slices exchange."""
+        """Return the seconds that a step's exchange between slices takes."""
         return self.received(over_dcn=True) / DCN_BYTES[self.generation]
 
     @property
     def exposed(self) -> float:
-        """Seconds of an optimizer step if nothing hides its collectives."""
+        """Return the seconds of an optimizer step if nothing hides its collectives."""
         return self.computing + self.ici_seconds + self.dcn_seconds
 
     def received(self, over_dcn: bool) -> float:
-        """Bytes that a chip gets from others in an optimizer step."""
+        """Return the bytes that a chip receives from others in an optimizer step."""
         one = sum(received(c, self.axes) for c in self.collectives if c.over_dcn == over_dcn)
         return one * self.planned.micro_batches
 
     def per_chip(self, seconds: float) -> float:
-        """Tokens/s of a chip, at so many seconds a step."""
+        """Return a chip's tokens/s, at the given seconds per step."""
         return self.planned.tokens / seconds / self.chips
 
     def usd_per_million(self, seconds: float) -> float:
-        """US$ a million tokens, at so many seconds a step."""
+        """Return US$ per million tokens, at the given seconds per step."""
         return (self.planned.usd_per_hour or math.nan) / 3600 * seconds / self.planned.tokens * 1e6
 
 
 @dataclass(frozen=True)
 class Record:
-    """recipes/scale.json.
+    """The contents of recipes/scale.json.
 
     Attributes:
         cases: by name: "v5p-32", "v5p-32 tp 2, 4 rows", "2 x v5p-32".
@@ -91,11 +91,11 @@ class Record:
 
 
 def link_bytes(accelerator: str) -> float:
-    """Bytes/s that a chip of a slice receives over its links from all sides.
+    """Return the bytes/s that a chip of a slice receives over its links from all sides.
 
-    A chip has two links in each dimension, which share its bandwidth evenly. At the end of a dimension that
-    does not wrap around one of them has no neighbor, and the chips there set the pace. Slices of v5p wrap
-    around from 4x4x4 on, those of v6e in a dimension of 16.
+    A chip has two links in each dimension, which share its bandwidth evenly. In a dimension without
+    wrap-around, a chip at the end lacks one neighbor, and these chips set the pace. Slices of v5p wrap around
+    from 4x4x4 on, slices of v6e in a dimension of 16.
     """
     found = from_name(accelerator)
     sizes = [int(size) for size in (found.topology or "").split("x")]
@@ -105,7 +105,7 @@ def link_bytes(accelerator: str) -> float:
 
 
 def page(text: str, record: Record, missing: Sequence[str] = ()) -> str:
-    """docs/scale.md with its tables written anew, each between `<!-- NAME -->` and `<!-- end -->`.
+    """Return docs/scale.md with new tables, each between `<!-- NAME -->` and `<!-- end -->`.
 
     Args:
         missing: cases that were not compiled.
@@ -123,7 +123,7 @@ def page(text: str, record: Record, missing: Sequence[str] = ()) -> str:
 
 
 def tables(record: Record, missing: Sequence[str] = ()) -> dict[str, str]:
-    """The tables by name."""
+    """Return the tables by name."""
     cases = record.cases
     growing = {name: one for name, one in cases.items() if one.slices == 1 and one.rows == one.chips}
     fitting = [one for one in growing.values() if one.fits]
@@ -150,7 +150,8 @@ def _versions(all_of: Sequence[Planned], missing: Sequence[str]) -> str:
 
 
 def _steps(found: Sequence[Scaled]) -> str:
-    """Memory, time and price, with collectives hidden and not; efficiency against the first."""
+    """Return memory, time and price, with hidden and exposed collectives; efficiency is relative to the
+    first row."""
     head = ("Machine", "Chips, hosts", "Mesh", "Rows a step", "HBM, GiB")
     times = ("Step, s", "Tokens/s", "Efficiency of a chip", "US$ a million tokens")
     first, rows = found[0], []
@@ -177,7 +178,7 @@ def _steps(found: Sequence[Scaled]) -> str:
 
 
 def _exchanged(found: Sequence[Scaled]) -> str:
-    """What a chip receives in a step, and how long its links take."""
+    """Return what a chip receives in a step, and how long its links take."""
     kinds = {"all-gather": "All-gather", "all-reduce": "all-reduce", "": "others"}
     head = ("Machine", *(f"{kind}, GB" for kind in kinds.values()), "Links, GB/s", "Links, s", "Computing, s")
     rows = []
@@ -214,7 +215,7 @@ def _too_large(found: Sequence[Scaled]) -> str:
 
 
 def _slices(found: Sequence[Scaled], whole: Sequence[Scaled]) -> str:
-    """Several slices beside one of as many chips."""
+    """Compare several slices with one slice of as many chips."""
     head = ("Machine", "Chips", "Mesh", "HBM, GiB", "Over DCN, GB", "DCN, s", "Links, s", "Step, s")
     rows = []
     for one in found:
@@ -236,7 +237,7 @@ def _slices(found: Sequence[Scaled], whole: Sequence[Scaled]) -> str:
 
 
 def _epochs(found: Sequence[Scaled]) -> str:
-    """What is left of an epoch of the published run's size, its samples packed."""
+    """Return the time of an epoch of the published run's size, with its samples packed."""
     head = ("Machine", "Rows a step", "Steps an epoch", "Minutes", "US$")
     rows = []
     for one in found:

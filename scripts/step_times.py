@@ -1,15 +1,15 @@
-"""The time model of `recipe plan` held against published, measured steps.
+"""Compares the time model of `recipe plan` with published, measured steps.
 
     python -m scripts.step_times reduce OUT...  schedules of what was compiled: scripts/published_runs.py,
                                                 tests/bench/published.py
-    python -m scripts.step_times attention      the law of attention kernels, from their published timings
-    python -m scripts.step_times fit            what devices reach, and how far estimates are off
+    python -m scripts.step_times attention      fit attention kernels' times, to published timings
+    python -m scripts.step_times fit            fit what devices reach, and the error of estimates
     python -m scripts.step_times write          the tables of docs/planning.md
 
-`reduce` writes scripts/published/ROW.json: the reduction of a scheduled module, and what was measured.
-`attention` writes compiler/data/kernels.json, `fit` compiler/data/rates.json. A generation has three numbers:
-what products and other operations reach of libtpu's cycles, and collectives of the links' speed, drawn to 1
-where rows are few.
+`reduce` writes scripts/published/ROW.json: the reduction of a scheduled module, and the measured time.
+`attention` writes compiler/data/kernels.json, `fit` compiler/data/rates.json. Each generation has three
+numbers: the share of libtpu's cycles that products reach, the share that other operations reach, and the
+share of the links' speed that collectives reach. With few rows, the fit pulls them toward 1.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ TIMINGS = FOLDER / "attention.csv"
 PAGE = ROOT / "docs" / "planning.md"
 BEGIN, END = "<!-- published -->\n", "<!-- /published -->"
 NAMES = ("products", "memory", "links")
-"""What is fitted."""
+"""The fitted numbers."""
 FEW = 3
-"""Rows that a generation needs for an interval of its own."""
+"""The number of rows that a generation needs for its own interval."""
 PULL = 0.5
-"""How much a share's distance from 1 counts beside a row's error."""
+"""The weight of a share's distance from 1, relative to a row's error."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Row:
     Attributes:
         row: its name: chip, chips, model.
         run: its model and method, in words.
-        generation: of its devices.
-        seconds: measured.
+        generation: of the devices.
+        seconds: the measured time.
         lora: whether adapters are trained; otherwise all weights are.
         source: where it was published.
-        compiled: the versions of jax and libtpu, and what differs from the published run.
-        schedules: that its time is made of, each with its weight: one, or two depths of a line.
+        compiled: versions of jax and libtpu that compiled it, and differences from the published run.
+        schedules: the schedules of its time with their weights: one, or two on a line over depth.
     """
 
     row: str
@@ -74,7 +74,7 @@ class Row:
     schedules: tuple[tuple[float, Schedule], ...]
 
     def predicted(self, reached: Reached) -> float:
-        """Seconds of the step by the model."""
+        """Predict the seconds of the step by the model."""
         return sum(weight * timeline(one, reached).seconds for weight, one in self.schedules)
 
 
@@ -82,7 +82,7 @@ ROW: TypeAdapter[Row] = TypeAdapter(Row)
 
 
 def reduced(out: Path) -> Row:
-    """The row of a folder with scheduled modules and facts.json."""
+    """Build the row of a folder with scheduled modules and facts.json."""
     facts = json.loads((out / "facts.json").read_text(encoding="utf-8"))
     accelerator = from_text(facts["settings"]["compile_topology"])
     places = list(_places(facts["coordinates"]))
@@ -113,13 +113,13 @@ def _schedule(path: Path, accelerator: Accelerator, torus: Torus, axes: dict[str
 
 
 def _depth(path: Path) -> int | None:
-    """Layers of a module that is one of several: scheduled-6.txt."""
+    """Return the number of layers of a module that is one of several: scheduled-6.txt."""
     _, _, layers = path.stem.partition("-")
     return int(layers) if layers else None
 
 
 def _weights(files: Sequence[Path], facts: dict[str, Any]) -> list[float]:
-    """Of two depths, those of the line through them at the model's."""
+    """Return the weights of two depths, for the line through them at the model's depth."""
     if len(files) == 1:
         return [1.0]
     low, high = (float(_depth(path) or 0) for path in files)
@@ -128,7 +128,7 @@ def _weights(files: Sequence[Path], facts: dict[str, Any]) -> list[float]:
 
 
 def _places(coordinates: Iterable[Sequence[int]]) -> Iterable[tuple[int, ...]]:
-    """Coordinates of each device's chip, and its number on the chip."""
+    """Yield the coordinates of each device's chip followed by the device's number on the chip."""
     seen: dict[tuple[int, ...], int] = {}
     for place in map(tuple, coordinates):
         seen[place] = seen.get(place, -1) + 1
@@ -136,12 +136,12 @@ def _places(coordinates: Iterable[Sequence[int]]) -> Iterable[tuple[int, ...]]:
 
 
 def rows() -> list[Row]:
-    """Those that compile, in the order of their names."""
+    """Read the rows that compile, ordered by name."""
     return [ROW.validate_json(path.read_bytes()) for path in sorted(FOLDER.glob("*.json"))]
 
 
 def fitted(of: Sequence[Row]) -> Reached:
-    """What devices reach, by these rows."""
+    """Fit what devices reach to these rows."""
     from scipy.optimize import least_squares
 
     def residuals(logs: Any) -> list[float]:
@@ -154,7 +154,7 @@ def fitted(of: Sequence[Row]) -> Reached:
 
 
 def left_out(every: Sequence[Row]) -> list[tuple[Row, float]]:
-    """Each row with what the others of its generation predict; full speed, where it is the only one."""
+    """Predict each row from the other rows of its generation; if there are none, assume full speed."""
     out = []
     for row in every:
         others = [one for one in every if one is not row and one.generation == row.generation]
@@ -163,8 +163,8 @@ def left_out(every: Sequence[Row]) -> list[tuple[Row, float]]:
 
 
 def interval(errors: Sequence[float], what: str) -> dict[str, Any]:
-    """What four of five steps are taken to lie within, by measured over predicted times: Student's t of their
-    logarithms, whose mean is taken to be 0."""
+    """Return the interval that is assumed to hold four of five steps, as measured over predicted times. It is
+    from Student's t of their logarithms, whose mean is assumed to be 0."""
     from scipy.stats import t
 
     logs = [math.log(error) for error in errors]
@@ -176,7 +176,7 @@ def interval(errors: Sequence[float], what: str) -> dict[str, Any]:
 
 
 def fit() -> None:
-    """Writes what devices reach, and the intervals."""
+    """Write what devices reach, and the intervals."""
     every, data = rows(), json.loads(rates.DATA.read_text(encoding="utf-8"))
     ratios = [(row, row.seconds / seconds) for row, seconds in left_out(every)]
     generations = sorted({row.generation for row in every})
@@ -200,7 +200,7 @@ def fit() -> None:
 
 
 def attention() -> None:
-    """Writes the law of attention kernels with the smallest relative errors over the published timings."""
+    """Write the attention kernels' model with the smallest relative errors over the published timings."""
     from scipy.optimize import least_squares
 
     data = json.loads(DATA.read_text(encoding="utf-8"))
@@ -222,7 +222,7 @@ def attention() -> None:
 
 
 def timings() -> list[tuple[str, Splash, float]]:
-    """Generation, kernel and seconds of the published timings."""
+    """Read generation, kernel and seconds of the published timings."""
     out = []
     with TIMINGS.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -234,7 +234,7 @@ def timings() -> list[tuple[str, Splash, float]]:
 
 
 def table() -> str:
-    """The rows as Markdown, each predicted without it."""
+    """Return the rows as Markdown; each is predicted from the other rows."""
     lines = [
         "| run | jax, libtpu | measured, s | predicted without it, s | error |",
         "| --- | --- | --- | --- | --- |",

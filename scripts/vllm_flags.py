@@ -1,10 +1,10 @@
-"""Writes the catalog of vLLM-TPU's flags, compiler/data/vllm.json, from its own parsers.
+"""Writes the catalog of vLLM-TPU's flags, compiler/data/vllm.json, from vLLM's own parsers.
 
-It runs under the interpreter of the serving environment, where this project is not installed:
+It runs with the interpreter of the serving environment, where this project is not installed:
 
     build/serve-0.32.0/bin/python scripts/vllm_flags.py > compiler/data/vllm.json
 
-Nothing that differs from machine to machine is written: no defaults, no help texts.
+It writes nothing that differs between machines: no defaults, no help texts.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ OFFLINE = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-"""Keeps vLLM from asking for a TPU, the hub or anybody else."""
+"""Environment that keeps vLLM from contacting a TPU, the hub or any other service."""
 
 TYPES = {"int": "int", "float": "float", "str": "text", "loads": "json", "parse_reasoning_parser": "text"}
 TYPES |= {"human_readable_int": "size", "human_readable_int_or_auto": "size-or-auto"}
 TYPES |= {"union_dict_and_str": "json-or-text", "parse_dataclass": "object"}
-"""By the name of the function that reads a value; see compiler/serving/flags.py for what they mean."""
+"""Types by the name of the function that reads a value; compiler/serving/flags.py explains them."""
 
 DEPTH = 3
-"""Of the keys of a configuration within a configuration."""
+"""How deep to read configurations within a configuration."""
 
 
 def main() -> int:
-    # A library may print while it is imported; the catalog alone goes to stdout.
+    # A library may print during import; stdout is only for the catalog.
     out, sys.stdout = sys.stdout, sys.stderr
     os.environ.update(OFFLINE)
     out.write(text(catalog()))
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def catalog() -> dict[str, Any]:
-    """Everything that is written, in plain values."""
+    """Return the contents of the file as plain values."""
     import vllm.envs
     from tpu_inference import envs as tpu_envs
     from vllm.entrypoints.cli.benchmark.serve import BenchmarkServingSubcommand
@@ -71,7 +71,7 @@ def catalog() -> dict[str, Any]:
 
 
 def text(found: dict[str, Any]) -> str:
-    """The file: a flag on each line, so that a new version's changes can be read."""
+    """Return the file's text, one flag a line, so that a new version's changes can be read."""
     sections = []
     for title, value in found.items():
         if title in ("serve", "bench"):
@@ -87,7 +87,7 @@ def text(found: dict[str, Any]) -> str:
 
 
 def flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, Any]]:
-    """Every flag by its long name without dashes, sorted."""
+    """Return every flag by its long name without dashes, sorted."""
     out = {}
     for action in parser._actions:
         names = [option.removeprefix("--") for option in action.option_strings if option.startswith("--")]
@@ -98,7 +98,7 @@ def flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, Any]]:
 
 
 def flag(action: argparse.Action, names: list[str]) -> dict[str, Any]:
-    """What one flag takes; keys that say nothing are left out."""
+    """Describe what one flag takes; leave out keys without information."""
     short = [option.lstrip("-") for option in action.option_strings if not option.startswith("--")]
     negated = f"no-{names[0]}"
     aliases = [name for name in names[1:] if name != negated]
@@ -125,10 +125,10 @@ def flag(action: argparse.Action, names: list[str]) -> dict[str, Any]:
 
 
 def kind_of(reads: Any) -> tuple[str, bool, dict[str, Any] | None]:
-    """The name of a type, whether the text None stands for no value, and the keys of a configuration.
+    """Return a type's name, whether the text None means no value, and the keys of a configuration.
 
     Raises:
-        SystemExit: for a function that is not known: a new version has to be looked at.
+        SystemExit: the function is not known; somebody has to look at the new version.
     """
     if reads is None:
         return "text", False, None
@@ -153,7 +153,7 @@ def kind_of(reads: Any) -> tuple[str, bool, dict[str, Any] | None]:
 
 
 def keys_of(config: Any, depth: int = DEPTH) -> dict[str, Any]:
-    """The keys of a configuration: with its choices, its own keys, or null where anything may stand."""
+    """Return a configuration's keys: each with its choices, its own keys, or null if anything is allowed."""
     return {
         field.name: within(field.type, depth)
         for field in sorted(dataclasses.fields(config), key=lambda field: field.name)

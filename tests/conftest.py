@@ -15,13 +15,13 @@ import pytest
 from recipec.compiler.rehearse.artifact_run import QUICK_TO_COMPILE
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# What is tested are programs that run for a moment: XLA's and LLVM's optimizations of them would take most of
-# the time, and so would cutting each into parts that threads compile.
+# Tests run programs that take a moment. Most of the time would go to XLA's and LLVM's optimizations of them,
+# and to cutting each program into parts that several threads compile.
 IN_ONE_PIECE = "--xla_cpu_parallel_codegen_split_count=1"
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {QUICK_TO_COMPILE} {IN_ONE_PIECE}"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# A shell's background job ignores SIGINT, nohup's SIGHUP, and so would the scripts that tests interrupt.
+# A shell's background job ignores SIGINT, and nohup ignores SIGHUP. Scripts that tests interrupt inherit it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
@@ -36,38 +36,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def update(request: pytest.FixtureRequest) -> bool:
-    """Whether golden files are to be rewritten."""
+    """Whether to rewrite golden files."""
     return bool(request.config.getoption("--update"))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_heap() -> None:
-    """Sets aside what collecting tests and earlier modules left. Collections of garbage would walk it all,
-    and the code under test asks for some: verifying a merge took two and a half times as long."""
+    """Exclude objects left by test collection and earlier modules from garbage collection. Otherwise each
+    collection walks them all, and the code under test triggers some: verifying a merge took two and a half
+    times as long."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A folder for temporary files, of the tests and of the processes that they start, removed at the end."""
+    """Set a folder for temporary files of the tests and of the processes they start; remove it at the end."""
     folder = tmp_path_factory.mktemp("tmp")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))
         patch.setattr(tempfile, "tempdir", str(folder))
-        patch.setenv("TPU_LOG_DIR", str(folder / "tpu_logs"))  # libtpu's does not follow TMPDIR
+        patch.setenv("TPU_LOG_DIR", str(folder / "tpu_logs"))  # libtpu ignores TMPDIR
         yield
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The repository."""
+    """The repository's folder."""
     return ROOT
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """The id of a case: what a list, a tuple or a mapping holds, where pytest would number it."""
+    """Return the id of a case: the contents of a list, tuple or mapping, which pytest would only number."""
     if not isinstance(val, list | tuple | dict) or (text := _written(val)) is None:
         return None
     text = text.encode("unicode_escape").decode("ascii")
@@ -75,8 +76,8 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def _written(value: object) -> str | None:
-    """A value as a recipe would have it; None where a part of it is no plain value, whose text may be another
-    in another process."""
+    """Return a value in a recipe's notation. Return None if a part of it is not a plain value, because its
+    text may differ between processes."""
     if isinstance(value, dict):
         parts = [(_written(key), _written(part)) for key, part in value.items()]
         if any(None in pair for pair in parts):

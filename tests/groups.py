@@ -1,7 +1,7 @@
-"""A plugin of pytest for `make test`: which tests one worker runs one after the other, the long ones first.
+"""A plugin of pytest for `make test`: it groups tests that one worker runs in sequence, long groups first.
 
-Modules of a group share what is dear to make, and a worker that runs one of them runs them all. What takes
-longest is handed out first, so that no worker is left with it at the end.
+Modules of a group share results that are expensive to make, so one worker runs all modules of a group. The
+longest groups start first, so that no worker is left with one at the end.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ LONG = (
 
 OTHERS = "others"
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    # An artifact, its run, and the process that others are forked from.
+    # An artifact, its run, and the process from which others are forked.
     "runs": ("test_robust", "test_damaged_steps", "test_train_run", "test_maintenance", "test_elastic"),
     **{name: (name,) for name in LONG},
     "test_peft_import": ("test_peft_import", "test_peft_import_forms", "test_peft_import_refused"),
     OTHERS: (),
-    # When the mypy of `make test` has ended.
+    # These start after the mypy run of `make test` has ended.
     "test_typed": ("test_typed",),
 }
-"""Modules by group. Any other module is a group by itself, handed out where the others stand."""
+"""Modules by group. Any other module forms its own group, which is scheduled at the place of OTHERS."""
 
 
 class Groups(LoadScopeScheduling):
-    """Gives a group to one worker. (pytest-xdist's own, of marks, has no effect with pytest 9.2.)"""
+    """Gives a group to one worker. (pytest-xdist's own groups, by marks, have no effect with pytest 9.2.)"""
 
     def __init__(self, config: pytest.Config, log: Any, groups: Mapping[str, Iterable[str]]) -> None:
-        config.option.loadscopereorder = False  # in the order of the tests, not by their number
+        config.option.loadscopereorder = False  # keep the order of the tests; do not sort groups by size
         super().__init__(config, log)
         self._groups = groups
 
@@ -52,21 +52,21 @@ class Groups(LoadScopeScheduling):
 
 
 def check(groups: Mapping[str, Iterable[str]]) -> None:
-    """Ends the session where a group names a module that is not there: it would be in nobody's group."""
+    """Raise an error if a group names a module that does not exist."""
     there = {path.stem for path in Path(__file__).parent.rglob("test_*.py")}
     if missing := sorted({module for modules in groups.values() for module in modules} - there):
         raise pytest.UsageError(f"groups of tests name modules that are not there: {', '.join(missing)}")
 
 
 def group(nodeid: str, groups: Mapping[str, Iterable[str]]) -> str:
-    """The group of a test, or its module's path."""
+    """Return the group of a test, or its module's path."""
     path = nodeid.partition("::")[0]
     module = PurePosixPath(path).stem
     return next((name for name, modules in groups.items() if module in modules), path)
 
 
 def put_in_order(items: list[pytest.Item], groups: Mapping[str, Iterable[str]]) -> None:
-    """Sorts tests by their groups."""
+    """Sort tests by their groups."""
     order = {name: number for number, name in enumerate(groups)}
     items.sort(key=lambda item: order.get(group(item.nodeid, groups), order[OTHERS]))
 

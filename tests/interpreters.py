@@ -1,4 +1,4 @@
-"""The interpreters of the Pythons that are supported, wherever this machine has them."""
+"""The interpreters of the supported Python versions, wherever they are on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @cache
 def interpreter(version: str) -> Path:
-    """An interpreter of a version, such as "3.12", that runs and can make environments.
+    """Return an interpreter of a version, such as "3.12", that runs and can create environments.
 
     Raises:
         RuntimeError: there is none.
@@ -32,7 +32,7 @@ def interpreter(version: str) -> Path:
 
 
 def _candidates(version: str) -> Iterator[Path]:
-    """Where it may be: this one's own, those of pyenv, those on PATH."""
+    """Yield possible places: this process's own interpreter, those of pyenv, those on PATH."""
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         yield Path(sys.base_prefix) / "bin" / f"python{version}"
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")

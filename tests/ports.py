@@ -1,4 +1,4 @@
-"""Ports of this machine for servers of tests, and for tests that want nobody to listen."""
+"""Ports of this machine for test servers, and for tests that need a port without a listener."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from contextlib import contextmanager, suppress
 from random import SystemRandom
 
 FIRST, END = 20_000, 32_000
-"""Below the range from which the system takes the ports that it chooses itself (from 32768 on)."""
+"""Below the range from which the system assigns ports by itself (32768 and up)."""
 
 WORKERS = 8
-"""Whose ports are told apart, so that no two workers of one run take the same one between look and use."""
+"""Number of workers with separate ports, so that two of a run cannot take one port between check and use."""
 
 
 def _shuffled() -> Iterator[int]:
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     ports = list(range(FIRST + worker % WORKERS, END, WORKERS))
-    SystemRandom().shuffle(ports)  # other runs on this machine take theirs in another order
+    SystemRandom().shuffle(ports)  # so that other runs on this machine take theirs in another order
     return iter(ports)
 
 
@@ -26,7 +26,7 @@ _left = _shuffled()
 
 
 def free_port() -> int:
-    """A port on which nobody listens, and which neither another test nor the system takes meanwhile."""
+    """Return a port without a listener, which neither another test nor the system takes meanwhile."""
     for port in _left:
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -35,6 +35,6 @@ def free_port() -> int:
 
 @contextmanager
 def listening(host: str = "127.0.0.1") -> Iterator[int]:
-    """A port on which something listens."""
+    """Yield a port with a listener."""
     with socket.create_server((host, 0)) as server:
         yield server.getsockname()[1]

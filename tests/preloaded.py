@@ -1,8 +1,8 @@
-"""Python scripts in processes that have imported most of what they import.
+"""Runs Python scripts in processes that have already imported most of their packages.
 
-Each is forked from one process, which has imported what every script would spend seconds on, and has neither
-threads of Python's nor devices. All else is a new process's own: streams, environment, session, exit status,
-and an artifact's copy of runtime/, which is not imported here unless it is asked for.
+Each process is forked from one server process. It has imported the packages that every script would spend
+seconds on, and has neither Python threads nor devices. Everything else is new in each process: streams,
+environment, session, exit status, and an artifact's copy of runtime/, unless the server has to import it.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ PACKAGES = (
     *("transformers", "transformers.models.auto.tokenization_auto", "safetensors", "qwix", "tensorboardX"),
     "tunix.sft.peft_trainer",
 )
-"""What the scripts of artifacts import."""
+"""The packages that the scripts of artifacts import."""
 
 
 class Preloaded:
-    """The process that scripts are forked from."""
+    """The server process from which scripts are forked."""
 
     def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = PACKAGES) -> None:
-        """Starts it.
+        """Start the process.
 
         Args:
-            environment: as of the scripts: what packages read when they are imported is read once.
-            modules: imported there; none of them may start a thread, which a fork would lose.
+            environment: environment of the scripts; packages read it only once, when they are imported.
+            modules: modules to import there; none of them may start a thread, because a fork would lose it.
         """
         self._server = subprocess.Popen(
             [sys.executable, "-m", "tests.preloaded", *modules],
@@ -63,7 +63,7 @@ class Preloaded:
     def fork(
         self, arguments: Sequence[str], environment: Mapping[str, str], stdout: str, stderr: str
     ) -> Script:
-        """Starts a script, or a module by -m, that adds what it prints to two files."""
+        """Start a script, or a module by -m, that appends its output to two files."""
         asked = {
             "arguments": list(arguments),
             "environment": dict(environment),
@@ -74,12 +74,12 @@ class Preloaded:
         return Script(self, self.ask(asked))
 
     def start(self, command: Sequence[str], stdout: IO[bytes], env: Mapping[str, str], **_: Any) -> Script:
-        """Stands in for subprocess.Popen where a script's output goes to one file."""
-        arguments = command[2:] if command[1] == "-P" else command[1:]  # its path is made as with -P
+        """Replace subprocess.Popen for a script whose output goes to one file."""
+        arguments = command[2:] if command[1] == "-P" else command[1:]  # the fork builds its path as -P does
         return self.fork(arguments, env, stdout.name, stdout.name)
 
     def ask(self, asked: Mapping[str, Any]) -> Any:
-        """The process's answer to a request: see `serve`."""
+        """Send a request to the process and return its answer: see `serve`."""
         assert self._server.stdin is not None and self._server.stdout is not None
         self._server.stdin.write(json.dumps(asked) + "\n")
         self._server.stdin.flush()
@@ -94,8 +94,8 @@ class Preloaded:
 
 @contextmanager
 def preloaded_scripts(folder: Path) -> Iterator[None]:
-    """Has compiler.rehearse.pipeline start its scripts so, for runs in this folder, until the block ends."""
-    from recipec.compiler.rehearse import (  # and with it runtime/, which no script may find imported
+    """Make compiler.rehearse.pipeline start its scripts so, for runs in this folder, until the block ends."""
+    from recipec.compiler.rehearse import (  # this also imports runtime/, which no script may find imported
         artifact_run,
         pipeline,
     )
@@ -112,7 +112,7 @@ def preloaded_scripts(folder: Path) -> Iterator[None]:
 
 
 class Script:
-    """A script that runs, with as much of Popen as compiler.rehearse.pipeline needs."""
+    """A running script, with the part of Popen's interface that compiler.rehearse.pipeline needs."""
 
     def __init__(self, server: Preloaded, pid: int) -> None:
         self._server = server
@@ -120,13 +120,13 @@ class Script:
         self.pid = pid
 
     def poll(self) -> int | None:
-        """The exit status, below 0 the signal that ended it; None while it runs."""
+        """Return the exit status (negative for the signal that ended it), or None while it runs."""
         if self._status is None:
             self._status = self._server.ask({"wait": self.pid})
         return self._status
 
     def wait(self, timeout: float = 600.0) -> int:
-        """Waits for the end; the exit status."""
+        """Wait for the end and return the exit status."""
         end = time.monotonic() + timeout
         while (status := self.poll()) is None:
             if time.monotonic() > end:
@@ -136,8 +136,8 @@ class Script:
 
 
 def serve(modules: Sequence[str]) -> None:
-    """Answers requests, a JSON object a line, until stdin ends: to one with "arguments" the number of the
-    process that runs them, to {"wait": PID} its exit status, or null while it runs."""
+    """Answer requests, one JSON object a line, until stdin ends. To a request with "arguments", the answer is
+    the process id that runs them; to {"wait": PID}, it is the exit status, or null while the process runs."""
     for name in modules:
         import_module(name)
     assert threading.active_count() == 1, threading.enumerate()
@@ -155,7 +155,7 @@ def serve(modules: Sequence[str]) -> None:
 
 
 def _run(asked: Mapping[str, Any]) -> NoReturn:
-    """The forked process."""
+    """Run a request in the forked process."""
     status = 1
     try:
         os.setsid()
@@ -191,4 +191,4 @@ def _run(asked: Mapping[str, Any]) -> NoReturn:
 
 if __name__ == "__main__":
     serve(sys.argv[1:])
-    os._exit(0)  # what was imported has nothing to put away
+    os._exit(0)  # the imported packages have nothing to clean up

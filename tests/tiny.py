@@ -1,7 +1,7 @@
-"""Tiny random checkpoints, made by transformers, that the numerics are held against.
+"""Tiny random checkpoints, made by transformers, as references for numerics.
 
-Weights are drawn wider than transformers draws them, so that logits are far from flat. Shapes keep
-apart what is easily confused: query heads from key/value heads, local from global layers.
+Weights have a larger spread than transformers gives them, so that logits are far from flat. Shapes differ
+wherever a mix-up is likely: query heads and key/value heads, local and global layers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ VOCAB = 509
 
 
 def gemma4_text(**overrides: Any) -> dict[str, Any]:
-    """Fields of Gemma4TextConfig: five sliding layers and one full."""
+    """Return fields of Gemma4TextConfig: five sliding layers and one full layer."""
     return {
         "vocab_size": VOCAB,
         "hidden_size": 64,
@@ -58,16 +58,16 @@ def make_gemma4(
     vision: Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> Any:
-    """Writes a Gemma 4 checkpoint in float32 and returns transformers' model.
+    """Write a Gemma 4 checkpoint in float32 and return transformers' model.
 
     Args:
         directory: is created.
         multimodal: the layout of google/gemma-4-31B-it (model.language_model.*, with a vision tower)
             instead of the text-only one (model.*).
-        shards: at least how many files the weights are split over.
+        shards: minimum number of files for the weights.
         seed: of the weights.
-        audio: with an audio tower too, as E2B and E4B have.
-        vision: fields of Gemma4VisionConfig, instead of those here.
+        audio: add an audio tower, as E2B and E4B have.
+        vision: fields of Gemma4VisionConfig that replace those here.
         overrides: fields of Gemma4TextConfig.
     """
     import transformers
@@ -101,11 +101,11 @@ def make_gemma4(
 
 
 def make_gemma3(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
-    """Writes a text-only Gemma 3 checkpoint in float32 and returns transformers' model.
+    """Write a text-only Gemma 3 checkpoint in float32 and return transformers' model.
 
     Args:
         directory: is created.
-        shards: at least how many files the weights are split over.
+        shards: minimum number of files for the weights.
         seed: of the weights.
         overrides: fields of Gemma3TextConfig.
     """
@@ -133,7 +133,7 @@ def make_gemma3(directory: Path, shards: int = 1, seed: int = 0, **overrides: An
 
 
 def _dense(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Fields that Llama's, Qwen 2's and Qwen 3's configurations share."""
+    """Return the fields that Llama's, Qwen 2's and Qwen 3's configurations share."""
     return {
         "vocab_size": VOCAB,
         "hidden_size": 64,
@@ -158,17 +158,17 @@ LLAMA3_ROPE: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-"""Llama 3.1's scaling of a context of 32 tokens: at a head size of 16, the first pair of features keeps its
+"""Llama 3.1's scaling of a context of 32 tokens. At a head size of 16, the first pair of features keeps its
 frequency, the second's is interpolated, and the others' are divided by 8."""
 
 
 def make_llama(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
-    """Writes a Llama 3 checkpoint in float32, with an output head of its own and scaled frequencies, and
-    returns transformers' model.
+    """Write a Llama 3 checkpoint in float32, with a separate output head and scaled frequencies, and return
+    transformers' model.
 
     Args:
         directory: is created.
-        shards: at least how many files the weights are split over.
+        shards: minimum number of files for the weights.
         seed: of the weights.
         overrides: fields of LlamaConfig.
     """
@@ -179,7 +179,7 @@ def make_llama(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any
 
 
 def make_qwen2(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
-    """Writes a Qwen 2.5 checkpoint in float32, its head tied, and returns transformers' model; as make_llama.
+    """Write a Qwen 2.5 checkpoint in float32 with a tied head; return transformers' model, as make_llama.
 
     Args:
         overrides: fields of Qwen2Config.
@@ -191,7 +191,7 @@ def make_qwen2(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any
 
 
 def make_qwen3(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
-    """Writes a Qwen 3 checkpoint in float32, its head tied, and returns transformers' model; as make_llama.
+    """Write a Qwen 3 checkpoint in float32 with a tied head; return transformers' model, as make_llama does.
 
     Args:
         overrides: fields of Qwen3Config.
@@ -203,10 +203,10 @@ def make_qwen3(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any
 
 
 def write(build: Any, config: Any, directory: Path, shards: int = 1, seed: int = 0) -> Any:
-    """A model of a configuration with random weights, saved into a folder."""
+    """Save a model of a configuration with random weights into a folder, and return it."""
     import torch
 
-    torch.set_num_threads(1)  # on models this small, more of them mostly wait for each other
+    torch.set_num_threads(1)  # with models this small, several threads mostly wait for each other
     torch.manual_seed(seed)
     config.dtype = "float32"
     model = build(config).float().eval()
@@ -215,7 +215,7 @@ def write(build: Any, config: Any, directory: Path, shards: int = 1, seed: int =
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim < 2:
-                # Norms and scalars: around what they start from (0 in Gemma 3, 1 in Gemma 4).
+                # Norms and scalars are drawn around their initial values (0 in Gemma 3, 1 in Gemma 4).
                 parameter.add_(0.1 * noise)
             elif "embed_tokens" in name or "lm_head" in name:
                 parameter.copy_(0.5 * noise)
@@ -240,7 +240,7 @@ GEMMA4_E2B: dict[str, Any] = {
     "num_global_key_value_heads": None,
     "attention_k_eq_v": False,
 }
-"""What makes a text config like Gemma 4 E2B's: layer 3 reuses layer 1's keys and values, layer 4 those of
+"""Makes a text config like Gemma 4 E2B's: layer 3 reuses layer 1's keys and values, layer 4 those of
 layer 2."""
 
 GEMMA4_EXPERTS: dict[str, Any] = {
@@ -251,18 +251,18 @@ GEMMA4_EXPERTS: dict[str, Any] = {
     "top_k_experts": 2,
     "moe_intermediate_size": 32,
 }
-"""What makes a text config like Gemma 4 26B-A4B's: experts beside each dense block."""
+"""Makes a text config like Gemma 4 26B-A4B's: experts next to each dense block."""
 
 
 def make_gemma2(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
-    """Writes a Gemma 2 checkpoint in float32 and returns transformers' model.
+    """Write a Gemma 2 checkpoint in float32 and return transformers' model.
 
-    The soft-caps are low enough to bend the scores, and the scores are scaled by another number than the
-    head size, as in the 27B. Attention is transformers' eager one: its others ignore the soft-cap.
+    The soft-caps are low enough to bend the scores. The scores are scaled by another number than the head
+    size, as in the 27B. Attention is transformers' eager one, because its other ones ignore the soft-cap.
 
     Args:
         directory: is created.
-        shards: at least how many files the weights are split over.
+        shards: minimum number of files for the weights.
         seed: of the weights.
         overrides: fields of Gemma2Config.
     """
@@ -292,8 +292,8 @@ def make_gemma2(directory: Path, shards: int = 1, seed: int = 0, **overrides: An
 
 
 def make_stablelm(directory: Path, seed: int = 0, **overrides: Any) -> Any:
-    """Writes a StableLM checkpoint in float32 and returns transformers' model: LayerNorms, by head as well,
-    biases on queries, keys and values, a quarter of each head that turns, feed-forward of an odd width.
+    """Write a StableLM checkpoint in float32 and return transformers' model: LayerNorms, also per head,
+    biases on queries, keys and values, rotation of a quarter of each head, a feed-forward of odd width.
 
     Args:
         directory: is created.
@@ -324,8 +324,8 @@ def make_stablelm(directory: Path, seed: int = 0, **overrides: Any) -> Any:
 
 
 def make_falcon_h1(directory: Path, seed: int = 0, **overrides: Any) -> Any:
-    """Writes a Falcon-H1 checkpoint in float32 and returns transformers' model: attention and Mamba 2 beside
-    each other in every layer, every multiplier another number, chunks that do not divide a row.
+    """Write a Falcon-H1 checkpoint in float32 and return transformers' model: attention parallel to Mamba 2
+    in every layer, a different value for every multiplier, chunks that do not divide a row.
 
     Args:
         directory: is created.

@@ -1,6 +1,6 @@
-"""libtpu, whose compiler needs no TPU, for the tests and measurements that compile ahead of time.
+"""libtpu for tests and measurements that compile ahead of time; its compiler needs no TPU.
 
-This module is not called libtpu: pytest puts this folder on the path, and jax would import it for that.
+This module is not called libtpu: pytest puts this folder on the path, and jax would import it as libtpu.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FOLDER = ROOT / "build" / "libtpu"
 
 
 def environment() -> dict[str, str]:
-    """Of a process that finds libtpu before it imports jax; installs it (0.7 GB) where there is none."""
+    """Return the environment in which jax finds libtpu; install libtpu (0.7 GB) if it is missing."""
     if find_spec("libtpu") is None:
         _install()
     inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
@@ -32,7 +32,7 @@ def environment() -> dict[str, str]:
 
 def _install() -> None:
     FOLDER.parent.mkdir(parents=True, exist_ok=True)
-    with FOLDER.with_suffix(".lock").open("w") as lock:  # another worker of pytest may be at it
+    with FOLDER.with_suffix(".lock").open("w") as lock:  # another worker of pytest may be installing it
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (FOLDER / "libtpu").exists():
             return

@@ -1,4 +1,4 @@
-"""Waiting for what another process or thread does. Limits are for what hangs: a busy machine keeps them."""
+"""Waiting for another process or thread. The limits are only for hangs: a busy machine stays within them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SECONDS = 60.0
 
 
 def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
-    """Waits until a condition holds."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"it did not come within {seconds:.0f} s"
@@ -18,7 +18,7 @@ def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
 
 
 def running(pid: int) -> bool:
-    """Whether a process runs still: one that has ended but has not been waited for does not."""
+    """Return whether a process still runs; one that has ended but was not waited for does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -27,6 +27,6 @@ def running(pid: int) -> bool:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process ends."""
+    """Return whether a process ends."""
     until(lambda: not running(pid))
     return True

@@ -1,6 +1,6 @@
-"""Other libraries that train a recipe's model: transformers' own classes, with PEFT's adapters.
+"""Backends that train a recipe's model with other libraries: transformers' classes with PEFT's adapters.
 
-Each backend's script gives the run that train.py gives: the same micro-batches in the same order, adapters
-that begin with the same values, the same loss, optimizer and schedule. What they share is here: the command
-line, the model and its adapters, what a run leaves behind. A backend has a folder of its own.
+Each backend's script reproduces train.py's run: the same micro-batches in the same order, the same initial
+values of the adapters, the same loss, optimizer and schedule. The shared parts are here: the command line,
+the model with its adapters, and the output. Each backend has its own folder.
 """

@@ -17,13 +17,13 @@ class BackendArguments:
     """The command line of a backend's script.
 
     Attributes:
-        model: folder of the checkpoint to start from, or its address; None to find the recipe's model.id.
-        data_dir: what relative paths of data are relative to.
-        output: what checkpoints, metrics and the adapter are written below.
+        model: folder or address of the checkpoint to start from; None to find the recipe's model.id.
+        data_dir: base folder for relative paths of data.
+        output: folder below which checkpoints, metrics and the adapter are written.
         resume: continue from the newest checkpoint.
-        steps: stop after this optimizer step; None for the recipe's own.
-        adapter: folder of a PEFT adapter to start from, None for the recipe's initial values.
-        trace: the file that runtime.training.trace writes, None for none.
+        steps: stop after this optimizer step; None for the recipe's number of steps.
+        adapter: folder of a PEFT adapter to start from; None for the recipe's initial values.
+        trace: the file that runtime.training.trace writes; None for no file.
     """
 
     model: Path | str | None
@@ -35,19 +35,19 @@ class BackendArguments:
     trace: Path | None
 
     def start_from(self, lora: LoraSettings) -> Path | str | None:
-        """The adapter to start from: --adapter's, or the recipe's; None for fresh values."""
+        """Return the adapter to start from: --adapter, or the recipe's; None for fresh values."""
         if self.adapter is not None or lora.start_from is None:
             return self.adapter
         return located(lora.start_from, self.data_dir)
 
 
 def parse_arguments(program: str, artifact: Path, argv: Sequence[str] | None = None) -> BackendArguments:
-    """Reads the command line; wrong usage ends the process with status 2.
+    """Read the command line; wrong usage ends the process with status 2.
 
     Args:
         program: file name of the script.
         artifact: folder of the artifact.
-        argv: sys.argv's arguments when None.
+        argv: the arguments; None takes sys.argv's.
     """
     parser = argparse.ArgumentParser(
         prog=program,

@@ -1,6 +1,6 @@
-"""transformers' model of a checkpoint, and PEFT's adapters on it: the recipe's, with the recipe's values.
+"""transformers' model of a checkpoint with PEFT's adapters, which have the recipe's shapes and values.
 
-Everything is in Hugging Face's layout: a projection goes by its name within the decoder
+All names and shapes follow Hugging Face: a projection has its name within the decoder
 ("layers.0.self_attn.q_proj"), A is [rank, in] and B is [out, rank].
 """
 
@@ -23,10 +23,10 @@ from ..training.trace import PARTS
 from ..weights.checkpoint import HFCheckpoint
 
 Pairs = Mapping[str, Matrices]
-"""A, B and, with DoRA, the magnitudes of each trained projection."""
+"""A, B and, with DoRA, the magnitude vector of each trained projection."""
 
 ADAPTER = "default"
-"""PEFT's name of an adapter that is the only one."""
+"""PEFT's name for a model's only adapter."""
 
 
 def load_model(
@@ -38,17 +38,17 @@ def load_model(
     attention: str | None = None,
     **options: Any,
 ) -> Any:
-    """transformers' model of a checkpoint, with its other modalities' towers, as AutoModelForCausalLM has it.
+    """Load transformers' model of a checkpoint as AutoModelForCausalLM does, with towers of other modalities.
 
     Args:
         base: the checkpoint, on this machine.
-        dtype: of the weights, the recipe's model.dtype when None.
-        meta: give the model without values, on the device `meta`, its computed buffers too.
-        attention: transformers' attn_implementation; that of `attention_of` when None.
-        options: for from_pretrained, such as quantization_config.
+        dtype: of the weights; None for the recipe's model.dtype.
+        meta: build the model without values, on the device `meta`, including its computed buffers.
+        attention: transformers' attn_implementation; None for the result of `attention_of`.
+        options: further arguments of from_pretrained, such as quantization_config.
 
     Raises:
-        UserError: when transformers cannot load it.
+        UserError: transformers cannot load it.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
@@ -64,7 +64,7 @@ def load_model(
             config = AutoConfig.from_pretrained(base.directory, trust_remote_code=False)
             with torch.device("meta"):
                 return AutoModelForCausalLM.from_config(config, **how)
-        # Asked by nobody, transformers would ask on the terminal whether the checkpoint's own code may run.
+        # Without this, transformers asks on the terminal whether the checkpoint's own code may run.
         if base.dequantized:
             options = {"quantization_config": Mxfp4Config(dequantize=True), **options}
         model = AutoModelForCausalLM.from_pretrained(
@@ -76,21 +76,21 @@ def load_model(
             f"{base.name}: transformers cannot load it: {reason}",
             "install the versions of the backend's requirements file, and see that the checkpoint is whole",
         ) from error
-    for name in base.dequantized:  # in bfloat16, whatever was asked for
+    for name in base.dequantized:  # bfloat16, whatever dtype was requested
         parameter = model.get_parameter(name)
         parameter.data = parameter.data.to(how["dtype"])
     return model
 
 
 def attention_of(base: HFCheckpoint) -> str:
-    """transformers' attn_implementation: "sdpa", or "eager" where there is no other (Gemma 2, gpt-oss)."""
+    """Return transformers' attn_implementation: "eager" for Gemma 2 and gpt-oss, else "sdpa"."""
     return "eager" if base.family.eager else "sdpa"
 
 
 def attach(model: Any, base: HFCheckpoint, settings: ModelSettings, lora: LoraSettings) -> Any:
-    """The model with the recipe's adapters on it and all else frozen: a peft.PeftModelForCausalLM.
+    """Add the recipe's adapters to a model and freeze the rest; return a peft.PeftModelForCausalLM.
 
-    Adapters have lora.dtype, whatever the base's. A and B hold PEFT's own first values until `set_adapters`.
+    Adapters have lora.dtype, whatever the base's. A and B have PEFT's initial values until `set_adapters`.
     """
     import torch
     from peft import LoraConfig, get_peft_model
@@ -114,19 +114,19 @@ def attach(model: Any, base: HFCheckpoint, settings: ModelSettings, lora: LoraSe
 
 
 def projections(base: HFCheckpoint, lora: LoraSettings) -> list[str]:
-    """The modules that carry adapters, by their names within the decoder."""
+    """Return the names, within the decoder, of the modules that carry adapters."""
     adapters = build_adapters(base.family, base.architecture, lora)
     return [part.name for adapter in adapters for part in adapter.projections]
 
 
 def start(base: HFCheckpoint, lora: LoraSettings, seed: int, adapter: Path | str | None = None) -> Pairs:
-    """The values that the adapters begin with, in float32: those of train.py, or a PEFT adapter's.
+    """Return the adapters' initial values in float32: those of train.py, or those of a PEFT adapter.
 
     Args:
         adapter: the PEFT adapter's folder or address; None for the recipe's initial values.
 
     Raises:
-        UserError: when the adapter is not one that the recipe trains.
+        UserError: the adapter does not match the recipe's.
     """
     adapters = build_adapters(base.family, base.architecture, lora)
     if adapter is None:
@@ -150,23 +150,23 @@ def start(base: HFCheckpoint, lora: LoraSettings, seed: int, adapter: Path | str
 
 
 def set_adapters(model: Any, base: HFCheckpoint, values: Pairs) -> None:
-    """Puts values into the adapters of a model of `attach`, in place; not on the device `meta`."""
+    """Copy values into the adapters of a model from `attach`, in place; not on the device `meta`."""
     import torch
 
     with torch.no_grad():
         for name, parameter in adapter_parameters(model, base).items():
             module, _, which = name.rpartition(".")
             parts = dict(zip(PARTS, values[module], strict=False))
-            if which.removeprefix("lora_") in parts:  # PEFT has computed the magnitudes that DoRA begins with
+            if which.removeprefix("lora_") in parts:  # if absent, DoRA's magnitudes keep PEFT's values
                 parameter.copy_(torch.from_numpy(np.array(parts[which.removeprefix("lora_")], np.float32)))
 
 
 def set_base(model: Any, base: HFCheckpoint, names: Iterable[str], frozen: HFCheckpoint) -> None:
-    """Gives a model of `attach` other weights under its adapters, in place.
+    """Replace weights under the adapters of a model from `attach`, in place.
 
     Args:
         names: of the projections.
-        frozen: what has their weights, as the base has them by name.
+        frozen: holds the new weights, under the base's names.
     """
     import torch
 
@@ -177,10 +177,10 @@ def set_base(model: Any, base: HFCheckpoint, names: Iterable[str], frozen: HFChe
 
 
 def adapter_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
-    """The parameters of the adapters, by a trace's names: "layers.0.self_attn.q_proj.lora_A" and others.
+    """Return the adapters' parameters under a trace's names, such as "layers.0.self_attn.q_proj.lora_A".
 
     Args:
-        model: of `attach`, or what holds its parameters under the same names.
+        model: from `attach`, or an object with its parameters under the same names.
     """
     start = f"{WRAPPER}{module_prefix(base)}"
     out = {}
@@ -193,9 +193,9 @@ def adapter_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
 
 
 def full_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
-    """What full fine-tuning trains, as train.py does, by the tensors' names in the checkpoint.
+    """Return what full fine-tuning trains, as in train.py, under the tensors' names in the checkpoint.
 
-    Freezes everything else (towers of other modalities).
+    Freeze everything else (towers of other modalities).
     """
     names = {}
     for parameter in base.family.parameters(base.architecture):
@@ -212,14 +212,14 @@ def full_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
 
 
 def trained_parameters(model: Any, base: HFCheckpoint, lora: LoraSettings | None) -> dict[str, Any]:
-    """The parameters that a run trains, by the names that a trace has for them."""
+    """Return the parameters that a run trains, under a trace's names."""
     return full_parameters(model, base) if lora is None else adapter_parameters(model, base)
 
 
 def labels(tokens: np.ndarray, segment_ids: np.ndarray, loss_mask: np.ndarray) -> np.ndarray:
-    """Token ids where a token is a target that is predicted from within its own segment, elsewhere -100.
+    """Return the labels: the token id of each target predicted within its own segment, elsewhere -100.
 
-    As transformers has it, the label at t is what the model is to predict at t - 1.
+    As in transformers, the label at t is the token that the model predicts at t - 1.
 
     Args:
         tokens, segment_ids, loss_mask: [B, T] of a micro-batch.

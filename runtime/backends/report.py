@@ -1,6 +1,6 @@
-"""The numbers of another backend's run as it goes: the lines of metrics.jsonl, and what is printed.
+"""The running report of another backend's run: the lines of metrics.jsonl, and the printed lines.
 
-As runtime.metrics.loggers and runtime.metrics.run_report have them, without jax and Tunix.
+The format is that of runtime.metrics.loggers and runtime.metrics.run_report, but without jax and Tunix.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class BackendReport:
     """Writes, prints and keeps a run's numbers.
 
     Args:
-        folder: for metrics.jsonl; it is created.
-        start, until: first and last optimizer step of this process; what was logged after `start` is dropped.
+        folder: holds metrics.jsonl; it is created.
+        start, until: first and last optimizer step of this process; lines logged after `start` are dropped.
         every: steps between printed lines.
         tensorboard: whether to write TensorBoard files as well.
-        peak: gives the most memory that was taken so far, in bytes.
-        services: the run in each of them.
+        peak: returns the peak memory so far, in bytes.
+        services: the run's record in each logging service.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class BackendReport:
     def step(
         self, step: int, loss: float, rate: float, norm: float, tokens: int, more: Mapping[str, float]
     ) -> None:
-        """Takes an optimizer step that is done.
+        """Record a finished optimizer step.
 
         Args:
-            step: from 1.
+            step: counted from 1.
             norm: of the step's gradient, before clipping.
-            tokens: real ones.
-            more: what the objective says beside the loss, by the names of metrics.jsonl.
+            tokens: number of tokens without padding.
+            more: the objective's numbers besides the loss, by their names in metrics.jsonl.
 
         Raises:
-            UserError: when the loss or the norm is not finite, or the numbers cannot be written.
+            UserError: the loss or the norm is not finite, or the numbers cannot be written.
         """
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
@@ -99,10 +99,10 @@ class BackendReport:
             self.say(f"step {step}/{self._until}: loss {loss:.4f}, {rates}{left}")
 
     def evaluation(self, step: int, losses: Mapping[str, float]) -> None:
-        """Takes the losses of an evaluation after an optimizer step, 0 for the untrained model.
+        """Record the losses of an evaluation after an optimizer step; step 0 is the untrained model.
 
         Args:
-            losses: `runtime.data.batches.eval_losses`.
+            losses: the result of `runtime.data.batches.eval_losses`.
         """
         self._metrics.log("eval", step, losses)
         self._eval_loss = losses["loss"]
@@ -110,19 +110,19 @@ class BackendReport:
         self.restart()
 
     def restart(self) -> None:
-        """Leaves what was done since the last step out of the time of the next."""
+        """Exclude the time since the last step from the time of the next."""
         self._since = time.perf_counter()
 
     def say(self, line: str) -> None:
-        """Prints a line."""
+        """Print a line."""
         print(line, file=sys.stderr, flush=True)
 
     def summary(self, step: int, early: str | None = None) -> str:
-        """The last line of a run.
+        """Return the last line of a run.
 
         Args:
-            step: that it ended at.
-            early: why it was done before its last step.
+            step: the last finished step.
+            early: why the run ended before its last step.
         """
         loss = last(self._path, "loss") if self._loss is None else self._loss
         eval_loss = last(self._path, "eval_loss") if self._eval_loss is None else self._eval_loss
@@ -130,10 +130,10 @@ class BackendReport:
         return done_line(step, speed, loss, eval_loss, self._peak(), early)
 
     def close(self) -> None:
-        """Closes the files.
+        """Close the files.
 
         Raises:
-            UserError: when what was logged cannot be written.
+            UserError: the logged lines cannot be written.
         """
         try:
             self._metrics.flush()

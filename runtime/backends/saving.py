@@ -1,4 +1,4 @@
-"""What a run of another backend leaves: a PEFT adapter, or a checkpoint of all weights."""
+"""The output of another backend's run: a PEFT adapter, or a checkpoint of all weights."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def save_adapter(
     values: Pairs,
     initial: Pairs | None = None,
 ) -> None:
-    """Writes adapter_config.json and adapter_model.safetensors as merge.py does.
+    """Write adapter_config.json and adapter_model.safetensors as merge.py does.
 
     Args:
-        folder: is created; an adapter that is there is replaced, once the new one is whole.
-        values: A [rank, in], B [out, rank] and of DoRA the magnitudes [out], by module within the decoder.
-        initial: those that they began with, where these are a part of the base's weights.
+        folder: is created; an existing adapter is replaced once the new one is complete.
+        values: A [rank, in], B [out, rank] and for DoRA the magnitudes [out], by module within the decoder.
+        initial: their initial values, if these are a part of the base's weights.
 
     Raises:
-        UserError: when they cannot be written.
+        UserError: they cannot be written.
     """
     if initial is not None:
         from ..model.principal import joined, plain
@@ -60,14 +60,14 @@ def save_adapter(
 
 
 def save_model(folder: Path, base: HFCheckpoint, values: Mapping[str, np.ndarray]) -> None:
-    """Writes a checkpoint of all weights: the base's files with the trained tensors in place of theirs.
+    """Write a checkpoint of all weights: the base's files, with the trained tensors replacing theirs.
 
     Args:
-        folder: is created; what is there is replaced, once the new one is whole.
-        values: the trained tensors by their names in the checkpoint; the others are the base's.
+        folder: is created; an existing one is replaced once the new one is complete.
+        values: the trained tensors by their names in the checkpoint; the other tensors come from the base.
 
     Raises:
-        UserError: when they cannot be written.
+        UserError: they cannot be written.
     """
 
     def write(target: Path) -> None:
@@ -87,14 +87,14 @@ def save_model(folder: Path, base: HFCheckpoint, values: Mapping[str, np.ndarray
 
 
 def pairs(values: Mapping[str, Any]) -> dict[str, Matrices]:
-    """A, B and magnitudes by module, from arrays by the names of a trace, such as "MODULE.lora_A"."""
+    """Return A, B and magnitudes by module, from arrays with a trace's names, such as "MODULE.lora_A"."""
     modules = dict.fromkeys(name.rpartition(".")[0] for name in values)
     names = {module: [f"{module}.lora_{part}" for part in PARTS] for module in modules}
     return {module: tuple(values[name] for name in own if name in values) for module, own in names.items()}
 
 
 def _replace(folder: Path, write: Any) -> None:
-    """Writes a folder beside its place, and moves it there."""
+    """Write a folder under a temporary name next to its place, then move it there."""
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What each host of a run does: an artifact's launch/host.sh calls it with that recipe's values.
+# The steps that each host of a run takes. An artifact's launch/host.sh calls this with the recipe's values.
 #   host.sh VALUE... -- STEP...
 set -euo pipefail
 
@@ -31,7 +31,7 @@ setup() {
     local requirements="$name/requirements-train.txt" runtime=()
     if [[ -f runtime.txt ]]; then runtime=(runtime.txt); fi # with the wheel beside it
     if cat "${runtime[@]}" "$requirements" | cmp --silent - venv/installed.txt; then return; fi
-    # uv brings the Python where the system has another: a Cloud TPU VM has 3.10.
+    # uv installs the Python version if the system has another: a Cloud TPU VM has 3.10.
     python3 -m pip install --quiet --user uv=="$uv"
     python3 -m uv venv --quiet --clear --python "$python" venv
     python3 -m uv pip install --quiet --python venv/bin/python --requirement "$requirements"
@@ -41,7 +41,7 @@ setup() {
     cat "${runtime[@]}" "$requirements" > venv/installed.txt
 }
 
-# Another model's weights stay in the folder as long as the machine runs.
+# Another model's weights can still be in the folder, because it is kept as long as the machine runs.
 refuse_others() {
     local found
     [[ -n "$folder" || ! -d "$weights" || -z "$(ls -A -- "$weights")" ]] && return
@@ -77,13 +77,13 @@ see_python() {
     [[ -x venv/bin/python ]] || fail "there is no environment in venv/ yet" "bash $name/launch/host.sh setup stage"
 }
 
-# What is missing or another model's is said before anything runs in the background.
+# Reports missing files and another model's weights before anything runs in the background.
 see_what_is_there() {
     see_python
     refuse_others
 }
 
-# The file is shown as well, between marks: of a pod the log alone is left.
+# Also prints the file, between marks, because only the log of a pod is kept.
 probe() {
     local status=0
     see_python
@@ -99,7 +99,7 @@ train() {
     exec venv/bin/python "$name/train.py" --model "$weights" --resume
 }
 
-# As long as the training lives it holds the lock, which no crash and no restart of the machine leaves behind.
+# A training holds the lock as long as its process exists; a crash or a restart of the machine releases it.
 running() {
     ! flock --shared --nonblock train.lock true
 }
@@ -112,7 +112,7 @@ start() {
     setsid bash "$name/launch/host.sh" attend < /dev/null >> train.log 2>&1 &
 }
 
-# What `start` leaves running.
+# The background process that `start` leaves running.
 attend() {
     local status=0
     venv/bin/python "$name/train.py" --model "$weights" --resume &
@@ -156,7 +156,7 @@ merge() {
     "${merge[@]}"
 }
 
-# Where the artifact's folder and runtime/ lie.
+# The folder that holds the artifact's folder and runtime/.
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 
 name="" hub="" revision="" folder="" weights_mib=0 stop_seconds=300 merge_flags=()

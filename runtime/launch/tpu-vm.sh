@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs a recipe on Cloud TPU VMs by gcloud: what an artifact's launch/tpu-vm.sh calls, with that recipe's values.
+# Runs a recipe on Cloud TPU VMs with gcloud. An artifact's launch/tpu-vm.sh calls this with its values.
 #   tpu-vm.sh SCRIPT VALUE... -- COMMAND
-# SCRIPT is how the caller was called, for what is said. It runs on laptops too: nothing here needs a bash after 3.2.
+# SCRIPT is the caller's name, for messages. This also runs on laptops, so it needs no bash newer than 3.2.
 set -euo pipefail
 
 help="one of up, push, setup, stage, probe, train, logs, status, stop, merge, fetch, run and down"
@@ -38,7 +38,7 @@ say() {
     printf '%s\n' "$*" >&2
 }
 
-# Runs a command, or shows it.
+# Runs a command, or prints it for --dry-run.
 call() {
     if $dry_run; then
         printf '%q ' "$@"
@@ -52,7 +52,7 @@ tpus() {
     call gcloud compute tpus "$@" "${place[@]}"
 }
 
-# The value of a field of a VM or a queued resource; `absent` where there is none.
+# Prints a field of a VM or a queued resource; `absent` if it does not exist.
 describe() {
     local answer
     if $dry_run; then
@@ -67,7 +67,7 @@ describe() {
     fi
 }
 
-# What there is of it: `ready`, `absent`, `gone STATE` or `waiting STATE`.
+# Prints the state of the VM or the queued resource: `ready`, `absent`, `gone STATE` or `waiting STATE`.
 condition() {
     local state
     if $queue; then
@@ -126,7 +126,7 @@ up() {
     done
 }
 
-# Runs a gcloud command for every VM, at once; fails where one of them does.
+# Runs a gcloud command for every VM in parallel; fails if one of them fails.
 on_nodes() {
     local node job failed=0 jobs=()
     if ((${#nodes[@]} == 1)); then
@@ -166,7 +166,7 @@ copy() {
     on_nodes copy_node "$1" "$2"
 }
 
-# The same until it succeeds, three times at most: a new VM may not know the key yet, and connections break.
+# Tries a command up to three times: a new VM may not know the key yet, and connections break.
 patiently() {
     local try
     for try in 1 2 3; do
@@ -179,17 +179,17 @@ patiently() {
     return 1
 }
 
-# The command that does steps of host.sh.
+# Prints the command that runs steps of host.sh.
 step() {
     printf '%s' "${WEIGHTS:+WEIGHTS=$(printf '%q' "$WEIGHTS") }bash $name/launch/host.sh $*"
 }
 
-# Does them on every host.
+# Runs steps of host.sh on every host.
 steps() {
     on_hosts "$(step "$@")"
 }
 
-# Whether a training runs on any host: it holds the lock. A host without the files has nobody who does.
+# Succeeds if a training on any host holds the lock. A host without the files has no lock and no training.
 trains() {
     local question="flock --shared --nonblock train.lock true || echo training" answers
     if $dry_run; then
@@ -217,7 +217,7 @@ push() {
         rm -f "$secrets"
         secrets=""
     fi
-    # The lock, lest a training has begun since.
+    # Takes the lock, in case a training has started since the check.
     patiently on_hosts "flock --nonblock train.lock tar xzf $name.tar.gz"
 }
 
@@ -233,7 +233,7 @@ left() {
     exit 130
 }
 
-# Shows the log, and starts again what was cut off; returns 1 where a host is gone, or new.
+# Shows the log, and restarts an interrupted training; returns 1 if a host is gone or new.
 watch() {
     local states now restarts=0
     while true; do
@@ -271,7 +271,7 @@ watch() {
     done
 }
 
-# Brings the hosts to where they can train, or sees that they do.
+# Prepares the hosts for training, unless a training already runs on them.
 ready_to_train() {
     up || return
     if trains; then
@@ -296,7 +296,7 @@ run() {
     done
 }
 
-# Copies a folder of the first host, or of a bucket.
+# Copies a folder from the first host, or from a bucket.
 fetch_folder() {
     if [[ "$1" == *://* ]]; then
         call gcloud storage cp --recursive "$1" "$2/"
@@ -305,7 +305,7 @@ fetch_folder() {
     fi
 }
 
-# What the hosts have written besides checkpoints.
+# Copies the logs of all hosts.
 fetch_logs() {
     local node worker host log
     for node in "${nodes[@]}"; do
@@ -333,7 +333,7 @@ fetch() {
     fi
     call mkdir -p "$results/logs"
     if [[ "$checkpoints" == *://* ]]; then
-        # All but the steps' own folders, those that were set aside, and merged weights that were put beside them.
+        # Excludes the steps' folders, corrupt steps that were set aside, and merged weights next to them.
         call gcloud storage rsync --recursive \
             --exclude="^(([0-9]|corrupt-)[^/]*|${model//./\\.}(-adapter)?)/.*" "$checkpoints" "$results"
     else
@@ -354,7 +354,7 @@ status() {
     fi
 }
 
-# Whatever the probe says, and whatever fails before it, nothing is left running.
+# Deletes the VM at the end, whatever the result of the probe, and even if a step before it fails.
 probe() {
     local status=0 results="results/$name"
     [[ "${1:-}" == "$vm" ]] || fail "probe deletes $vm at its end, and its name is to be typed out" "$script probe $vm"
@@ -374,7 +374,7 @@ down() {
     local now
     [[ "${1:-}" == "$vm" ]] || fail "down deletes $vm, and its name is to be typed out" "$script down $vm"
     if ! $queue; then
-        # A VM of a queued resource goes with it.
+        # Deleting a queued resource deletes its VM too.
         now="$(describe queued-resources state.state)" || exit 1
         if [[ "$now" != absent ]]; then queue=true; fi
     fi
@@ -401,7 +401,7 @@ while [[ "$1" != -- ]]; do
         --project=*) place+=("$1") ;;
         --runtime-version=*) runtime_version="${1#*=}" queued+=("$1") ;;
         --valid-until-duration=*) queued+=("$1") ;;
-        # A reservation by its name is the alpha commands' alone.
+        # Only the alpha commands accept a reservation by name.
         --reservation=*) machine+=("$1") gcloud=(gcloud alpha) ;;
         --accelerator-type=* | --spot | --network=* | --subnetwork=* | --service-account=*) machine+=("$1") ;;
         --queued) queue=true ;;

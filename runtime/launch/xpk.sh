@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs a recipe as a workload of xpk: what an artifact's launch/xpk.sh calls, with that recipe's values.
+# Runs a recipe as a workload of xpk. An artifact's launch/xpk.sh calls this with the recipe's values.
 #   xpk.sh SCRIPT VALUE... -- COMMAND
-# SCRIPT is how the caller was called, for what is said. It runs on laptops too: nothing here needs a bash after 3.2.
+# SCRIPT is the caller's name, for messages. This also runs on laptops, so it needs no bash newer than 3.2.
 set -euo pipefail
 
 version=1.9.0 # that this was tested with
@@ -31,10 +31,10 @@ create() {
     tar xzf "$name.tar.gz" -C "$folder/image"
     touch "$folder/environment"
     for token in $tokens; do
-        # A name alone: xpk takes the value from this environment.
+        # Only the name: xpk takes the value from this environment.
         if [[ -n "${!token:-}" ]]; then echo "$token" >> "$folder/environment"; fi
     done
-    # Restarted after 75 (another host is gone), and after 137 and 143, which xpk restarts by itself.
+    # xpk restarts after 137 and 143 by itself; 75 (another host is gone) has to be named.
     xpk workload create "$mode" --workload="$workload" "${place[@]}" "${machine[@]}" \
         --base-docker-image="$image" --script-dir="$folder/image" --env-file="$folder/environment" \
         --command="exec bash $name/launch/host.sh setup stage train" \

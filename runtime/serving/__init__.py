@@ -1,1 +1,1 @@
-"""Clients of a vLLM server: the standard library alone, and Python 3.10, which a TPU VM has."""
+"""Clients of a vLLM server. They need only the standard library and Python 3.10, which a TPU VM has."""

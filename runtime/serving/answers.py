@@ -1,4 +1,4 @@
-"""Asks for greedy answers: whole, streamed with the times of their chunks, and with log probabilities."""
+"""Requests greedy answers: whole, streamed with the arrival times of chunks, or with log probabilities."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .findings import CheckFailed
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 LIKELIEST = 5
-"""Candidates of which log probabilities are asked for, at each token."""
+"""Number of candidates per token whose log probabilities are requested."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """An answer that came in one piece.
+    """An answer to a request without streaming.
 
     Attributes:
-        text: of the reasoning, where the server tells it apart, and of the answer.
-        tokens: ids, None from a server that does not tell them.
+        text: the reasoning, if the server separates it, and the answer.
+        tokens: ids; None if the server does not report them.
     """
 
     text: tuple[str, str]
@@ -35,13 +35,13 @@ class Whole:
 
 @dataclass(frozen=True)
 class Streamed:
-    """An answer that came in chunks.
+    """An answer that arrived in chunks.
 
     Attributes:
         text, tokens, finish_reason: as in `Whole`.
-        times: seconds from the request to every chunk that held something.
-        first_tokens: in the first of them.
-        completion_tokens: by the stream's usage, None without one.
+        times: seconds from the request to each chunk that had content.
+        first_tokens: number of tokens in the first of them.
+        completion_tokens: from the stream's usage; None without usage.
     """
 
     text: tuple[str, str]
@@ -53,17 +53,17 @@ class Streamed:
 
     @property
     def first(self) -> float:
-        """Seconds to the first token."""
+        """Return the seconds to the first token."""
         return self.times[0]
 
     @property
     def last(self) -> float:
-        """Seconds to the last token."""
+        """Return the seconds to the last token."""
         return self.times[-1]
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second after the first chunk; None when there are too few."""
+        """Return the tokens per second after the first chunk; None if there are too few."""
         if self.completion_tokens is None or self.last <= self.first:
             return None
         rest = self.completion_tokens - self.first_tokens
@@ -81,11 +81,11 @@ class Scored:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model at an endpoint.
+    """A model on a server.
 
     Attributes:
-        name: that it is served by.
-        chat: whether a prompt is a user's turn; else it is text to go on with.
+        name: the served name.
+        chat: whether a prompt is sent as a user's turn; otherwise the model continues it as text.
     """
 
     client: Client
@@ -97,13 +97,13 @@ class ServedModel:
         return CHAT if self.chat else COMPLETIONS
 
     def question(self, prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
-        """The body of a request."""
+        """Return the body of a request."""
         asked = {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
         body = {"model": self.name, **asked, "max_tokens": max_tokens, "temperature": 0}
         return body | {"return_token_ids": True} | more
 
     def whole(self, body: Mapping[str, Any]) -> Whole:
-        """The answer to a request."""
+        """Send a request and return the answer."""
         answer = self.client.post(self.path, body)
         choice = pick(answer, self.path, "choices", 0, kind=dict)
         message = pick(choice, self.path, "message", kind=dict) if self.chat else choice
@@ -117,10 +117,10 @@ class ServedModel:
         )
 
     def streamed(self, body: Mapping[str, Any]) -> Streamed:
-        """The answer to a request, chunk by chunk.
+        """Send a request with streaming, and return the answer with the times of its chunks.
 
         Raises:
-            Failed: the stream holds no token, or does not say why it ended.
+            CheckFailed: the stream holds no token, or does not say why it ended.
         """
         what = f"the stream of {self.path}"
         thought = said = ""
@@ -164,13 +164,13 @@ class ServedModel:
         )
 
     def prompt_tokens(self, prompt: str) -> list[int]:
-        """The token ids that a prompt becomes, a user's turn by the served chat template."""
+        """Return a prompt's token ids; a user's turn goes through the served chat template."""
         answer = self.client.post(self.path, self.question(prompt, 1))
         where = () if self.chat else ("choices", 0)
         return pick(answer, self.path, *where, "prompt_token_ids", kind=list)
 
     def scored(self, prompt: Sequence[int], max_tokens: int) -> Scored:
-        """The answer to token ids."""
+        """Answer a prompt of token ids greedily, with log probabilities."""
         body = {
             "model": self.name,
             "prompt": list(prompt),
@@ -193,7 +193,7 @@ class ServedModel:
 
 
 def _by_id(step: Mapping[str, Any]) -> dict[int, float]:
-    """Log probabilities by token id, of names like "token_id:42"."""
+    """Return log probabilities by token id, from names like "token_id:42"."""
     out = {}
     for name, value in step.items():
         number = name.partition("token_id:")[2]
@@ -213,7 +213,7 @@ def _text(value: Any) -> str:
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Where two lists of tokens part; None when they are the same."""
+    """Return the first index where two lists of tokens differ; None if they are the same."""
     for place, (a, b) in enumerate(zip(one, other)):  # noqa: B905 (strict is for equal lengths)
         if a != b:
             return place

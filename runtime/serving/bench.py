@@ -1,7 +1,7 @@
-"""Measures a server with `vllm bench serve`, one point of the sweep after the other.
+"""Measures a server with `vllm bench serve`, one point of the sweep after another.
 
-Each point's JSON is written when the point has ended: a run that was interrupted goes on where it stopped.
-A failed point is written with its reason, and measured again by the next run.
+Each point's JSON is written as soon as the point ends, so an interrupted run continues where it stopped.
+A failed point is written with its reason, and the next run measures it again.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ FAILED = 1
 
 
 def main(argv: Sequence[str] | None = None, runner: Processes | None = None) -> int:
-    """The command line; returns the exit status.
+    """Run the command line and return the exit status.
 
     Args:
-        argv: without the program's name; None takes the process's.
-        runner: where vLLM is; None takes what the arguments say.
+        argv: the arguments without the program's name; None takes the process's.
+        runner: where vLLM runs; None follows the arguments.
     """
     try:
         return guarded(lambda: _main(argv, runner))
@@ -77,14 +77,14 @@ def _main(argv: Sequence[str] | None, runner: Processes | None) -> int:
 
 
 def measure(sweep: BenchmarkSweep, runner: Processes) -> int:
-    """Measures the points that are not measured yet, and writes the summary of all.
+    """Measure the points that are not measured yet, and write the summary of all points.
 
     Returns:
         The exit status: 0 when every point is measured.
 
     Raises:
-        UserError: the sweep cannot begin.
-        Interrupted: after the summary of what is measured was written.
+        UserError: the sweep cannot start.
+        SweepInterrupted: raised after the summary of the measured points is written.
     """
     client = Client(sweep.url)
     server, machine = ask(client, sweep.model), look(client.url)
@@ -125,7 +125,7 @@ def _points(
     server: ServerFacts,
     todo: Sequence[LoadPoint],
 ) -> UserError | None:
-    """Measures points, and stops where the server has died: returns what to say about that."""
+    """Measure points until the server dies; return the error in that case, else None."""
     started = time.monotonic()
     for number, point in enumerate(todo, 1):
         left = time_left(sweep, todo, number - 1, time.monotonic() - started)
@@ -151,9 +151,9 @@ def _points(
 
 
 def time_left(sweep: BenchmarkSweep, todo: Sequence[LoadPoint], done: int, passed: float) -> str:
-    """How long the points from `done` on still take, at the pace of those before: " (3 min 05 s left)".
+    """Estimate the time for the points from `done` on, as text: " (3 min 05 s left)".
 
-    A point takes the time in which its requests are sent, and what the others took beyond theirs.
+    A point takes the time in which its requests are sent, plus the mean overhead of the points before it.
     """
     if done == 0:
         return ""
@@ -165,10 +165,10 @@ def time_left(sweep: BenchmarkSweep, todo: Sequence[LoadPoint], done: int, passe
 def _measured(
     sweep: BenchmarkSweep, runner: Processes, point: LoadPoint, limit: int | None
 ) -> dict[str, Any]:
-    """A point's record, without what it shares with the others.
+    """Measure one point and return its record, without the settings that all points share.
 
     Args:
-        limit: tokens that the server takes, prompt and answer together; None where nobody knows.
+        limit: largest sum of prompt and answer that the server accepts, in tokens; None if unknown.
     """
     tokens = point.input_length + sweep.output_length
     full = limit is not None and tokens > limit - SPARE
@@ -203,7 +203,7 @@ def _measured(
 
 
 def _words(sweep: BenchmarkSweep, point: LoadPoint, folder: str, seed: int) -> list[str]:
-    """The command; it holds no key."""
+    """Return the command that measures a point; it does not contain the key."""
     return [
         *("vllm", "bench", "serve", *CLIENT),
         *("--base-url", sweep.url.rstrip("/")),
@@ -220,7 +220,7 @@ def _words(sweep: BenchmarkSweep, point: LoadPoint, folder: str, seed: int) -> l
 
 
 def _settings(sweep: BenchmarkSweep, server: ServerFacts, machine: ServerMachine) -> dict[str, Any]:
-    """All that a figure depends on, but for the point: results of other settings are not mixed with these."""
+    """Return what a figure depends on, except the point. Results of different settings are not mixed."""
     return {
         "model": sweep.model,
         "output_length": sweep.output_length,
@@ -240,7 +240,7 @@ def _summary(
     points: Sequence[LoadPoint],
     left_out: Sequence[str],
 ) -> int:
-    """Writes and prints the summary; returns how many points are without figures."""
+    """Write and print the summary; return the number of points without figures."""
     records = [(point, read_record(_path(sweep, point))) for point in points]
     place = bench_report.place(machine, sweep.accelerator, sweep.chips, sweep.machine, sweep.url)
     price = sweep.price if place.is_accelerator else None
@@ -261,7 +261,7 @@ def _summary(
 
 
 def _dead(client: Client) -> str | None:
-    """Why a server does not answer /health; None when it does."""
+    """Return why a server does not answer /health, or None if it does."""
     for pause in (1.0, 0.0):
         try:
             client.within(HEALTH_SECONDS).text("/health")
@@ -281,26 +281,26 @@ POINT_MINUTES = 30.0
 
 @dataclass(frozen=True)
 class BenchmarkSweep:
-    """What is measured, where, and what stands beside the figures.
+    """What to measure, on which server, and what the summary shows next to the figures.
 
     Attributes:
         url: of the server.
-        model: the name that it serves it by.
-        tokenizer: of the model: a folder or an id, as vLLM's client sees it.
-        points: in their order.
+        model: its served name.
+        tokenizer: the model's tokenizer: a folder or an id, as vLLM's client sees it.
+        points: in the order of measurement.
         output_length: of each answer, in tokens.
-        prompts: requests of each point.
+        prompts: number of requests of each point.
         results: folder of the results.
-        max_model_len: of the recipe, where the server does not tell; None for no limit.
+        max_model_len: the recipe's limit, used if the server reports none; None for no limit.
         lock: the artifact's recipe.lock.json.
-        accelerator, chips: that the recipe serves on, "v6e-8" and 8; "" and 0 where nothing is known.
-        machine: what the user says that the server runs on; "" for nothing.
-        price: of an hour of the accelerator.
-        own_price: of an hour of whatever is measured, in US$, as the user says; None for nothing.
-        published: figures of others on the same accelerator.
-        minutes: that a point may take beyond the time in which its requests are sent.
-        seed: of the random prompts; None draws one for each point, since a server with prefix caching knows
-            prompts that it has seen.
+        accelerator, chips: the recipe's, such as "v6e-8" and 8; "" and 0 if unknown.
+        machine: what the server runs on according to the user; "" if not given.
+        price: list price of an hour of the accelerator.
+        own_price: price in US$ of an hour of the measured machine, given by the user; None if not given.
+        published: other people's figures on the same accelerator.
+        minutes: time limit of a point beyond the time in which its requests are sent.
+        seed: of the random prompts; None draws one per point, because a server with prefix caching reuses
+            its work on prompts that it has seen.
     """
 
     url: str
@@ -323,10 +323,10 @@ class BenchmarkSweep:
 
 
 def parsed(argv: Sequence[str] | None) -> tuple[BenchmarkSweep, str | None]:
-    """The sweep, and compose.yaml of the server's container, None where vLLM is on PATH.
+    """Parse the command line into the sweep and the container's compose.yaml (None if vLLM is on PATH).
 
     Args:
-        argv: without the program's name; None takes the process's.
+        argv: the arguments without the program's name; None takes the process's.
     """
     given = vars(_parser().parse_args(argv))
     compose, usd, price_source = (given.pop(key) for key in ("compose", "usd", "price_source"))
@@ -412,17 +412,17 @@ def _rates(text: str) -> list[str]:
 
 KILLED = 137
 """The exit status of a process in a container that got SIGKILL."""
-
+"""The exit status of a containerized process that SIGKILL ended."""
 REASON_LENGTH = 200
 CUT = 0.02
-"""Share by which prompts may be longer or shorter than asked before a note says so."""
+"""A note is made if the prompts' mean length differs from the requested one by more than this share."""
 
 SPARE = 8
-"""Tokens by which vLLM's random prompts come out longer than asked, at most, as far as was seen."""
+"""The most tokens by which vLLM's random prompts were seen to exceed the requested length."""
 
 
 def _result(data: bytes | None) -> dict[str, Any] | None:
-    """The JSON that vLLM wrote; None where it wrote none, or a part."""
+    """Parse the JSON that vLLM wrote; None if it is missing or incomplete."""
     try:
         result = json.loads(data or b"", parse_constant=lambda name: None)
     except (ValueError, RecursionError):
@@ -438,14 +438,14 @@ def _failure(
     output_length: int,
     full: bool = False,
 ) -> str | None:
-    """Why a measurement does not count; None where it does.
+    """Return why a measurement does not count, or None if it does.
 
     Args:
         status: the exit status.
         result: what vLLM wrote.
         log: its output.
-        prompts, output_length: requests and tokens of each answer that were asked for.
-        full: whether prompt and answer together are about as long as the server takes.
+        prompts, output_length: the requested number of requests, and of tokens per answer.
+        full: whether prompt and answer together are about as long as the server's limit.
     """
     if status == KILLED:
         return "vllm bench serve was killed: its container ended, or the machine ran out of memory"
@@ -464,14 +464,14 @@ def _failure(
         return f"{count} of {prompts} requests failed{': ' if said else ''}{said}"
     wanted, got = prompts * output_length, result["total_output_tokens"]
     if got < wanted:
-        # A stream that ends early counts as a completed request for vLLM's client.
+        # vLLM's client counts a request as completed even if its stream ends early.
         why = "; prompts come out some tokens longer, and the server takes no more" if full else ""
         return f"answers ended early: {got:,} of {wanted:,} tokens came{why}"
     return None
 
 
 def _note(result: dict[str, Any] | None, prompts: int, input_length: int) -> str | None:
-    """What to know of a measurement that counts."""
+    """Return a remark about a measurement that counts, or None."""
     if result is None:
         return None
     mean = result["total_input_tokens"] / prompts
@@ -481,13 +481,13 @@ def _note(result: dict[str, Any] | None, prompts: int, input_length: int) -> str
 
 
 def _request_error(log: Path) -> str:
-    """The first failed request's error, of which vLLM prints up to ten; "" where there is none."""
+    """Return the first failed request's error, "" for none. vLLM prints up to ten of them."""
     match = re.search(r"^Error 0: (.*?)(?=^Error 1: |^tip: |^=+ |\Z)", _text(log), re.DOTALL | re.MULTILINE)
     return _last_line(match[1]) if match else ""
 
 
 def _last_words(log: Path) -> str:
-    """The error in which a log ends, or else its last line."""
+    """Return the error at the end of a log, or else its last line."""
     text = _text(log)
     errors = re.findall(r"^[\w.]*(?:Error|Exception|Interrupt)\b.*", text, re.MULTILINE)
     return _last_line(errors[-1] if errors else text)
@@ -509,7 +509,7 @@ def _last_line(text: str) -> str:
 
 
 class SweepInterrupted(Exception):
-    """Ctrl-C, or a signal that asks to end.
+    """Ctrl-C, or a signal that asks the process to end.
 
     Attributes:
         number: of the signal.
@@ -522,10 +522,10 @@ class SweepInterrupted(Exception):
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Keeps a second benchmark out of a folder of results, and makes the folder.
+    """Create a folder of results, and lock it against a second benchmark.
 
     Raises:
-        UserError: there is another one, or no such folder can be made.
+        UserError: another benchmark holds it, or the folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -550,7 +550,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals() -> Iterator[None]:
-    """Within the block, signals that ask to end raise Interrupted."""
+    """Raise SweepInterrupted within the block on signals that ask the process to end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -559,7 +559,7 @@ def signals() -> Iterator[None]:
         raise SweepInterrupted(number)
 
     asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # A signal that is ignored, such as nohup's, stays so.
+    # A signal that the process ignores, for example because of nohup, stays ignored.
     before = {n: signal.signal(n, interrupt) for n in asked if signal.getsignal(n) != signal.SIG_IGN}
     try:
         yield

@@ -1,4 +1,4 @@
-"""The points of a sweep and their files: one JSON each, which is whole or not there."""
+"""The points of a sweep and their files: one JSON per point, written as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 from ..errors import UserError
 
 ASIDE = "earlier"
-"""Folder, beside the points, of what was measured with other settings."""
+"""Folder, next to the points, of results that were measured with other settings."""
 
 FILES = "input-*-rate-*.json"
 
 QUANTITIES = ("ttft", "tpot", "e2el")
-"""What a whole result has the median and the 99th percentile of, in ms."""
+"""Times that a complete result gives as median and 99th percentile, in ms."""
 
 NUMBERS = (
     "duration",
@@ -32,7 +32,7 @@ NUMBERS = (
     "output_throughput",
     *(f"{part}_{name}_ms" for name in QUANTITIES for part in ("median", "p99")),
 )
-"""What a whole result of `vllm bench serve` has."""
+"""The numbers that a complete result of `vllm bench serve` has."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class LoadPoint:
     """One measurement of a sweep.
 
     Attributes:
-        input_length: of each prompt, in tokens.
-        rate: of requests, in requests/s, in plain decimals, or "inf" for all at once.
+        input_length: length of each prompt, in tokens.
+        rate: requests/s in plain decimals, or "inf" to send all at once.
     """
 
     input_length: int
@@ -49,7 +49,7 @@ class LoadPoint:
 
     @property
     def name(self) -> str:
-        """Of its files: "input-512-rate-0.5"."""
+        """Return the stem of the point's file names: "input-512-rate-0.5"."""
         return f"input-{self.input_length}-rate-{self.rate}"
 
     def __str__(self) -> str:
@@ -58,10 +58,10 @@ class LoadPoint:
 
 
 def parse_rate(text: str) -> str:
-    """A request rate as its files are named: 4.0 is "4", 5e-1 is "0.5".
+    """Return a request rate in the form that file names use: 4.0 is "4", 5e-1 is "0.5".
 
     Raises:
-        ValueError: it is no number above 0, and not inf.
+        ValueError: it is neither a number above 0 nor inf.
     """
     try:
         rate = Decimal(text.strip())
@@ -76,7 +76,7 @@ def parse_rate(text: str) -> str:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """A point's file; None where there is none or a part of one."""
+    """Read a point's file; None if it is missing or incomplete."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):
@@ -85,10 +85,10 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file that is never seen in part.
+    """Write a file atomically, so that it never exists in part.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     part = path.with_name(f".{path.name}.part")
     try:
@@ -108,7 +108,7 @@ def as_json(value: Mapping[str, Any]) -> str:
 
 
 def whole(record: Mapping[str, Any] | None) -> bool:
-    """Whether a record holds a measurement of all its requests."""
+    """Return whether a record holds a measurement in which every request succeeded."""
     if record is None or record.get("failure") is not None or not isinstance(record.get("settings"), dict):
         return False
     result, asked = record.get("result"), record["settings"].get("prompts")
@@ -118,7 +118,7 @@ def whole(record: Mapping[str, Any] | None) -> bool:
 
 
 def lacking(result: Mapping[str, Any]) -> str | None:
-    """The first number that a result of `vllm bench serve` should have and has not."""
+    """Return the first number that a result of `vllm bench serve` lacks, or None."""
     for key in NUMBERS:
         value = result.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -127,12 +127,12 @@ def lacking(result: Mapping[str, Any]) -> str | None:
 
 
 def digest(settings: Mapping[str, Any]) -> str:
-    """Eight hexadecimal digits that settings are told apart by."""
+    """Return eight hexadecimal digits that identify settings."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """What changed from one set of settings to another: "server.max_model_len 4096 -> 8192"."""
+    """Yield the changes from one set of settings to another: "server.max_model_len 4096 -> 8192"."""
     for key in sorted({*before, *now}):
         one, other = before.get(key), now.get(key)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
@@ -142,14 +142,14 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "
 
 
 def set_aside(folder: Path, settings: Mapping[str, Any]) -> list[str]:
-    """Moves results of other settings to folders of their own, and those of these settings back from theirs.
+    """Move results of other settings into folders of their own, and move results of these settings back.
 
     Args:
         folder: of the results.
-        settings: that points are measured with now.
+        settings: the current settings.
 
     Returns:
-        Sentences that say what was moved, and what the settings differ in.
+        Sentences that say what was moved, and how the settings differ.
 
     Raises:
         UserError: a file cannot be moved.
@@ -181,7 +181,7 @@ def set_aside(folder: Path, settings: Mapping[str, Any]) -> list[str]:
 
 
 def _move(paths: Sequence[Path], folder: Path) -> None:
-    """Moves results with their logs."""
+    """Move results together with their logs."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in paths:

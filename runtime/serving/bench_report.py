@@ -1,4 +1,4 @@
-"""A benchmark's summary: its table, what it costs, and published figures beside it."""
+"""The summary of a benchmark: its table, its cost, and published figures for comparison."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIGURES = {
     "median_tpot_ms": "median_tpot_ms",
     "p99_tpot_ms": "p99_tpot_ms",
 }
-"""The summary's names of what vLLM measures."""
+"""The summary's names of vLLM's numbers."""
 
 HEADER = (
     "Input tokens",
@@ -35,33 +35,33 @@ HEADER = (
     "US$ per million",
     "Outcome",
 )
-"""The price is that of a million output tokens."""
+"""The table's header; the price is per million output tokens."""
 
 
 @dataclass(frozen=True)
 class HourlyPrice:
-    """Of an hour of the whole machine.
+    """The price of an hour of the whole machine.
 
     Attributes:
         usd_per_hour: in US$.
-        source: where it is from: "list price of 2026-05, ...".
+        source: where the price comes from: "list price of 2026-05, ...".
     """
 
     usd_per_hour: float
     source: str
 
     def per_million(self, tokens_per_second: float) -> float | None:
-        """US$ per million output tokens; None where none came."""
+        """Return US$ per million output tokens; None if no token was generated."""
         return self.usd_per_hour / (3600 * tokens_per_second) * 1e6 if tokens_per_second else None
 
 
 @dataclass(frozen=True)
 class MeasuredOn:
-    """Where a benchmark was measured.
+    """The machine of a benchmark.
 
     Attributes:
-        sentence: that says so.
-        is_accelerator: whether it is the recipe's, as was seen or as the user says.
+        sentence: names the machine.
+        is_accelerator: whether it is the recipe's accelerator, as detected or as the user says.
     """
 
     sentence: str
@@ -69,12 +69,12 @@ class MeasuredOn:
 
 
 def place(machine: ServerMachine, accelerator: str, chips: int, told: str, url: str) -> MeasuredOn:
-    """Where the figures are from, which is the recipe's accelerator only when that is seen or said.
+    """Describe the measured machine. It is the recipe's accelerator only if detected or claimed as such.
 
     Args:
-        machine: what can be seen.
+        machine: what was detected.
         accelerator, chips: the recipe's.
-        told: what the user says that the server runs on; "" for nothing.
+        told: what the server runs on according to the user; "" if not given.
     """
     if told:
         same = told.strip().lower() == accelerator.lower()
@@ -94,12 +94,12 @@ def place(machine: ServerMachine, accelerator: str, chips: int, told: str, url: 
 
 @dataclass(frozen=True)
 class Measurements:
-    """What was measured, and beside what it is shown.
+    """The measurements of a sweep, and what the summary shows with them.
 
     Attributes:
-        settings: all that a figure depends on, but for the point.
-        records: of each point; None for one that was not measured.
-        left_out: why points were.
+        settings: everything that a figure depends on, except the point.
+        records: the record of each point; None if it was not measured.
+        left_out: for each point that was left out, the reason.
     """
 
     model: str
@@ -112,7 +112,7 @@ class Measurements:
     left_out: Sequence[str]
 
     def summary(self) -> dict[str, Any]:
-        """What the report says, as JSON's values."""
+        """Return the report as JSON values."""
         published = self.published
         return {
             "model": self.model,
@@ -141,7 +141,7 @@ def _row(point: LoadPoint, record: Mapping[str, Any] | None, price: HourlyPrice 
 
 
 def line(record: Mapping[str, Any]) -> str:
-    """What came of a point, in a few words."""
+    """Describe a point's outcome in a few words."""
     if record["failure"] is not None:
         return f"failed: {record['failure']}"
     result = record["result"]
@@ -153,7 +153,7 @@ def line(record: Mapping[str, Any]) -> str:
 
 
 def write(folder: Path, summary: dict[str, Any]) -> None:
-    """Writes summary.json and summary.md, and prints the table.
+    """Write summary.json and summary.md, and print the table.
 
     Raises:
         UserError: a file cannot be written.
@@ -169,7 +169,7 @@ def write(folder: Path, summary: dict[str, Any]) -> None:
 
 
 def markdown(summary: Mapping[str, Any]) -> str:
-    """The report as Markdown."""
+    """Return the report as Markdown."""
     lines = [f"# Benchmark of {summary['model']}", ""]
     lines += [*_sentences(summary), "", *_table([HEADER, *_cells(summary)]), ""]
     lines += [
@@ -211,7 +211,7 @@ def _when(summary: Mapping[str, Any]) -> str:
 
 
 def _beside(summary: Mapping[str, Any]) -> list[str]:
-    """The comparison as lines of text."""
+    """Return the comparison with published figures as lines of text."""
     rows = comparison(summary)
     if not rows:
         return []
@@ -236,14 +236,14 @@ def _cells(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as a Markdown table, the first as its head; figures to the right."""
+    """Return rows as a Markdown table with the first row as header; figures are right-aligned."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     sides = ["---" if _left(rows, column) else "---:" for column in range(len(rows[0]))]
     return [lines[0], "|" + "|".join(sides) + "|", *lines[1:]]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as text in columns."""
+    """Return rows as text in aligned columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
@@ -255,7 +255,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _left(rows: Sequence[Sequence[str]], column: int) -> bool:
-    """Whether a column is of words."""
+    """Return whether a column holds words, which are left-aligned."""
     return rows[0][column] in ("", "Outcome")
 
 
@@ -275,12 +275,12 @@ PUBLISHED_KEYS = (
 
 @dataclass(frozen=True)
 class Published:
-    """Figures of others.
+    """Figures that others published.
 
     Attributes:
-        source: for a sentence.
-        figures: each with some of PUBLISHED_KEYS: "input" in tokens and "rate" in requests/s say what it was
-            measured at.
+        source: where they come from, as part of a sentence.
+        figures: each has some of PUBLISHED_KEYS; "input" in tokens and "rate" in requests/s say under which
+            load it was measured.
     """
 
     source: str = ""
@@ -288,7 +288,7 @@ class Published:
 
 
 def published_word(text: str) -> tuple[str, float]:
-    """One KEY=NUMBER of a published figure."""
+    """Parse one KEY=NUMBER of a published figure."""
     key, _, number = text.partition("=")
     if key not in PUBLISHED_KEYS:
         raise argparse.ArgumentTypeError(f"{key} is none of {', '.join(PUBLISHED_KEYS)}")
@@ -296,19 +296,19 @@ def published_word(text: str) -> tuple[str, float]:
 
 
 def published(source: str, figures: Sequence[Sequence[tuple[str, float]]]) -> Published:
-    """Published figures as the command line gives them."""
+    """Build published figures from the command line's values."""
     return Published(source, tuple(dict(figure) for figure in figures))
 
 
 def source(summary: Mapping[str, Any]) -> str:
-    """The sentence above the comparison."""
+    """Return the sentence above the comparison."""
     return (
         f"Published: {summary['published']['source']}; its requests may have been of another kind and number."
     )
 
 
 def comparison(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Published figures, and those of this sweep that are of the same thing."""
+    """Pair published figures with this sweep's figures of the same quantity."""
     rows: list[tuple[str, str, str]] = []
     for figure in summary["published"]["figures"]:
         points = [r for r in summary["points"] if r["input_length"] == figure.get("input", r["input_length"])]
@@ -339,6 +339,6 @@ def comparison(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def ms(value: float) -> str:
-    """Three digits, and all of those before the point."""
+    """Format milliseconds with three significant digits, but never round digits before the point."""
     digits = 2 if value < 10 else 1 if value < 100 else 0
     return f"{value:,.{digits}f}"

@@ -1,4 +1,4 @@
-"""Runs `vllm bench serve` where vLLM is: on this machine, or in the server's container."""
+"""Runs `vllm bench serve` where vLLM is installed: on this machine, or in the server's container."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..errors import UserError
 from .client import KEY_VARIABLE
 
 CLIENT_KEY = "OPENAI_API_KEY"
-"""Where vLLM's client looks for a key."""
+"""The environment variable from which vLLM's client reads the key."""
 
 PREPARE = """\
 umask 077
 mkdir "$1" && : >"$1/go"
 """
-"""Makes the folder of a measurement."""
+"""Creates the folder of a measurement."""
 
 START = f"""\
 umask 077
@@ -29,8 +29,8 @@ shift
 export {CLIENT_KEY}="${{{KEY_VARIABLE}-}}"
 exec "$@"
 """
-"""The key goes from the server's variable to the client's within the environment, so that no argument holds
-it; and a key that the user has for another service does not go to this server."""
+"""Copies the key from the server's variable to the client's within the environment. So no argument holds it,
+and a key that the user has for another service is not sent to this server."""
 
 STOP = """\
 rm -f "$1/go"
@@ -44,36 +44,36 @@ while [ "$tries" -gt 0 ]; do
 done
 kill -KILL "$(cat "$1/pid")" 2>/dev/null
 """
-"""Ends what START began, or is about to begin: in a container it outlives the command that brought it there.
-Its arguments are the folder, and tenths of a second from SIGTERM to SIGKILL."""
+"""Ends what START has started or is about to start. In a container, a process outlives `docker exec`.
+The arguments are the folder, and tenths of a second from SIGTERM to SIGKILL."""
 
 GRACE_SECONDS = 10.0
 ASIDE_SECONDS = 60.0
-"""That a command beside the benchmark may take: reading a file, removing a folder."""
+"""Timeout of an auxiliary command, such as reading a file or removing a folder."""
 
 
 class TimedOut(Exception):
-    """A command had not ended in its time, and was ended."""
+    """A command exceeded its time and was stopped."""
 
 
 def new_folder() -> str:
-    """The name of a folder for one measurement."""
+    """Return a new name for the folder of one measurement."""
     return f"/tmp/recipe-bench-{secrets.token_hex(8)}"
 
 
 class Processes:
-    """Where vLLM is. `folder` is a new one of that place, for one measurement.
+    """The place where vLLM is installed. Methods take the name of a measurement's `folder` in that place.
 
     Args:
-        prefix: words that bring a command to where vLLM is, such as `docker exec NAME`; () for this machine
-            itself.
+        prefix: words before a command that run it where vLLM is, such as `docker exec NAME`; () for this
+            machine.
     """
 
     def __init__(self, prefix: Sequence[str] = ()) -> None:
         self.prefix = tuple(prefix)
 
     def check(self) -> None:
-        """Raises UserError where there is no vLLM."""
+        """Raise UserError if vLLM is not installed there."""
         try:
             done = self._aside("command -v vllm")
         except OSError as error:
@@ -93,10 +93,10 @@ class Processes:
         )
 
     def run(self, folder: str, words: Sequence[str], log: Path, seconds: float) -> int:
-        """Runs a command to its end, its output into `log`; whatever ends the waiting ends the command.
+        """Run a command, write its output to `log`, and return its status; end it if the wait is interrupted.
 
         Raises:
-            TimedOut: after `seconds`.
+            TimedOut: the command ran longer than `seconds`.
         """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._aside(PREPARE, folder)
@@ -127,13 +127,13 @@ class Processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_SECONDS)
         finally:
-            # Also when a second Ctrl-C ends the waiting.
+            # This also runs if a second Ctrl-C interrupts the wait.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def read(self, folder: str, name: str) -> bytes | None:
-        """A file of `folder`; None where there is none."""
+        """Return the content of a file in `folder`; None if there is none."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             done = self._aside('cat "$1/$2"', folder, name)
             return done.stdout if done.returncode == 0 else None

@@ -1,4 +1,4 @@
-"""What is measured: what the server says of itself and the artifact of it, and what the machine shows."""
+"""What a benchmark measures: the server's facts, its artifact's settings, and the machine that it runs on."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ CACHE_SETTINGS = (
     "gpu_memory_utilization",
     "sliding_window",
 )
-"""Labels of the metric vllm:cache_config_info that are settings. Others, such as the number of blocks, come
-out a little different at every start."""
+"""Labels of the metric vllm:cache_config_info that are settings. Other labels, such as the number of blocks,
+differ slightly at every start."""
 
 NOT_MEASURED = ("host", "port", "smoke_prompts", "autoscaling")
-"""Keys of a recipe's `serve` that change nothing of what is measured."""
+"""Keys of a recipe's `serve` that do not change the measured figures."""
 
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What it says of itself.
+    """What a server reports about itself.
 
     Attributes:
-        vllm: its version; None where it does not tell.
-        root: folder or id of the weights that the model is served from.
-        max_model_len: prompt and answer together, in tokens.
+        vllm: its version; None if the server does not report it.
+        root: folder or id of the weights that the server loaded.
+        max_model_len: largest sum of prompt and answer, in tokens.
         cache: settings of its key/value cache.
     """
 
@@ -47,10 +47,10 @@ class ServerFacts:
 
 
 def ask(client: Client, model: str) -> ServerFacts:
-    """Asks a server about itself.
+    """Ask a server about itself.
 
     Raises:
-        UserError: it does not answer, or serves other models.
+        UserError: the server does not answer, or serves other models.
     """
     client.text("/health")
     named = client.cards()
@@ -60,7 +60,7 @@ def ask(client: Client, model: str) -> ServerFacts:
             f"the server at {client.url} serves {served}, and not {model}", "is it another recipe's?"
         )
     entry = named[model]
-    # An adapter's entry has no length of its own.
+    # The entry of an adapter has no max_model_len; its base model's entry has.
     lengths = [one.get("max_model_len") for one in (entry, *named.values())]
     length = next((n for n in lengths if isinstance(n, int) and not isinstance(n, bool)), None)
     root = entry.get("root")
@@ -77,7 +77,7 @@ def _cache(client: Client) -> dict[str, str]:
 
 
 def recipe_settings(lock: Path | None) -> dict[str, Any]:
-    """The settings of the server in an artifact's recipe.lock.json; {} without one.
+    """Read the settings of the server from an artifact's recipe.lock.json; {} if there is no file.
 
     Raises:
         UserError: the file is damaged.
@@ -93,7 +93,7 @@ def recipe_settings(lock: Path | None) -> dict[str, Any]:
 
 DEVICES = Path("/sys/bus/pci/devices")
 GOOGLE = "0x1ae0"
-"""The PCI vendor."""
+"""The PCI vendor id of Google."""
 
 GENERATIONS = {
     "0x005e": "v4",
@@ -102,17 +102,17 @@ GENERATIONS = {
     "0x006f": "v6e",
     "0x0076": "tpu7x",
 }
-"""PCI devices of a TPU chip, as JAX knows them."""
+"""Generations of TPU chips by PCI device id, as in JAX."""
 
 
 @dataclass(frozen=True)
 class ServerMachine:
-    """What answers at an address.
+    """The machine that answers at an address.
 
     Attributes:
-        identity: tells machines apart whose results must not be mixed.
-        described: for a sentence.
-        chips: TPU chips by generation ("v6e": 8), {} where there are none; None where nobody can see.
+        identity: distinguishes machines whose results must not be mixed.
+        described: the machine in words, for a sentence.
+        chips: number of TPU chips by generation ({"v6e": 8}); {} for none, None if it cannot be found out.
     """
 
     identity: str
@@ -121,7 +121,7 @@ class ServerMachine:
 
 
 def look(url: str, devices: Path = DEVICES) -> ServerMachine:
-    """The machine behind an address: this one, where the address is its own."""
+    """Describe the machine behind an address, with its TPU chips if the address is this machine's own."""
     host = (urlsplit(url).hostname or "").lower()
     if not is_loopback(host):
         return ServerMachine(f"the machine at {host}", f"the machine that answered at {url}", None)

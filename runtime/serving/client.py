@@ -1,4 +1,4 @@
-"""Talks to an OpenAI-compatible server, and says in one sentence what is wrong with an answer."""
+"""A client for OpenAI-compatible servers that describes each faulty answer in one sentence."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 from ..errors import UserError
 
 KEY_VARIABLE = "VLLM_API_KEY"
-"""The environment variable that holds the key; vLLM's server reads the same one."""
+"""The environment variable that holds the API key; vLLM's server reads the same one."""
 
 TIMEOUT = 120.0
-"""Seconds without a byte from the server after which a request is given up."""
+"""A request fails after this many seconds without a byte from the server."""
 
 REFUSED, NO_HOST, SILENT, BROKEN, STATUS, GARBAGE = (
     "refused",
@@ -29,8 +29,8 @@ REFUSED, NO_HOST, SILENT, BROKEN, STATUS, GARBAGE = (
     "status",
     "garbage",
 )
-"""Kinds of ServerError: nothing listens; the host is not found; no answer in time; the connection ended in
-mid-answer; an HTTP status other than 200; an answer of another form than asked for."""
+"""Kinds of ServerError: nothing listens; the host is unknown; no answer in time; the connection broke during
+the answer; the HTTP status is not 200; the answer does not have the expected form."""
 
 
 class ServerError(UserError):
@@ -50,17 +50,17 @@ class ServerError(UserError):
 
 
 class Client:
-    """A server's address and key. Each request has a connection of its own, so threads may share a client.
+    """A server's address and key. Each request opens its own connection, so threads may share a client.
 
-    Redirects are not followed and proxies not used: the key goes to the address that was given alone.
+    It follows no redirects and uses no proxy, so that the key goes only to the given address.
 
     Args:
-        url: "http://127.0.0.1:8000"; a path before "/v1" is kept.
-        api_key: None takes the environment's VLLM_API_KEY; "" sends none.
-        timeout: seconds without a byte after which a request is given up.
+        url: such as "http://127.0.0.1:8000"; a path before "/v1" is kept.
+        api_key: None means the environment's VLLM_API_KEY; "" sends none.
+        timeout: a request fails after this many seconds without a byte.
 
     Raises:
-        UserError: the address or the key is not one.
+        UserError: the address or the key is malformed.
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = TIMEOUT) -> None:
@@ -82,37 +82,37 @@ class Client:
         return bool(self._key)
 
     def without_key(self) -> Client:
-        """The same server, asked as a stranger would."""
+        """Return a client for the same server that sends no key."""
         return self.with_key("")
 
     def with_key(self, key: str) -> Client:
-        """The same server with another key; "" sends none."""
+        """Return a client for the same server with another key; "" sends none."""
         return Client(self.url, key, self.timeout)
 
     def within(self, timeout: float) -> Client:
-        """The same server with another `timeout`, in seconds."""
+        """Return a client for the same server with another `timeout`, in seconds."""
         return Client(self.url, self._key, timeout)
 
     def get(self, path: str) -> Any:
-        """The JSON at `path`."""
+        """Return the JSON at `path`."""
         return self._json(path, self._body(path, None))
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON that answers `body`."""
+        """Post `body` and return the JSON that answers it."""
         return self._json(path, self._body(path, body))
 
     def text(self, path: str) -> str:
-        """What `path` holds, as text: /metrics."""
+        """Return the text at `path`, for example of /metrics."""
         return self._body(path, None).decode("utf-8", "replace")
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The events that answer `body` with "stream": true, each as soon as it comes.
+        """Post `body`, which has "stream": true, and yield each event as soon as it arrives.
 
-        The request is sent when the first event is asked for. Leaving the loop early ends the connection,
+        The request is sent when the first event is requested. Leaving the loop early closes the connection,
         and vLLM then drops the request.
 
         Raises:
-            ServerError: also for an event that reports an error, and for a stream without its end, [DONE].
+            ServerError: also for an event that reports an error, and for a stream without its final [DONE].
         """
         with self._answer(path, {**body, "stream": True}) as response:
             kind = response.headers.get_content_type()
@@ -140,7 +140,7 @@ class Client:
             )
 
     def healthy(self) -> bool:
-        """Whether the server answers requests: its engine runs."""
+        """Return whether the server's engine runs, by /health."""
         try:
             self.text("/health")
         except ServerError:
@@ -148,12 +148,12 @@ class Client:
         return True
 
     def cards(self) -> dict[str, dict[str, Any]]:
-        """What the server says of each model, by the name that it is served by."""
+        """Return the server's entry for each model, by the served name."""
         served = pick(self.get("/v1/models"), "/v1/models", "data", kind=list)
         return {pick(model, "/v1/models", "id", kind=str): model for model in served}
 
     def version(self) -> str | None:
-        """vLLM's version; None from a server that does not tell it."""
+        """Return vLLM's version, or None if the server does not report it."""
         try:
             return pick(self.get("/version"), "/version", "version", kind=str)
         except ServerError as error:
@@ -167,7 +167,7 @@ class Client:
 
     @contextmanager
     def _answer(self, path: str, body: Mapping[str, Any] | None) -> Iterator[http.client.HTTPResponse]:
-        """The response to one request, whose connection ends with the block; all of its faults in words."""
+        """Open the response to one request for the length of the block; describe every fault in words."""
         where = f"{self.url}{path}"
         connection = self._connection()
         try:
@@ -253,17 +253,17 @@ class Client:
         )
 
     def _hidden(self, text: str) -> str:
-        """What the server said, without the key: some servers repeat it."""
+        """Remove the key from a server's text, because some servers repeat it."""
         return text.replace(self._key, "***") if self._key else text
 
 
 def pick(value: Any, what: str, *path: str | int, kind: type[Any] | tuple[type[Any], ...] = object) -> Any:
-    """The part of an answer that `path` leads to.
+    """Return the part of an answer at `path`.
 
     Args:
-        what: the answer's name in a message, for example "/v1/models".
+        what: the answer's name for a message, for example "/v1/models".
         path: keys and indices.
-        kind: that the part must be of.
+        kind: the type that the part must have.
 
     Raises:
         ServerError: the answer has no such part.
@@ -286,7 +286,7 @@ def _lacking(what: str, path: tuple[str | int, ...]) -> ServerError:
 
 
 def _parts(url: str) -> tuple[bool, str, int, str]:
-    """Whether TLS, host, port and path of an address, the last without "/v1" at its end."""
+    """Return whether TLS is used, the host, the port, and the path of an address without a final "/v1"."""
     wrong = UserError(f"{_plain(url)!r} is not the address of a server", "write it as http://HOST:PORT")
     if not re.fullmatch(r"https?://[\x21-\x7e]+", url):
         raise wrong
@@ -310,7 +310,7 @@ def _parts(url: str) -> tuple[bool, str, int, str]:
 
 
 def _said(data: bytes) -> str:
-    """What the body of an error answer says: vLLM's message, FastAPI's detail, or the words of a page."""
+    """Return the message in an error's body: vLLM's message, FastAPI's detail, or the words of a page."""
     text = data.decode("utf-8", "replace")
     try:
         body = json.loads(text)
@@ -324,6 +324,6 @@ def _said(data: bytes) -> str:
 
 
 def _plain(text: str, limit: int = 200) -> str:
-    """One printable line of what a server sent, with nothing that a terminal would obey."""
+    """Reduce a server's text to one printable line, without control characters."""
     words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return words if len(words) <= limit else words[: limit - 3] + "..."

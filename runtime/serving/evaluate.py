@@ -79,7 +79,7 @@ def _at_least_one(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs an evaluation; 1 when anything of it is missing."""
+    """Run an evaluation; return 1 if any part of it is missing."""
     args = arguments(argv)
     if args.prompts is None and not args.tasks:
         raise UserError("there is nothing to evaluate", "give --prompts FILE or --tasks TASK")
@@ -133,7 +133,7 @@ def _task_settings(args: argparse.Namespace) -> TaskSettings:
 def _evaluate(
     args: argparse.Namespace, side: Side, prompts: Sequence[Prompt], program: str
 ) -> tuple[SideAnswers, list[TaskOutcome]]:
-    """Asks a side all that is missing."""
+    """Request everything that is missing on a side."""
     client, folder, title = _client(args, side.name), args.results / side.name, TITLES[side.name]
     answers = SideAnswers()
     if prompts:
@@ -156,7 +156,7 @@ def _report(
     prompts: Sequence[Prompt],
     asked: dict[str, tuple[SideAnswers, list[TaskOutcome]]],
 ) -> int:
-    """Writes both sides' summary: those asked now, and the other one as it was recorded."""
+    """Write the summary of both sides: those evaluated now, and the other one as recorded."""
     settings = _settings(args)
     found = {}
     for name in (BASE, TUNED):
@@ -182,7 +182,7 @@ def _report(
 
 
 def _recorded_tasks(args: argparse.Namespace, side: str) -> list[TaskOutcome]:
-    """The outcomes of an earlier run, under the settings of this one alone."""
+    """Return an earlier run's outcomes that were measured under the current settings."""
     outcomes = (recorded_task(args.results / side / "tasks", task) for task in args.tasks)
     return [one for one in outcomes if one is not None and one.settings == _task_settings(args)]
 

@@ -1,8 +1,8 @@
-"""A side of an evaluation, the base or the fine-tuned model: where it is served, and its answers on disk.
+"""A side of an evaluation, the base or the fine-tuned model: its server, and its answers on disk.
 
-answers.jsonl has a line for each answer, with what it was asked with: a restart asks only what is missing,
-and answers that were given under other settings are passed over. Failed requests are not kept: they are
-asked again. side.json tells whether it is still the model that gave them.
+answers.jsonl has a line for each answer with the settings of its request. A restart asks only for missing
+answers, and ignores answers under other settings. Failed requests are not recorded, so they are asked
+again. side.json records which model gave the answers, so that a change of the model is noticed.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ BASE, TUNED = "base", "tuned"
 TITLES = {BASE: "base", TUNED: "fine-tuned"}
 
 SAME_MODEL = 0.2
-"""The largest difference of a log probability between two answers of one model: bfloat16 and other neighbors
-in the batch account for a few hundredths."""
+"""The largest difference of a log probability between two answers of one model. bfloat16 and a different
+batch change it by a few hundredths."""
 
 SAME_WEIGHTS = 1e-5
-"""The same, where the base and the fine-tuned model are told apart."""
+"""The same limit for telling the base from the fine-tuned model."""
 
 PROBE = "The capital of France is"
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is evaluated: a model, by the name that it is served by.
+    """A model under evaluation, by its served name.
 
     Attributes:
         name: "base" or "tuned".
-        url: where it is, or was, served.
+        url: address of its server, now or in the recorded run.
         version: of vLLM.
-        probe: log probabilities of the likeliest first tokens of an answer, by token; {} where the server
-            does not tell.
-        probed: the digest of the prompt that `probe` answers.
+        probe: log probabilities of the likeliest first tokens of an answer, by token; {} if the server
+            does not report them.
+        probed: digest of the prompt that `probe` answers.
     """
 
     name: str
@@ -60,14 +60,14 @@ class Side:
 
 
 def served_model(client: Client, wanted: str | None, flag: str) -> str:
-    """The name to ask for.
+    """Return the name of the served model to use in requests.
 
     Args:
-        wanted: the name that it should have; None takes the only one that is served.
-        flag: that sets the name.
+        wanted: the expected name; None takes the only served model.
+        flag: the command-line flag that sets the name.
 
     Raises:
-        UserError: when it is not served, or None and several are.
+        UserError: the model is not served, or `wanted` is None and several models are served.
     """
     names = list(client.cards())
     if wanted is None and len(names) == 1:
@@ -86,15 +86,15 @@ def served_model(client: Client, wanted: str | None, flag: str) -> str:
 def open_side(
     client: Client, name: str, model: str, first: Prompt | None, folder: Path, fresh: bool = False
 ) -> Side:
-    """The side as it is served now; recorded in `folder`/side.json.
+    """Describe the side as it is served now, and record it in `folder`/side.json.
 
     Args:
-        first: the prompt whose first token tells one model from another; None takes one of its own.
+        first: prompt whose first answer token distinguishes models; None takes a built-in prompt.
         folder: of the side's answers and results.
-        fresh: throw away what is there.
+        fresh: delete the recorded answers and results.
 
     Raises:
-        UserError: when what is there is of another model.
+        UserError: the recorded results belong to another model.
     """
     prompt = first or Prompt(0, None, PROBE, "", "probe")
     side = Side(name, model, client.url, client.version(), probe(client, model, prompt), prompt.digest)
@@ -119,7 +119,7 @@ def open_side(
 
 
 def recorded_side(folder: Path) -> Side | None:
-    """The side as it was last asked; None where it never was."""
+    """Read the side as it was last recorded; None if it never was."""
     try:
         return Side(**json.loads((folder / "side.json").read_text("utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -127,7 +127,7 @@ def recorded_side(folder: Path) -> Side | None:
 
 
 def probe(client: Client, model: str, prompt: Prompt) -> dict[str, float]:
-    """Log probabilities of the likeliest first tokens; {} from a server that does not tell them."""
+    """Return log probabilities of the likeliest first tokens; {} if the server does not report them."""
     path, body = request(model, prompt, 0, SamplingSettings(max_tokens=1))
     body |= {"logprobs": 5} if prompt.messages is None else {"logprobs": True, "top_logprobs": 5}
     try:
@@ -138,7 +138,7 @@ def probe(client: Client, model: str, prompt: Prompt) -> dict[str, float]:
             token["token"]: token["logprob"] for token in choice["logprobs"]["content"][0]["top_logprobs"]
         }
     except ServerError as error:
-        # The prompts themselves will say what is wrong.
+        # The requests for the prompts will report the error.
         if error.kind == STATUS and error.status not in (401, 403, 404):
             return {}
         raise
@@ -147,41 +147,41 @@ def probe(client: Client, model: str, prompt: Prompt) -> dict[str, float]:
 
 
 def differ(one: Side, other: Side, tolerance: float) -> bool:
-    """Whether two probes are of different models; False where that cannot be told."""
+    """Return whether two probes are from different models; False if that cannot be decided."""
     if not one.probe or not other.probe or one.probed != other.probed:
         return False
     shared = one.probe.keys() & other.probe.keys()
-    # The last of five may change places with a sixth.
+    # The last of five may swap places with a sixth.
     if len(shared) < min(len(one.probe), len(other.probe)) - 2:
         return True
     return any(abs(one.probe[token] - other.probe[token]) > tolerance for token in shared)
 
 
 def same_weights(one: Side, other: Side) -> bool:
-    """Whether two probes are as of one and the same model."""
+    """Return whether two probes agree as two probes of one model do."""
     comparable = bool(one.probe) and one.probed == other.probed
     return comparable and one.probe.keys() == other.probe.keys() and not differ(one, other, SAME_WEIGHTS)
 
 
 ATTEMPTS = 3
-"""Of a request whose failure may pass: a busy server, a broken connection."""
+"""Number of attempts for a request whose failure may be temporary: a busy server, a broken connection."""
 
 PAUSE = 1.0
-"""Seconds before the second attempt, and twice that before the third."""
+"""Seconds before the second attempt; the wait before the third is twice as long."""
 
 HOPELESS = (401, 403, 404)
-"""Statuses that every further request would get too."""
+"""Statuses that every further request would also get."""
 
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How answers are drawn.
+    """How answers are sampled.
 
     Attributes:
-        samples: answers to each prompt.
-        max_tokens: of an answer.
-        seed: of a prompt's first sample, the next one's is one more; None sends none, because vLLM refuses
-            requests with a seed on TPUs.
+        samples: number of answers to each prompt.
+        max_tokens: largest length of an answer.
+        seed: seed of a prompt's first sample; each further sample adds 1. None sends no seed, because vLLM
+            refuses requests with a seed on TPUs.
     """
 
     samples: int = 1
@@ -190,7 +190,7 @@ class SamplingSettings:
     seed: int | None = None
 
     def drawn(self) -> dict[str, Any]:
-        """What an answer depends on: all but how many there are."""
+        """Return what an answer depends on: every setting except the number of samples."""
         values = asdict(self)
         del values["samples"]
         return values
@@ -198,13 +198,13 @@ class SamplingSettings:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model said to a prompt.
+    """A model's answer to a prompt.
 
     Attributes:
-        prompt: its digest.
-        sample: its number, counted from 0.
-        cut: whether it was ended by `max_tokens`.
-        tokens: of the answer, where the server tells.
+        prompt: the prompt's digest.
+        sample: the sample's number, counted from 0.
+        cut: whether `max_tokens` ended it.
+        tokens: number of tokens, if the server reports it.
     """
 
     prompt: str
@@ -216,13 +216,13 @@ class Answer:
 
 @dataclass
 class SideAnswers:
-    """What is known of a side.
+    """The answers of a side.
 
     Attributes:
-        found: answers by prompt and sample, under the settings asked for.
-        others: how many answers are recorded under other settings.
-        failures: what was said for each request that failed, by prompt and sample.
-        before: how many of `found` are of an earlier run.
+        found: answers by prompt and sample, under the current settings.
+        others: number of recorded answers under other settings.
+        failures: the error message of each failed request, by prompt and sample.
+        before: how many of `found` an earlier run recorded.
     """
 
     found: dict[tuple[str, int], Answer] = field(default_factory=dict)
@@ -231,13 +231,13 @@ class SideAnswers:
     before: int = 0
 
     def of(self, prompt: Prompt, settings: SamplingSettings) -> list[Answer]:
-        """A prompt's answers, in the order of its samples."""
+        """Return a prompt's answers, in the order of its samples."""
         keys = ((prompt.digest, sample) for sample in range(settings.samples))
         return [self.found[key] for key in keys if key in self.found]
 
 
 def recorded(path: Path, settings: SamplingSettings) -> SideAnswers:
-    """The answers of a file; none when there is no file. A line that was cut off is passed over."""
+    """Read the answers of a file; none if there is no file. An incomplete line is ignored."""
     answers = SideAnswers()
     if not path.is_file():
         return answers
@@ -265,16 +265,16 @@ def ask(
     at_once: int = 16,
     label: str = "asking",
 ) -> SideAnswers:
-    """All answers to the prompts: those of `path`, and the missing ones, which are added to it.
+    """Return all answers to the prompts. The answers that `path` lacks are requested and added to it.
 
     Args:
-        model: the name that it is served by.
+        model: its served name.
         path: answers.jsonl.
-        at_once: requests in flight.
+        at_once: number of concurrent requests.
 
     Raises:
-        UserError: when another run writes to `path`.
-        ServerError: when the server is gone, or would refuse every request; what it answered is kept.
+        UserError: another run writes to `path`.
+        ServerError: the server is gone, or would refuse every request; answers so far are recorded.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _journal(path) as write:
@@ -309,7 +309,7 @@ def ask(
 def request(
     model: str, prompt: Prompt, sample: int, settings: SamplingSettings
 ) -> tuple[str, dict[str, Any]]:
-    """Path and body of the request for one answer."""
+    """Return the path and the body of the request for one answer."""
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": settings.max_tokens,
@@ -325,7 +325,7 @@ def request(
 def _all(
     client: Client, model: str, wanted: Sequence[tuple[Prompt, int]], settings: SamplingSettings, at_once: int
 ) -> Iterator[tuple[Prompt, int, Answer | ServerError]]:
-    """Asks all, in threads that do not outlive the main one; outcomes as they come."""
+    """Send all requests from daemon threads, which end with the main one; yield outcomes as they arrive."""
     waiting: queue.SimpleQueue[tuple[Prompt, int]] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[Prompt, int, Answer | ServerError | BaseException]] = queue.SimpleQueue()
     for item in wanted:
@@ -384,7 +384,7 @@ def _answer(prompt: Prompt, sample: int, body: Any, path: str) -> Answer:
     if prompt.messages is None:
         text = pick(choice, path, "text", kind=str)
     else:
-        # None where the model called a tool in place of an answer.
+        # The content is None if the model called a tool instead of answering.
         text = pick(choice, path, "message", "content", kind=(str, type(None))) or ""
     usage = body.get("usage")
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
@@ -397,7 +397,7 @@ def _is_final(error: ServerError) -> bool:
 
 @contextmanager
 def _journal(path: Path) -> Iterator[Any]:
-    """A function that adds a line to the file, whole or not at all; for one run at a time."""
+    """Yield a function that appends a whole line to the file; only one run at a time may hold it."""
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         try:
@@ -408,10 +408,10 @@ def _journal(path: Path) -> Iterator[Any]:
             ) from None
         end = os.lseek(handle, 0, os.SEEK_END)
         if end and os.pread(handle, 1, end - 1) != b"\n":
-            os.write(handle, b"\n")  # after a line that was cut off
+            os.write(handle, b"\n")  # ends an incomplete last line
 
         def write(row: Mapping[str, Any]) -> None:
-            # ASCII: an answer may hold half of a surrogate pair, which is no UTF-8.
+            # ASCII, because an answer may hold half of a surrogate pair, which UTF-8 cannot encode.
             os.write(handle, json.dumps(row).encode() + b"\n")
 
         yield write

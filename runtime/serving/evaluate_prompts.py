@@ -1,9 +1,9 @@
-"""A recipe's own prompts: a JSONL file, each line with a prompt and what its answer must match.
+"""A recipe's own prompts: a JSONL file whose lines have a prompt and the pattern that its answer must match.
 
     {"prompt": "What is 6 times 7?", "expected": "\\b42\\b"}
     {"messages": [{"role": "user", "content": "What is 6 times 7?"}], "expected": "(?i)forty-two"}
 
-`expected` is a regular expression of Python's `re`, searched for anywhere in the answer.
+`expected` is a regular expression for Python's `re`, searched for anywhere in the answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..endless import ENDLESS, INTO_A_FILE, is_endless
 from ..errors import UserError
 
 LARGEST = 64 * 2**20
-"""Bytes of a file of prompts, at most."""
+"""Largest size of a file of prompts, in bytes."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -29,7 +29,7 @@ EXAMPLE = '{"prompt": "What is 6 times 7?", "expected": "42"}'
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a file.
+    """A fault in a file.
 
     Attributes:
         kind: "file", "line" or "regex".
@@ -44,13 +44,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One line of the file.
+    """One line of a file of prompts.
 
     Attributes:
         line: its number, counted from 1.
-        messages: of a chat; None where `text` is to be gone on with.
-        expected: what the answer must match; "" where the file need not say.
-        digest: of the prompt alone: answers are kept by it.
+        messages: of a chat; None if the model is to continue `text`.
+        expected: pattern that the answer must match; "" if the file need not have one.
+        digest: of the prompt alone; answers are recorded under it.
     """
 
     line: int
@@ -61,22 +61,22 @@ class Prompt:
 
     @property
     def matches_nothing(self) -> bool:
-        """Whether an empty answer matches, so that every answer does."""
+        """Return whether the pattern matches an empty answer, and thus every answer."""
         return re.search(self.expected, "") is not None and re.search(self.expected, "\0") is not None
 
     @property
     def title(self) -> str:
-        """Its last words, on one line."""
+        """Return the prompt's last words, on one line."""
         last = self.text if self.messages is None else self.messages[-1]["content"]
         words = " ".join((last if isinstance(last, str) else json.dumps(last, ensure_ascii=False)).split())
         return words if len(words) <= 60 else f"{words[:57]}..."
 
 
 def read(path: Path, chat: bool = True) -> list[Prompt]:
-    """The prompts of a file.
+    """Read the prompts of a file.
 
     Raises:
-        UserError: for its first fault; with the number of the others.
+        UserError: the file has a fault; the message describes the first and counts the others.
     """
     prompts, faults = parse(path, chat)
     if faults:
@@ -88,11 +88,11 @@ def read(path: Path, chat: bool = True) -> list[Prompt]:
 
 
 def parse(path: Path, chat: bool = True, expected: bool = True) -> tuple[list[Prompt], list[Fault]]:
-    """The prompts of a file, and all of its faults.
+    """Read the prompts of a file, and return them with all faults.
 
     Args:
-        chat: whether a "prompt" is a user's turn; else it is text to go on with.
-        expected: whether each line must say what its answer has to match.
+        chat: whether a "prompt" is a user's turn; otherwise the model continues it as text.
+        expected: whether each line must have a pattern for its answer.
     """
     if is_endless(path):
         return [], [Fault("file", None, f"it {ENDLESS}", INTO_A_FILE)]
@@ -109,7 +109,7 @@ def parse(path: Path, chat: bool = True, expected: bool = True) -> tuple[list[Pr
     prompts: list[Prompt] = []
     faults: list[Fault] = []
     seen: dict[str, int] = {}
-    # Not splitlines, which splits at U+2028 and others that JSON strings may hold.
+    # splitlines would also split at U+2028 and similar characters, which JSON strings may hold.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue

@@ -1,6 +1,6 @@
-"""What an evaluation found: answers held against what they must match, and the table of both sides.
+"""The result of an evaluation: judges answers by what they must match, and writes the table of both sides.
 
-The table has the sides' intervals and their paired difference.
+The table has each side's intervals and the paired difference between the sides.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .evaluate_prompts import Prompt
 from .evaluate_tasks import Score, TaskOutcome
 
 SECONDS = 2.0
-"""That one search may take. Python's re can take exponential time: (a+)+$ does."""
+"""The time limit of one search. Python's re can take exponential time, for example for (a+)+$."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """How a prompt went on one side.
+    """The outcome of one prompt on one side.
 
     Attributes:
-        answered, passed: samples that have an answer, and those of them that match.
-        cut: answers that `max_tokens` ended.
-        missing: samples without an answer.
-        undecided: the expression was given up; nothing is said of the prompt.
+        answered, passed: number of samples with an answer, and number of those that match.
+        cut: number of answers that `max_tokens` ended.
+        missing: number of samples without an answer.
+        undecided: the search took too long, so the prompt is not judged.
     """
 
     prompt: Prompt
@@ -39,7 +39,7 @@ class Judged:
     undecided: bool = False
 
     def rate(self, k: int) -> float | None:
-        """pass@k; None where too few samples were answered or judged."""
+        """Return pass@k, or None if too few samples were answered or judged."""
         return (
             None
             if self.undecided or self.answered < k
@@ -50,10 +50,10 @@ class Judged:
 def judge(
     prompts: Sequence[Prompt], answers: SideAnswers, settings: SamplingSettings, seconds: float = SECONDS
 ) -> list[Judged]:
-    """Every prompt's outcome, in order.
+    """Return the outcome of every prompt, in order.
 
     Args:
-        seconds: that one search may take. In the main thread alone: elsewhere searches are not ended.
+        seconds: time limit of one search. It works only in the main thread; other threads have no limit.
     """
     return [_one(prompt, answers, settings, seconds) for prompt in prompts]
 
@@ -75,18 +75,18 @@ def _one(prompt: Prompt, answers: SideAnswers, settings: SamplingSettings, secon
 FAULTS_SHOWN = 5
 
 TEXTS = ("prompt", "metric")
-"""Columns of text among those of numbers."""
+"""Columns that hold text; the others hold numbers."""
 
 
 @dataclass
 class SideResults:
-    """What is known of a side.
+    """The results of one side.
 
     Attributes:
-        judged: its answers to the recipe's own prompts.
-        others: answers that are recorded under other settings, and left out.
-        failures: of requests, one sentence each.
-        outcomes: of lm-eval's tasks.
+        judged: outcomes of the recipe's own prompts.
+        others: number of recorded answers that were left out because their settings differ.
+        failures: one sentence for each failed request.
+        outcomes: the outcomes of lm-eval's tasks.
     """
 
     side: Side
@@ -103,13 +103,13 @@ def summary(
     tasks: Sequence[str],
     found: Mapping[str, SideResults],
 ) -> dict[str, Any]:
-    """All figures, as plain data.
+    """Return all figures as plain data.
 
     Args:
         name: of the recipe.
-        file: of the recipe's own prompts.
-        tasks: of lm-eval.
-        found: by the name of the side.
+        file: the file of the recipe's own prompts.
+        tasks: the names of lm-eval's tasks.
+        found: the results by the side's name.
     """
     return {
         "name": name,
@@ -155,7 +155,7 @@ def _rates(k: int, found: Mapping[str, SideResults]) -> dict[str, Any]:
 
 
 def _task(task: str, found: Mapping[str, SideResults]) -> list[dict[str, Any]]:
-    """A row for each metric of a task, on both sides where both were asked in the same way."""
+    """Return a row for each metric of a task; both sides are in it if both were asked in the same way."""
     outcomes = {
         side: outcome
         for side, one in found.items()
@@ -190,7 +190,7 @@ def _score(key: tuple[str, str, str], sides: Mapping[str, Score]) -> dict[str, A
 
 
 def _estimate(score: Score) -> intervals.MeanEstimate | None:
-    """Wilson's interval of a share of questions; else by lm-eval's standard error."""
+    """Return Wilson's interval for a share of questions, else the interval from lm-eval's standard error."""
     values = list(score.each.values())
     if values and all(0 <= value <= 1 for value in values):
         found = intervals.mean_rate(values)
@@ -204,7 +204,7 @@ def _difference(base: Score, tuned: Score) -> dict[str, Any] | None:
         keys = sorted(base.each)
         first, second = [base.each[key] for key in keys], [tuned.each[key] for key in keys]
         found = intervals.paired(first, second)
-        # A metric that is no mean over questions (F1, perplexity) has another difference.
+        # The paired difference is valid only for a mean over questions, not for F1 or perplexity.
         if abs(found.value - (tuned.value - base.value)) < 1e-6:
             return {**asdict(found), "paired": True}
     if base.error is None or tuned.error is None:
@@ -216,7 +216,7 @@ def _difference(base: Score, tuned: Score) -> dict[str, Any] | None:
 def _problems(
     settings: SamplingSettings, file: str | None, tasks: Sequence[str], found: Mapping[str, SideResults]
 ) -> list[str]:
-    """What makes the table incomplete, a sentence each."""
+    """Return a sentence for each thing that makes the table incomplete."""
     problems = []
     for side, one in found.items():
         title = TITLES[side]
@@ -277,7 +277,7 @@ def _notes(found: Mapping[str, SideResults]) -> list[str]:
 
 
 def markdown(data: Mapping[str, Any]) -> str:
-    """The summary as a page."""
+    """Return the summary as a Markdown page."""
     sides = [side for side in (BASE, TUNED) if side in data["sides"]]
     lines = [f"# Evaluation of {data['name']}", ""]
     for side in sides:
@@ -376,6 +376,6 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that a table's cell shows as it is."""
+    """Escape text so that a table's cell shows it unchanged."""
     shown = "".join(c if c.isprintable() else "?" for c in text)
     return shown.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "\\`")

@@ -1,7 +1,7 @@
-"""Runs lm-evaluation-harness tasks against a server, each in a process of its own, and reads its results.
+"""Runs lm-evaluation-harness tasks against a server, one process per task, and reads the results.
 
-lm-eval has an environment of its own (requirements-eval.txt): it needs transformers and much else. The
-server's key reaches it as OPENAI_API_KEY, which it reads from its environment.
+lm-eval has its own environment (requirements-eval.txt), because it needs transformers and many other
+packages. It reads the server's key from the environment variable OPENAI_API_KEY.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from ..errors import UserError
 from .client import KEY_VARIABLE
 
 MODELS = {"chat": "local-chat-completions", "completions": "local-completions"}
-"""lm-eval's names of what asks an endpoint. The first leaves the chat template to the server, and cannot ask
-for the log probabilities of prompts; the second tokenizes by itself."""
+"""lm-eval's names of its clients. The chat client lets the server apply the chat template, and cannot request
+log probabilities of prompts. The completions client tokenizes by itself."""
 
 LOG, SETTINGS = "lm-eval.log", "settings.json"
-"""Beside lm-eval's results of a task: what it printed, and how it was asked, written when it has ended."""
+"""Files next to lm-eval's results of a task: its output, and the settings, written when lm-eval has ended."""
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """How a task is asked; results under different settings are not compared.
+    """How a task is run; results under different settings are not compared.
 
     Attributes:
         api: "chat" or "completions".
-        limit: questions that are asked; None asks all.
-        max_tokens: of an answer, where the task does not say.
-        max_length: of question and answer together, in tokens; longer questions lose their start.
-        tokenizer: for "completions": a folder or a Hugging Face id.
+        limit: number of questions; None for all.
+        max_tokens: largest length of an answer, if the task does not set it.
+        max_length: largest sum of question and answer, in tokens; longer questions lose their start.
+        tokenizer: for "completions" only: a folder or a Hugging Face id.
     """
 
     api: str = "chat"
@@ -54,12 +54,12 @@ class Score:
     """One metric of a task.
 
     Attributes:
-        task: its name, or a subtask's.
+        task: name of the task or of a subtask.
         metric, filter: as lm-eval names them.
-        error: the standard error; None where lm-eval gives none.
-        questions: that were asked.
-        better: "higher" or "lower".
-        each: the metric by question, where lm-eval logs it; for the task that was asked for alone.
+        error: the standard error; None if lm-eval gives none.
+        questions: number of questions.
+        better: which values are better, "higher" or "lower".
+        each: the metric by question, if lm-eval logs it; only for the requested task, not for its subtasks.
     """
 
     task: str
@@ -74,11 +74,11 @@ class Score:
 
 @dataclass(frozen=True)
 class TaskOutcome:
-    """A task's scores, or the sentence that says why there are none.
+    """A task's scores, or a sentence that says why there are none.
 
     Attributes:
         version: of lm-eval.
-        empty: answers without content, which lm-eval counts as wrong ones.
+        empty: number of answers without content, which lm-eval counts as wrong.
     """
 
     task: str
@@ -90,11 +90,11 @@ class TaskOutcome:
 
 
 def find_program(given: str | None, requirements: str | None) -> str:
-    """lm_eval's program.
+    """Find lm_eval's program.
 
     Args:
-        given: its path, or None for the one that is found by name.
-        requirements: the file that pins it.
+        given: its path; None searches for it by name.
+        requirements: the requirements file that pins it.
     """
     found = shutil.which(given or "lm_eval")
     if found is None:
@@ -109,14 +109,14 @@ def find_program(given: str | None, requirements: str | None) -> str:
 
 @dataclass(frozen=True)
 class LmEval:
-    """lm-eval, against a server.
+    """lm-eval's program, and the server that it evaluates.
 
     Attributes:
         program: its path.
-        url: the server's, without /v1.
-        model: the name that it is served by.
-        at_once: requests in flight.
-        include: a folder of further tasks' YAML files.
+        url: the server's address, without /v1.
+        model: the served name.
+        at_once: number of concurrent requests.
+        include: folder of additional tasks' YAML files.
     """
 
     program: str
@@ -127,10 +127,10 @@ class LmEval:
 
 
 def run_task(lm_eval: LmEval, task: str, settings: TaskSettings, folder: Path) -> TaskOutcome:
-    """A task's outcome: the one that `folder` has under the same settings, or that of a run.
+    """Return a task's outcome: the recorded one if its settings are the same, else that of a new run.
 
     Args:
-        folder: of the side; a folder for each task is made in it.
+        folder: the side's folder; each task gets a folder in it.
     """
     place = _place(folder, task)
     before = recorded(folder, task)
@@ -157,7 +157,7 @@ def run_task(lm_eval: LmEval, task: str, settings: TaskSettings, folder: Path) -
 
 
 def command(lm_eval: LmEval, task: str, settings: TaskSettings, folder: Path) -> list[str]:
-    """The words that start lm-eval."""
+    """Return the command line that starts lm-eval."""
     arguments: dict[str, Any] = {
         "model": lm_eval.model,
         "base_url": lm_eval.url + PATHS[settings.api],
@@ -170,7 +170,7 @@ def command(lm_eval: LmEval, task: str, settings: TaskSettings, folder: Path) ->
     if settings.api == "completions":
         arguments |= {"tokenizer": settings.tokenizer or lm_eval.model, "tokenizer_backend": "huggingface"}
     words = [lm_eval.program, "run", "--model", MODELS[settings.api]]
-    # As JSON: as key=value, a name that looks like a number would become one.
+    # JSON, because lm-eval would turn a name that looks like a number into one if it were given as key=value.
     words += ["--model_args", json.dumps(arguments), "--tasks", task]
     words += ["--output_path", str(folder / "lm-eval"), "--log_samples"]
     if settings.api == "chat":
@@ -183,7 +183,7 @@ def command(lm_eval: LmEval, task: str, settings: TaskSettings, folder: Path) ->
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """lm-eval's: with the server's key by the name that it reads, and no module path of this script's."""
+    """Return lm-eval's environment: the server's key under the name that lm-eval reads, and no PYTHONPATH."""
     passed = {
         name: value for name, value in inherited.items() if name not in ("PYTHONPATH", "OPENAI_API_KEY")
     }
@@ -191,7 +191,7 @@ def environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def explained(log: str, status: int) -> str:
-    """Why lm-eval ended, in one sentence, from what it printed."""
+    """Explain in one sentence why lm-eval ended, from its output."""
     missing = re.findall(r"Tasks? not found: (.+)", log)
     if missing:
         return "lm-eval knows no such task; `lm_eval ls tasks` lists them, --include-path DIR adds more"
@@ -223,7 +223,7 @@ def explained(log: str, status: int) -> str:
 
 
 def read_results(folder: Path, task: str, settings: TaskSettings) -> TaskOutcome:
-    """What a run of lm-eval left in `folder`."""
+    """Read the results that a run of lm-eval wrote to `folder`."""
     files = sorted((folder / "lm-eval").glob("*/results_*.json"))
     try:
         results = json.loads(files[-1].read_text("utf-8"))
@@ -239,7 +239,7 @@ def read_results(folder: Path, task: str, settings: TaskSettings) -> TaskOutcome
 
 
 def recorded(folder: Path, task: str) -> TaskOutcome | None:
-    """The outcome of an earlier run that ended, from lm-eval's results in a side's folder of tasks."""
+    """Read the outcome of an earlier run that ended, from a side's folder of tasks; None if there is none."""
     place = _place(folder, task)
     try:
         settings = TaskSettings(**json.loads((place / SETTINGS).read_text("utf-8")))
@@ -249,7 +249,7 @@ def recorded(folder: Path, task: str) -> TaskOutcome | None:
 
 
 def _without_key(log: Path) -> str:
-    """What a log says, after the server's key has been taken out of it."""
+    """Remove the server's key from a log, and return the log's text."""
     said, key = log.read_text("utf-8", "replace"), os.environ.get(KEY_VARIABLE)
     if key and key in said:
         said = said.replace(key, "***")
@@ -262,7 +262,7 @@ def _place(folder: Path, task: str) -> Path:
 
 
 def _scores(results: Mapping[str, Any], task: str, folder: Path) -> Sequence[Score]:
-    """The task's own metrics first, then those of the tasks that it is a group of."""
+    """Return the task's own metrics, followed by those of its subtasks if it is a group."""
     table = {**results["results"], **results.get("groups", {})}
     names = sorted(table, key=lambda name: (name != task, name))
     scores = []
@@ -284,7 +284,7 @@ def _scores(results: Mapping[str, Any], task: str, folder: Path) -> Sequence[Sco
 
 
 def _each(folder: Path, task: str, metric: str, filter: str) -> dict[str, float]:
-    """A metric question by question; {} where it is not a number for each."""
+    """Return a metric by question; {} if it is not one number per question."""
     values: dict[str, float] = {}
     for file in folder.glob(f"samples_{task}_*.jsonl"):
         for line in file.read_text("utf-8").split("\n"):

@@ -1,4 +1,4 @@
-"""The outcomes of checks: run one after another, each a line with its seconds, and all of them as JSON."""
+"""The outcomes of checks: a printed line with its seconds for each check, and all outcomes as JSON."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from ..errors import UserError
 from .client import REFUSED, SILENT, ServerError
 
 OK, FAILED, NOT_MADE = "ok", "FAILED", "-"
-"""A check's state; the last is of one that was not made, and says why."""
+"""The states of a check. The last means that the check was skipped; its text says why."""
 
 NAME_WIDTH = 18
 
 
 class CheckFailed(UserError):
-    """A check's outcome: the server answers, and not as it should."""
+    """The server answers, but the answer is wrong."""
 
 
 class Stopped(Exception):
-    """What failed leaves nothing for the checks after it: the server is gone, hangs, or lets nobody in."""
+    """The remaining checks are pointless: the server is gone, does not respond, or refuses access."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check that did not fail has to say.
+    """The result of a check that did not fail.
 
     Attributes:
-        text: goes into its line.
+        text: the text of its line.
         notes, warnings: sentences that follow the line.
         figures: for the JSON.
-        made: False where the check was not made, as `text` says.
+        made: False if the check was skipped, for the reason in `text`.
     """
 
     text: str = ""
@@ -43,10 +43,10 @@ class Finding:
 
 
 class Findings:
-    """Runs checks and keeps what they found.
+    """Runs checks and records their outcomes.
 
     Args:
-        stream: where the lines go.
+        stream: where the lines are written.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -55,18 +55,18 @@ class Findings:
 
     @property
     def failed(self) -> int:
-        """How many checks failed."""
+        """Return the number of failed checks."""
         return sum(check["state"] == FAILED for check in self.checks)
 
     def check(self, name: str, work: Callable[[], Finding], essential: bool = False) -> None:
-        """Runs one check, and writes its line.
+        """Run one check, and write its line.
 
         Args:
-            work: raises UserError where it fails.
-            essential: whether nothing else can be checked where it fails.
+            work: the check; it raises UserError to fail.
+            essential: whether a failure makes all further checks pointless.
 
         Raises:
-            Stopped: it failed and was essential, or the server is gone or does not answer.
+            Stopped: an essential check failed, or the server is gone or does not answer.
         """
         started = time.monotonic()
         try:
@@ -97,6 +97,6 @@ class Findings:
 
 
 def quoted(text: str, limit: int = 60) -> str:
-    """The start of a text, on one line and in quotes."""
+    """Return the start of a text, on one line and in quotes."""
     words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return f'"{words if len(words) <= limit else words[: limit - 3] + "..."}"'

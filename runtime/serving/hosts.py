@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from its own machine alone."""
+    """Return whether an address can be reached only from its own machine."""
     if host == "localhost":
         return True
     try:

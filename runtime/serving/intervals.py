@@ -1,7 +1,7 @@
-"""Pass rates with intervals: over prompts, because samples of one prompt are not independent of each other.
+"""Pass rates with intervals over prompts, because the samples of one prompt are not independent.
 
 pass@k: Chen et al., Evaluating Large Language Models Trained on Code (2021), arXiv:2107.03374, equation 1.
-Wilson's interval: Wilson (1927), JASA 22. At the effective sample size of clustered samples, as for surveys:
+Wilson's interval: Wilson (1927), JASA 22. With the effective sample size of clustered samples, as in surveys:
 Korn and Graubard (1998), Survey Methodology 24; Franco et al. (2019), J. Survey Statistics and Methodology 7.
 """
 
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 Z95 = 1.959963984540054
-"""Of the standard normal distribution, for 95 %."""
+"""The standard normal distribution's quantile for a two-sided 95 % interval."""
 
 DRAWS = 4_000_000
-"""Random draws of one bootstrap, at most; they take about a second."""
+"""The largest number of random draws of one bootstrap; they take about a second."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Difference:
     """A paired difference of means over the same prompts.
 
     Attributes:
-        value, low, high: mean and the ends of its 95 % interval.
-        better, worse: prompts where the second side is above, and below, the first.
-        p_value: of the two-sided sign test on those, which is McNemar's exact test for one sample a prompt.
+        value, low, high: the mean and the ends of its 95 % interval.
+        better, worse: number of prompts where the second side is above, and below, the first.
+        p_value: of the two-sided sign test on them; with one sample per prompt it is McNemar's exact test.
     """
 
     value: float
@@ -49,10 +49,10 @@ class Difference:
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """The chance that one of k samples passes, without bias, from `passed` of `samples` that did.
+    """Estimate without bias the chance that one of k samples passes, given that `passed` of `samples` did.
 
     Raises:
-        ValueError: when there are fewer than k samples, or more have passed than there are.
+        ValueError: there are fewer than k samples, or `passed` is larger than `samples`.
     """
     if not 0 <= passed <= samples or not 1 <= k <= samples:
         raise ValueError(f"pass@{k} of {passed} in {samples}")
@@ -60,19 +60,19 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def ladder(samples: int) -> list[int]:
-    """The k that pass@k is told for: 1, 2, 5, 10, 20, 50 ... below `samples`, and `samples`."""
+    """Return the values of k for which pass@k is reported: 1, 2, 5, 10, 20 ... and `samples` itself."""
     steps = (digit * 10**power for power in range(len(str(samples))) for digit in (1, 2, 5))
     return [*(k for k in steps if k < samples), samples]
 
 
 def mean_rate(rates: Sequence[float]) -> MeanEstimate:
-    """The mean of a rate over prompts, with Wilson's interval at the effective sample size.
+    """Return the mean of a rate over prompts, with Wilson's interval at the effective sample size.
 
-    The effective size is that of a simple random sample of the same variance as these prompts have, and at
-    least their number. For rates of 0 and 1 alone it is their number: Wilson's own interval.
+    The effective size is the size of a simple random sample with the same variance as these prompts, and at
+    least their number. If all rates are 0 or 1, it equals their number, which gives Wilson's own interval.
 
     Args:
-        rates: between 0 and 1, one a prompt; at least one.
+        rates: one value between 0 and 1 for each prompt; at least one.
     """
     count = len(rates)
     mean = math.fsum(rates) / count
@@ -83,7 +83,7 @@ def mean_rate(rates: Sequence[float]) -> MeanEstimate:
 
 
 def wilson(share: float, size: float) -> MeanEstimate:
-    """Wilson's score interval of a share that was seen in a sample of `size`."""
+    """Return Wilson's score interval of a share observed in a sample of `size`."""
     square = Z95 * Z95
     middle = (share + square / (2 * size)) / (1 + square / size)
     half = Z95 / (1 + square / size) * math.sqrt(share * (1 - share) / size + square / (4 * size * size))
@@ -91,16 +91,16 @@ def wilson(share: float, size: float) -> MeanEstimate:
 
 
 def normal(mean: float, standard_error: float) -> MeanEstimate:
-    """The interval of a mean whose standard error is known."""
+    """Return the 95 % interval of a mean with a known standard error."""
     return MeanEstimate(mean, mean - Z95 * standard_error, mean + Z95 * standard_error)
 
 
 def paired(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Difference:
-    """second - first, prompt by prompt, with a bootstrap interval over prompts (percentiles).
+    """Return the mean of second - first over prompts, with a percentile bootstrap interval over prompts.
 
     Args:
         first, second: a value for each prompt, in the same order; at least one.
-        seed: of the resampling; the same numbers give the same interval.
+        seed: of the resampling; the same seed and numbers give the same interval.
     """
     deltas = [b - a for a, b in zip(first, second, strict=True)]
     count = len(deltas)
@@ -120,7 +120,7 @@ def paired(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Di
 
 
 def sign_test(better: int, worse: int) -> float:
-    """How likely so uneven a split, or one more uneven, is when both are equally likely."""
+    """Return the probability of a split at least this uneven if both outcomes are equally likely."""
     count = better + worse
     tail = sum(math.comb(count, i) for i in range(min(better, worse) + 1))
     return float(min(Fraction(1), Fraction(2 * tail, 2**count)))

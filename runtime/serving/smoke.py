@@ -1,7 +1,7 @@
-"""Asks a new server all that its clients will: python3 -m runtime.serving.smoke --url URL --model NAME
+"""Check a new server as its clients use it: python3 -m runtime.serving.smoke --url URL --model NAME
 
-A line for each check. Exit status: 0 all are well, 1 one failed, 2 wrong usage, 130 after Ctrl-C. The
-server's API key comes from VLLM_API_KEY; that of --base-url from VLLM_BASE_API_KEY.
+It prints a line for each check. Exit status: 0 all checks passed, 1 one failed, 2 wrong usage, 130 after
+Ctrl-C. The server's API key comes from VLLM_API_KEY, the key for --base-url from VLLM_BASE_API_KEY.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROMPTS = (
     "Write one sentence about the sea.",
     "Explain in two sentences what a compiler does.",
 )
-"""Asked where the recipe names none."""
+"""The prompts to use when the recipe names none."""
 
 CAUSES = (
     "an untrained or wrong checkpoint was exported, lora_alpha is 0, or another folder than this recipe's "
@@ -46,7 +46,7 @@ MERGE_CAUSES = (
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     for stream in (sys.stdout, sys.stderr):
-        # Answers hold characters that not every terminal's encoding has.
+        # Answers can hold characters that the terminal's encoding lacks.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\nstopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read the lines has gone; Python would complain about what is left to write.
+        # The reader of our output has closed the pipe; Python would report an error for the rest at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -150,7 +150,7 @@ def _difference(tuned: ServedModel, arguments: argparse.Namespace) -> Finding:
 def _write(
     path: Path, client: Client, arguments: argparse.Namespace, findings: Findings, seconds: float
 ) -> None:
-    """The outcome as JSON; the figures of every check are under `figures` too."""
+    """Write the outcome as JSON; `figures` repeats the figures of all checks."""
     figures: dict[str, Any] = {}
     for check in findings.checks:
         figures |= {
@@ -203,30 +203,30 @@ def _time(text: str) -> float:
 
 
 PAUSES = (0.2, 0.5, 1.0, 2.0)
-"""Seconds between questions; the last again and again."""
+"""Seconds between attempts; the last value repeats."""
 
 ANSWER_SECONDS = 10.0
-"""That one question may take."""
+"""The timeout of one attempt, in seconds."""
 
 HOPELESS = (400, 401, 403, 404)
-"""Statuses of /health that waiting does not change: something else than vLLM answers."""
+"""Statuses of /health that waiting does not change: the server is not vLLM."""
 
 Say = Callable[[float, str], None]
-"""Is told, at every question, the seconds so far and what is being waited for."""
+"""Called at every attempt with the seconds so far and the reason for waiting."""
 
 
 def wait(client: Client, minutes: float, say: Say) -> float:
-    """Asks /health until it answers.
+    """Ask /health until it answers.
 
     Args:
-        minutes: at most.
+        minutes: how long to wait at most.
 
     Returns:
         The seconds that it took.
 
     Raises:
-        UserError: not within `minutes`, or it cannot come: the host is unknown, the server answered and then
-            no longer listens.
+        UserError: /health did not answer within `minutes`, or never will: the host is unknown, or the server
+            answered before and no longer listens.
     """
     started = time.monotonic()
     asking = client.within(ANSWER_SECONDS)
@@ -276,10 +276,10 @@ def _waited_for(error: ServerError) -> str:
 
 
 class Waited:
-    """Tells of waiting on one line that is rewritten on a terminal, elsewhere in a line now and then.
+    """Shows that it is waiting: one line that is rewritten on a terminal, elsewhere a line per interval.
 
     Args:
-        interval: seconds between lines where the stream is no terminal.
+        interval: seconds between lines if the stream is not a terminal.
     """
 
     def __init__(self, stream: TextIO | None = None, interval: float = 30.0) -> None:
@@ -293,7 +293,7 @@ class Waited:
     def __call__(self, seconds: float, reason: str) -> None:
         line = f"waiting for the server, {duration(seconds)}: {reason}"
         if self.terminal:
-            # A line that wraps could not be rewritten.
+            # A line that wraps cannot be rewritten.
             line = line[: shutil.get_terminal_size().columns - 1]
             self.stream.write("\r" + line.ljust(self.width))
             self.width = len(line)
@@ -304,7 +304,7 @@ class Waited:
         self.stream.flush()
 
     def end(self) -> None:
-        """Takes the line away."""
+        """Erase the line."""
         if self.terminal and self.width:
             self.stream.write("\r" + " " * self.width + "\r")
             self.stream.flush()
@@ -315,13 +315,13 @@ RECORD = "merge.json"
 
 
 def merged(folder: Path, name: str) -> Finding:
-    """What was merged into the weights in `folder`.
+    """Describe what was merged into the weights in `folder`.
 
     Args:
-        name: of the recipe that is served.
+        name: of the served recipe.
 
     Raises:
-        Failed: nothing was merged, or merge.json is not what merge.py writes.
+        CheckFailed: nothing was merged, or merge.json does not have the form that merge.py writes.
     """
     path = folder / RECORD
     try:
@@ -365,7 +365,7 @@ def _described(lora: dict[str, Any] | None) -> str:
 
 
 def _same_files(record: dict[str, Any]) -> bool:
-    """Whether every file of the base's weights is there unchanged; False where hashes are not known."""
+    """Return whether every file of the base's weights is present and unchanged; False without hashes."""
     base, files = record["base"]["files"], record["files"]
     return bool(base) and all(
         "sha256" in known and files.get(file, {}).get("sha256") == known["sha256"]

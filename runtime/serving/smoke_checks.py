@@ -1,6 +1,6 @@
-"""The single checks of smoke.py. Each returns what it found, and raises UserError where it fails.
+"""The individual checks of smoke.py. Each returns its finding, and raises UserError to fail.
 
-The last compares a fine-tuned model with its base, by greedy answers and their log probabilities.
+The last one compares a fine-tuned model with its base, by greedy answers and their log probabilities.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ ROUTES = (
     *("/start_profile", "/stop_profile", "/reset_prefix_cache", "/reset_mm_cache", "/sleep", "/wake_up"),
     *("/collective_rpc", "/scale_elastic_ep", "/load_lora_adapter", "/unload_lora_adapter"),
 )
-"""Routes that some version of vLLM has outside of what its key guards. /invocations asks the model."""
+"""Routes of various vLLM versions that its API key does not protect. /invocations runs the model."""
 
 FIRST = "Name three colors of the rainbow."
 SECOND = "Count from one to twenty in words."
-"""Another one, so that nothing of the first request's cache answers it."""
+"""A different prompt, so that the server cannot reuse its cache of the first request."""
 
 ANSWER_TOKENS = 32
 PACED_TOKENS = 64
 
 TIE = 0.1
-"""Two tokens whose log probabilities are this close may change places: how requests are batched changes the
-order of sums in bfloat16."""
+"""Two tokens whose log probabilities are this close may swap places, because batching changes the order of
+sums in bfloat16."""
 
 TOGETHER_SECONDS = 5e-4
-"""Between chunks, on average. No decode step is that quick: chunks that are were held back and let go."""
+"""Mean seconds between chunks. No decode step is this fast: faster chunks were buffered and sent together."""
 
 STREAMS = 5
-"""Of which one is to come chunk by chunk: a server that has to wait for a processor sends many at once."""
+"""Number of streams to try. One must arrive chunk by chunk; a server short of CPU time sends many at once."""
 
 PAUSES = 3
-"""The longest pauses between chunks, which do not count: this machine may have done something else."""
+"""Number of longest pauses between chunks to ignore: this machine may have been busy."""
 
 TELLING_SECONDS = 0.05
-"""An answer that is quicker than this says nothing about its chunks."""
+"""An answer that takes less time does not show how its chunks arrive."""
 
 
 def served(client: Client, name: str, base: str | None) -> Finding:
-    """The models of /v1/models: `name`, and where it is an adapter its base."""
+    """Check that /v1/models lists `name` and, if it is an adapter, its base."""
     cards = client.cards()
     found = list(cards)
     missing = [wanted for wanted in (name, base) if wanted is not None and wanted not in found]
@@ -66,7 +66,7 @@ def served(client: Client, name: str, base: str | None) -> Finding:
 
 
 def version(client: Client, checked: str | None) -> Finding:
-    """vLLM's version, held against the one that the recipe's flags were checked against."""
+    """Compare vLLM's version with the one that the recipe's flags were checked against."""
     found = client.version()
     if found is None:
         return Finding("the server does not tell its version", made=False)
@@ -79,7 +79,7 @@ def version(client: Client, checked: str | None) -> Finding:
 
 
 def key(model: ServedModel, demanded: bool) -> Finding:
-    """That a request without a key, or with another, gets 401."""
+    """Check that a request without a key, or with a wrong key, gets status 401."""
     path, body = model.path, model.question(FIRST, 1)
     stranger, wrong = model.client.without_key(), model.client.with_key("wrong")
     attempts = (
@@ -105,9 +105,9 @@ def key(model: ServedModel, demanded: bool) -> Finding:
 
 
 def _unguarded(stranger: Client) -> list[str]:
-    """Routes beside /v1 that a server has, and for which it asks for no key.
+    """Return the server's routes outside /v1 that do not require the key.
 
-    Each is asked by GET, which no route that does something takes: it then says 405, and does nothing.
+    Each is requested by GET. A route that changes something does not accept GET and answers 405.
     """
     found = []
     for path in ROUTES:
@@ -121,7 +121,7 @@ def _unguarded(stranger: Client) -> list[str]:
 
 
 def unknown(model: ServedModel) -> Finding:
-    """That a model that is not served gets 404."""
+    """Check that a request for an unknown model gets status 404."""
     try:
         model.client.post(model.path, model.question(FIRST, 1, model=UNKNOWN))
     except ServerError as error:
@@ -132,7 +132,7 @@ def unknown(model: ServedModel) -> Finding:
 
 
 def base_model(client: Client) -> str:
-    """The name of a server's model that is no adapter."""
+    """Return the name of the server's model that is not an adapter."""
     for name, card in client.cards().items():
         if card.get("parent") is None:
             return name
@@ -140,18 +140,18 @@ def base_model(client: Client) -> str:
 
 
 class SmokeAnswers:
-    """Three requests: streamed, the same one whole, and a longer stream for the pace."""
+    """Three requests: a streamed one, the same one without streaming, and a longer stream for timing."""
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
         self.body = model.question(FIRST, ANSWER_TOKENS)
-        # Past its end, so that there is enough to time.
+        # Generates past the end token, so that there is enough to time.
         self.paced = model.question(SECOND, PACED_TOKENS, ignore_eos=True)
         self.stream: Streamed | None = None
         self.answer: Whole | None = None
 
     def first_request(self) -> Finding:
-        """The first request that the server gets from here, streamed."""
+        """Send the first request that the server gets from here, streamed."""
         self.stream = stream = self.model.streamed(self.body)
         return Finding(
             f"first token after {_seconds(stream.first)}",
@@ -159,7 +159,7 @@ class SmokeAnswers:
         )
 
     def completion(self) -> Finding:
-        """A whole answer."""
+        """Check an answer without streaming."""
         self.answer = answer = self.model.whole(self.body)
         if answer.finish_reason not in ("stop", "length"):
             raise CheckFailed(f"the answer ended by `{answer.finish_reason}`", "look at the server's log")
@@ -174,7 +174,7 @@ class SmokeAnswers:
         return Finding(f"{tokens}: {quoted(text)}", warnings=warnings)
 
     def streaming(self) -> Finding:
-        """That the streamed answer is the whole one, that chunks come one by one, and how quickly."""
+        """Check that the streamed answer equals the other, and that chunks arrive one by one; time them."""
         notes = []
         if self.stream is not None and self.answer is not None:
             notes += self._same(self.stream, self.answer)
@@ -195,7 +195,7 @@ class SmokeAnswers:
         return Finding(text, tuple(notes), figures=figures)
 
     def _paced(self) -> tuple[Streamed, list[str]]:
-        """A stream whose chunks come one by one, and notes about it."""
+        """Return a stream whose chunks arrive one by one, and notes about it."""
         for _ in range(STREAMS - 1):
             stream = self.model.streamed(self.paced)
             with suppress(CheckFailed):
@@ -204,9 +204,9 @@ class SmokeAnswers:
         return stream, came_one_by_one(stream)
 
     def _same(self, stream: Streamed, answer: Whole) -> list[str]:
-        """That both are one answer; a note where numerics parted them.
+        """Check that both answers are equal; return a note if only rounding made them differ.
 
-        The last characters may lack bytes that did not come: a stream then leaves them out.
+        The last characters may lack bytes of tokens that were not generated; a stream leaves them out.
         """
         parts = [
             tuple(text.rstrip("\N{REPLACEMENT CHARACTER}") for text in one.text) for one in (stream, answer)
@@ -235,7 +235,7 @@ class SmokeAnswers:
         )
 
     def _margin(self, answer: Whole, at: int) -> float | None:
-        """Between the two likeliest tokens at a place of the answer; None where it cannot be told."""
+        """Return the gap between the two likeliest tokens at a place of the answer; None if it is unknown."""
         scored = self.model.scored(self.model.prompt_tokens(FIRST), ANSWER_TOKENS)
         if answer.tokens is None or scored.tokens[:at] != answer.tokens[:at] or at >= len(scored.logprobs):
             return None
@@ -244,7 +244,7 @@ class SmokeAnswers:
 
 
 def came_one_by_one(stream: Streamed) -> list[str]:
-    """That the chunks did not all come at once."""
+    """Check that the chunks did not arrive all at once; return notes."""
     help = "something on the way holds the stream back: switch off the proxy's buffering"
     chunks = len(stream.times)
     if chunks == 1:
@@ -269,23 +269,23 @@ def _seconds(seconds: float) -> str:
 
 
 SAME = 1e-4
-"""Log probabilities closer than this are equal. One server computes a model and its no-op adapter alike."""
+"""Log probabilities closer than this are equal: one server computes a no-op adapter exactly like the base."""
 
 NUMERICS = 0.05
-"""Two servers of one model may differ by this much, in bfloat16."""
+"""Log probabilities from two servers of one model may differ by this much, in bfloat16."""
 
 COMPARED_TOKENS = 24
 
 
 @dataclass(frozen=True)
 class ComparedAnswers:
-    """One prompt's answers.
+    """The answers of both models to one prompt.
 
     Attributes:
-        must: whether the recipe says that they differ.
-        at: the first token that differs, None where the answers are the same.
-        distance: the largest difference of log probabilities, at the tokens up to that one: both models have
-            read the same there.
+        must: whether the recipe says that the answers differ.
+        at: the first token that differs; None if the answers are the same.
+        distance: the largest difference of log probabilities up to and including token `at`; up to there, the
+            models have read the same tokens.
     """
 
     prompt: str
@@ -307,7 +307,7 @@ class ComparedAnswers:
 
 
 def compare(tuned: ServedModel, base: ServedModel, prompt: str, must: bool) -> ComparedAnswers:
-    """Both answers to the same token ids: the fine-tuned model's chat template makes them for both."""
+    """Compare both models' answers to the same token ids, made by the fine-tuned model's chat template."""
     tokens = tuned.prompt_tokens(prompt)
     mine, its = tuned.scored(tokens, COMPARED_TOKENS), base.scored(tokens, COMPARED_TOKENS)
     at = first_difference(mine.tokens, its.tokens)
@@ -315,10 +315,10 @@ def compare(tuned: ServedModel, base: ServedModel, prompt: str, must: bool) -> C
 
 
 def distance(one: Scored, other: Scored, at: int | None) -> float:
-    """The largest difference between log probabilities before token `at` and of it.
+    """Return the largest difference of log probabilities up to and including token `at`.
 
-    A token among the likeliest of one model alone has at most the other's least likely one's log probability
-    there: the difference is at least that.
+    If only one model has a token among its likeliest, the other model's log probability of it is at most its
+    least listed one. That gives a lower bound of the difference.
     """
     steps = min(len(one.logprobs), len(other.logprobs))
     largest = 0.0
@@ -334,14 +334,14 @@ def distance(one: Scored, other: Scored, at: int | None) -> float:
 def differs(
     tuned: ServedModel, base: ServedModel, prompts: Sequence[tuple[str, bool]], what: str, causes: str
 ) -> Finding:
-    """Compares the two models on prompts, each with whether its answers must differ.
+    """Compare the two models on prompts; each prompt has a flag that says whether its answers must differ.
 
     Args:
-        what: is told from its base: "adapter" or "merge".
-        causes: of a no-op, as a help.
+        what: what is compared with its base: "adapter" or "merge".
+        causes: possible causes of a no-op, for the help text.
 
     Raises:
-        Failed: nothing differs, or an answer that must.
+        CheckFailed: no answer differs, or one does not that must.
     """
     found = [compare(tuned, base, prompt, must) for prompt, must in prompts]
     other = [one for one in found if one.at is not None]

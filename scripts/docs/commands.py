@@ -23,7 +23,7 @@ as this page.
 
 @functools.cache
 def pages() -> tuple[Page, ...]:
-    """The one page."""
+    """Return the one page."""
     import typer
     from typer.cli import get_docs_for_click
     from typer.main import get_command
@@ -33,7 +33,7 @@ def pages() -> tuple[Page, ...]:
     command: Any = get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="recipe")
     text = text[text.index("**Usage**") :].replace("```console\n$ ", "```text\n")
-    # Each command at its own name, its whole first sentence in the lists, and defaults that are no links.
+    # Each command under its own name, its whole first sentence in lists, and defaults that are not links.
     text = re.sub(
         r"^(#+) `recipe ([a-z -]+)`$",
         lambda m: f"{m[1]} `recipe {m[2]}` {{ #{_anchor(m[2])} }}",

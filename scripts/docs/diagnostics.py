@@ -12,7 +12,7 @@ from scripts.docs.made import Page
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 PRINTED = ("golden/*/stderr.txt", "port/cases/*/stderr.txt")
-"""The expected output of tests, where each code's example is from."""
+"""The expected output of tests, from which each code's example is taken."""
 
 NAMES = {
     "00": "files",
@@ -29,14 +29,14 @@ NAMES = {
     "11": "port",
     "12": "commands",
 }
-"""Groups' pages."""
+"""The pages' file names by group."""
 
 _FIRST = re.compile(r"^(?:error|warning|note)\[([EWN]\d{4})\]: ")
 
 
 @functools.cache
 def pages() -> tuple[Page, ...]:
-    """A page for each group of codes."""
+    """Return a page for each group of codes."""
     return tuple(
         Page(_path(group), title.replace("`", ""), _group(group, title))
         for group, title in GROUPS.items()
@@ -45,7 +45,7 @@ def pages() -> tuple[Page, ...]:
 
 
 def completed(path: str, markdown: str) -> str:
-    """docs/diagnostics.md as the site has it: every code, leading to its page."""
+    """Return docs/diagnostics.md for the site: every code links to its page."""
     return _index() if path == "diagnostics.md" else markdown
 
 
@@ -68,7 +68,7 @@ def _index() -> str:
 
 
 def _line(code: str, group: str) -> str:
-    """A code's line; it is found by its name, and by that of its heading in docs/diagnostics.md."""
+    """Return a code's line, with anchors for its name and for its heading in docs/diagnostics.md."""
     place = f'<span id="{anchor(code)}"></span>'
     return f"- {place}[{code}]({_path(group)}#{code}){{ #{code} }} {CODES[code].title}"
 
@@ -101,7 +101,7 @@ def _path(group: str) -> str:
 
 @functools.cache
 def examples() -> dict[str, str]:
-    """What `recipe` prints, by code: the shortest of the tests' expected findings that shows a place."""
+    """Return what `recipe` prints, by code: the shortest of the tests' findings that names a place."""
     found: dict[str, str] = {}
     for file in sorted(file for pattern in PRINTED for file in TESTS.glob(pattern)):
         for code, text in findings(file.read_text(encoding="utf-8")):
@@ -111,7 +111,7 @@ def examples() -> dict[str, str]:
 
 
 def findings(printed: str) -> Iterator[tuple[str, str]]:
-    """Each finding of a command's output, with its code."""
+    """Yield each finding of a command's output, with its code."""
     for block in re.split(r"\n\n(?=\S)", printed):
         first = _FIRST.match(block)
         if first:

@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds the site (see mkdocs.yml): pages that are made from the code."""
+"""Hooks that mkdocs calls during a build of the site (see mkdocs.yml): they add pages made from the code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # spec and compiler; mkdocs runs anywhere
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for spec and compiler; mkdocs can run anywhere
 
 from mkdocs.structure.files import File, Files
 
@@ -15,11 +15,11 @@ from scripts.docs import commands, diagnostics, language
 CHANGES = Path(__file__).resolve().parents[2] / "CHANGELOG.md"
 
 GENERATED = {"The language": (language, "All sections"), "Diagnostics": (diagnostics, "All codes")}
-"""Entries of the navigation that have pages below them: what makes these, and what the first is called."""
+"""Navigation entries with generated pages below them: the module that makes these, and the first title."""
 
 
 def on_config(config: Any) -> Any:
-    """Puts the generated pages into the navigation, below the page that leads to them."""
+    """Put the generated pages into the navigation, below the page that links to them."""
     for part in config.nav:
         for items in part.values():
             if isinstance(items, list):
@@ -36,7 +36,7 @@ def _with_pages(item: dict[str, str]) -> dict[str, Any]:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the generated pages, and the list of changes."""
+    """Add the generated pages, and the change log."""
     changes = CHANGES.read_text(encoding="utf-8").replace("](docs/", "](")
     files.append(File.generated(config, "changelog.md", content=changes))
     for maker in (commands, language, diagnostics):
@@ -46,7 +46,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Puts what is made of the code into the pages that are written by hand."""
+    """Put generated parts into the hand-written pages."""
     for maker in (language, diagnostics):
         markdown = maker.completed(page.file.src_uri, markdown)
     return markdown

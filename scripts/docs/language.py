@@ -17,15 +17,15 @@ Schema = Mapping[str, Any]
 TOTALS = re.compile(
     r"\s*(?:Unit: (?P<unit>[^.]*)\.\s*)?(?:(?P<required>Required)\.|Default: (?P<default>.*)\.)$", re.S
 )
-"""The end of a key's description, which stands on a line of its own here."""
+"""The end of a key's description, which gets its own line here."""
 
 LIST = "<!-- sections -->"
-"""Where docs/language.md has the list of sections."""
+"""The place of the list of sections in docs/language.md."""
 
 
 @functools.cache
 def pages() -> tuple[Page, ...]:
-    """A page for each section, in the language's order."""
+    """Return a page for each section, in the language's order."""
     schema = json_schema()
     return tuple(
         Page(f"language/{name}.md", name, _section(name, field, schema["$defs"]))
@@ -35,7 +35,7 @@ def pages() -> tuple[Page, ...]:
 
 
 def completed(path: str, markdown: str) -> str:
-    """docs/language.md with the list of sections, and of the keys that stand by themselves."""
+    """Return docs/language.md with the list of sections, and of keys outside sections."""
     if path != "language.md":
         return markdown
     schema = json_schema()
@@ -51,11 +51,11 @@ def completed(path: str, markdown: str) -> str:
 
 
 def _section(name: str, field: Schema, sections: Schema) -> str:
-    """The page of one section.
+    """Return the page of one section.
 
     Args:
         field: the recipe's key for it.
-        sections: every section of the schema, by its name there.
+        sections: every section of the schema, by its name in the schema.
     """
     target = sections[_target(field)]
     meaning = _parted(field)[0]
@@ -70,11 +70,11 @@ def _section(name: str, field: Schema, sections: Schema) -> str:
 
 
 def _keys(section: Schema, sections: Schema, path: str, above: str) -> Iterator[str]:
-    """The keys of a section, and of those within it.
+    """Yield the keys of a section, and of the sections within it.
 
     Args:
         path: of the section in a recipe.
-        above: the same below the page's section, with hyphens, for anchors: "" or "optimizer-".
+        above: the path below the page's section, with hyphens, for anchors: "" or "optimizer-".
     """
     for name, field in section["properties"].items():
         anchor = f"{above}{name}"
@@ -104,7 +104,7 @@ def _key(path: str, field: Schema, sections: Schema, anchor: str) -> Iterator[st
 
 
 def _facts(field: Schema, sections: Schema, path: str) -> str:
-    """Type, unit and default, on one line."""
+    """Return type, unit and default, on one line."""
     _, required, default = _parted(field)
     facts = [f"**Type** {_type(field, sections)}"] if path else []
     unit = field.get("x-unit")
@@ -117,7 +117,7 @@ def _facts(field: Schema, sections: Schema, path: str) -> str:
 
 
 def _parted(field: Schema) -> tuple[str, bool, str]:
-    """A description's meaning, whether the key is required, and its default in words or as a value."""
+    """Split a description into its meaning, whether the key is required, and the default (words or value)."""
     text: str = field.get("description", "")
     found = TOTALS.search(text)
     if found is None:
@@ -135,7 +135,7 @@ def _in_words(default: str) -> bool:
 
 
 def _type(field: Schema, sections: Schema) -> str:
-    """What a key may hold, in words."""
+    """Describe the type of a key's value."""
     for together in ("anyOf", "oneOf"):
         if together in field:
             kinds = [_type(one, sections) for one in field[together]]
@@ -176,7 +176,7 @@ def _bounds(field: Schema) -> str:
 
 
 def _meanings(field: Schema) -> dict[Any, str]:
-    """The choices that say what they mean."""
+    """Return the choices that have a description, with it."""
     out: dict[Any, str] = {}
     for one in [field, *field.get("anyOf", ()), *field.get("oneOf", ())]:
         if "const" in one and one.get("description"):
@@ -189,7 +189,7 @@ def _meanings(field: Schema) -> dict[Any, str]:
 
 
 def _target(field: Schema) -> str:
-    """The name of the section that a key holds, alone, in a list, or null; "" for other keys."""
+    """Return the name of the section that a key holds (alone, in a list, or null); "" for other keys."""
     for one in [field, *field.get("anyOf", ()), field.get("items", {})]:
         if "$ref" in one:
             return str(one["$ref"]).rpartition("/")[2]
@@ -197,13 +197,13 @@ def _target(field: Schema) -> str:
 
 
 def _mapping(section: Schema) -> Schema:
-    """The form of a section that has keys."""
+    """Return the mapping form of a section."""
     whole: Schema = next((one for one in section.get("anyOf", ()) if "properties" in one), section)
     return whole
 
 
 def _within(path: str, example: Any) -> Any:
-    """An example at its place in a recipe."""
+    """Nest an example at its place in a recipe."""
     made = example
     for part in reversed(path.split(".")):
         made = {part[:-2]: [made]} if part.endswith("[]") else {part: made}

@@ -1,4 +1,4 @@
-"""A page that is made from the code."""
+"""The type of pages that are made from the code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Page:
     """A page of the site.
 
     Attributes:
-        path: in docs/, as if it stood there.
+        path: relative to docs/, although no file exists there.
         title: in the navigation.
         text: Markdown.
     """
@@ -21,5 +21,5 @@ class Page:
 
 
 def cell(text: str) -> str:
-    """A text for a cell of a Markdown table."""
+    """Escape a text for a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("\n", " ")

@@ -1,8 +1,8 @@
-"""Runs in a tool's own process, by PYTHONPATH: takes down what it trains on, and changes nothing.
+"""A hook in a tool's own process, loaded by PYTHONPATH: records what the tool trains on, and changes nothing.
 
-Written to the folder $SAME_RUN: steps.jsonl, a line for each micro-batch with its optimizer step, the rate
-that its optimizer has, its loss as the tool adds it up, and its arrays; adapter/, what the run starts from,
-as PEFT saves it.
+It writes two things to the folder $SAME_RUN. steps.jsonl has a line for each micro-batch: its optimizer step,
+the optimizer's learning rate, the loss as the tool adds it up, and the arrays. adapter/ is the run's initial
+adapter, as PEFT saves it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ ARRAYS = ("input_ids", "labels", "position_ids", "attention_mask", "completion_m
 
 
 def take(step: int, rate: float, loss: Any, batch: Mapping[str, Any]) -> None:
-    """Appends a micro-batch.
+    """Append a micro-batch.
 
     Args:
-        step: of the optimizer, from 1.
-        batch: arrays by the names of ARRAYS; others are left out.
+        step: optimizer step, counted from 1.
+        batch: arrays by the names of ARRAYS; others are ignored.
     """
     arrays = {name: batch[name] for name in ARRAYS if name in batch and hasattr(batch[name], "tolist")}
     line = {"step": step, "rate": rate, "loss": float(loss)}
@@ -35,7 +35,7 @@ def take(step: int, rate: float, loss: Any, batch: Mapping[str, Any]) -> None:
 
 
 def save_peft(arrays: Mapping[str, Any], rank: int, alpha: float) -> None:
-    """An adapter that PEFT has not made, as PEFT saves one."""
+    """Save an adapter that PEFT did not create, in PEFT's format."""
     from safetensors.torch import save_file
 
     (OUT / "adapter").mkdir()
@@ -47,7 +47,7 @@ def save_peft(arrays: Mapping[str, Any], rank: int, alpha: float) -> None:
 
 
 def of_transformers(module: ModuleType) -> None:
-    """transformers' Trainer, and those made from it."""
+    """Hook transformers' Trainer and its subclasses."""
     inner = module.Trainer.training_step
 
     def training_step(self: Any, model: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
@@ -65,7 +65,7 @@ def of_transformers(module: ModuleType) -> None:
 
 
 def sizes_of_litgpt(module: ModuleType) -> None:
-    """A named configuration of litgpt's gets the sizes of the checkpoint that is at hand."""
+    """Make litgpt's named configurations take the sizes of the present checkpoint."""
     inner = module.Config.from_name.__func__
     given = json.loads((OUT / "config.json").read_text())
 
@@ -87,7 +87,7 @@ def sizes_of_litgpt(module: ModuleType) -> None:
 
 
 def of_litgpt(module: ModuleType) -> None:
-    """The loop of litgpt's finetune lora."""
+    """Hook the loop of litgpt's finetune lora."""
     fit, entropy, cycle = module.fit, module.chunked_cross_entropy, module.CycleIterator
     run: dict[str, Any] = {"parts": 0}
 
@@ -123,7 +123,7 @@ def of_litgpt(module: ModuleType) -> None:
             pairs |= {f"{head}self_attn.o_proj": block.attn.proj, f"{head}mlp.down_proj": block.mlp.proj}
             found |= {f"{name}.lora_A.weight": made.lora_A for name, made in pairs.items()}
             found |= {f"{name}.lora_B.weight": made.lora_B for name, made in pairs.items()}
-            # A of q, k and v lie in one; B is zero.
+            # A of q, k and v are stored in one array; B is zero.
             for number, name in enumerate("qkv"):
                 place = f"{head}self_attn.{name}_proj"
                 found[f"{place}.lora_A.weight"] = block.attn.qkv.lora_A[rank * number : rank * (number + 1)]
@@ -140,7 +140,7 @@ TORCHTUNE: dict[str, Any] = {"batches": [], "steps": 0}
 
 
 def sizes_of_torchtune(module: ModuleType) -> None:
-    """A builder's model gets the sizes of the checkpoint that is at hand."""
+    """Make torchtune's model builders use the sizes of the present checkpoint."""
     inner = module.lora_qwen2
     given = json.loads((OUT / "config.json").read_text())
     sizes = {
@@ -157,7 +157,7 @@ def sizes_of_torchtune(module: ModuleType) -> None:
 
 
 def adapters_of_torchtune(module: ModuleType) -> None:
-    """What its recipe looks up of a model is the adapters as they begin."""
+    """Save the initial adapters when torchtune's recipe looks up a model's adapters."""
     inner = module.get_adapter_params
 
     def get_adapter_params(model: Any) -> Any:
@@ -169,7 +169,7 @@ def adapters_of_torchtune(module: ModuleType) -> None:
 
 
 def batches_of_torchtune(module: ModuleType) -> None:
-    """What moves a micro-batch to the device is called once for each."""
+    """Record each micro-batch when it is moved to the device, which happens once for each."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     inner = module.batch_to_device
@@ -192,7 +192,7 @@ def batches_of_torchtune(module: ModuleType) -> None:
 
 
 def save_torchtune(adapters: Mapping[str, Any]) -> None:
-    """torchtune's adapters by PEFT's names; those of B are zero, so that no order of heads matters."""
+    """Save torchtune's adapters by PEFT's names; B is zero, so the order of heads does not matter."""
     names = {"output_proj": "o_proj", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
     found = {}
     for name, array in adapters.items():
@@ -205,7 +205,7 @@ def save_torchtune(adapters: Mapping[str, Any]) -> None:
 
 
 def log_of_torchtune(module: ModuleType) -> None:
-    """A step is logged when it is done."""
+    """Record a step when torchtune logs it, at its end."""
     inner = module.DiskLogger.log_dict
 
     def log_dict(self: Any, payload: Any, step: int) -> None:
@@ -230,7 +230,7 @@ HOOKS = {
 
 
 class _After(importlib.abc.MetaPathFinder):
-    """Calls a module's hook when it has been loaded."""
+    """Calls a module's hook after the module was loaded."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name not in HOOKS:

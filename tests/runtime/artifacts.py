@@ -1,4 +1,4 @@
-"""A small artifact, its model and its data, for tests that run a train.py as a user does."""
+"""A small artifact, its model and its data, for tests that run a train.py like a user."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ if __name__ == "__main__":
 
 
 def write_place(place: Path, layers: Sequence[str] = ("sliding_attention", "full_attention")) -> None:
-    """Writes model/, whose layers are of these kinds, train.jsonl, eval.jsonl and artifact/ into a folder."""
+    """Write model/ (with layers of these kinds), train.jsonl, eval.jsonl and artifact/ into a folder."""
     from recipec.compiler.lowering import catalog
     from recipec.compiler.rehearse.miniature import complete, write_checkpoint
 
@@ -90,7 +90,7 @@ def write_place(place: Path, layers: Sequence[str] = ("sliding_attention", "full
 
 
 def write_artifact(folder: Path, **changes: Any) -> None:
-    """Writes train.py and recipe.lock.json.
+    """Write train.py and recipe.lock.json.
 
     Args:
         changes: to devices, rate, steps, every (steps between checkpoints), keep; `prelude` is code.
@@ -113,7 +113,7 @@ def write_artifact(folder: Path, **changes: Any) -> None:
 
 
 def script(place: Path, output: str, *options: str, artifact: str = "artifact") -> list[str]:
-    """A script and its arguments."""
+    """Return a script and its arguments."""
     return [
         str(place / artifact / "train.py"),
         *("--model", str(place / "model"), "--data-dir", str(place), "--output", str(place / output)),
@@ -122,7 +122,7 @@ def script(place: Path, output: str, *options: str, artifact: str = "artifact") 
 
 
 def environment(place: Path) -> Mapping[str, str]:
-    """That of a script's process, with a cache of functions, which are compiled in little time."""
+    """Return the environment of a script's process, with a cache of compiled functions that saves time."""
     clean = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     return clean | {
         "XLA_FLAGS": f"{QUICK_TO_COMPILE} {IN_ONE_PIECE}",
@@ -132,21 +132,21 @@ def environment(place: Path) -> Mapping[str, str]:
 
 
 def train(lives: Lives, place: Path, output: str, *options: str, artifact: str = "artifact") -> Life:
-    """Runs a script to its end."""
+    """Run a script to its end."""
     life = lives.begin(*script(place, output, *options, artifact=artifact))
     life.wait()
     return life
 
 
 def saved(place: Path, output: str, step: int, item: str = "model_params") -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint."""
+    """Return the arrays of a checkpoint."""
     from recipec.runtime.checkpoints.adapter_reader import restore_tree
 
     return restore_tree(str(place / output / "checkpoints" / str(step) / item))
 
 
 def assert_equal(place: Path, one: str, other: str, step: int) -> None:
-    """Checks that two runs came to the same parameters and optimizer state, bit for bit."""
+    """Check that two runs have bit-identical parameters and optimizer states."""
     for item in ("model_params", "optimizer_state"):
         expected, found = saved(place, one, step, item), saved(place, other, step, item)
         assert expected.keys() == found.keys()
@@ -156,12 +156,12 @@ def assert_equal(place: Path, one: str, other: str, step: int) -> None:
 
 
 def steps(folder: Path) -> list[int]:
-    """Steps of the checkpoints in a folder."""
+    """Return the steps of the checkpoints in a folder."""
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, without what differs from run to run."""
+    """Return the lines of metrics.jsonl, without values that differ from run to run."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     keep = ("step", "loss", "eval_loss", "learning_rate", "grad_norm", "tokens")
     return [{key: entry[key] for key in keep if key in entry} for entry in map(json.loads, lines)]

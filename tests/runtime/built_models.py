@@ -1,4 +1,4 @@
-"""Built models as tests look at them: with adapters that add something, and as the program that is traced."""
+"""Helpers for built models: adapters with an effect, and the traced program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.runtime import training
 
 
 def randomize(built: Any, seed: int = 0, scale: float = 0.3) -> None:
-    """Gives B values, without which a delta is zero; masked entries stay zero."""
+    """Give B random values, because a zero B gives no delta; masked entries stay zero."""
     from flax import nnx
 
     from recipec.runtime.model.lora import trained_mask

@@ -40,7 +40,7 @@ TEXT = ["The quick brown fox says hello to the world and thinks.", "user model a
 
 @cache
 def tokenizer(template: str = GEMMA4, trim_offsets: bool = False) -> Any:
-    """A byte-level BPE of 400 entries, with the markers of Gemma 3, Gemma 4 and Qwen."""
+    """Return a byte-level BPE of 400 entries, with the markers of Gemma 3, Gemma 4 and Qwen."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -56,7 +56,7 @@ def tokenizer(template: str = GEMMA4, trim_offsets: bool = False) -> Any:
             show_progress=False,
         ),
     )
-    # Adds a second <bos> wherever special tokens are asked for.
+    # Adds a second <bos> wherever special tokens are requested.
     single = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
     backend.post_processor = (
         processors.Sequence([processors.ByteLevel(trim_offsets=True), single]) if trim_offsets else single
@@ -73,14 +73,14 @@ def tokenizer(template: str = GEMMA4, trim_offsets: bool = False) -> Any:
 
 
 def published(name: str) -> str:
-    """A chat template as a model publishes it; TRL ships copies."""
+    """Return a model's published chat template; TRL ships copies."""
     spec = importlib.util.find_spec("trl")
     assert spec is not None and spec.origin is not None
     return (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 def chat(*turns: str, system: str | None = None) -> list[dict[str, Any]]:
-    """Messages from what user and assistant say in turn."""
+    """Return messages from alternating texts of user and assistant."""
     messages = [{"role": "system", "content": system}] if system else []
     return messages + [
         {"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)
@@ -88,6 +88,6 @@ def chat(*turns: str, system: str | None = None) -> list[dict[str, Any]]:
 
 
 def write(path: Path, conversations: Iterable[Sequence[dict[str, Any]]]) -> str:
-    """Writes a .jsonl file of conversations and returns its name."""
+    """Write a .jsonl file of conversations and return its name."""
     path.write_text("".join(json.dumps({"messages": list(c)}) + "\n" for c in conversations), "utf-8")
     return path.name

@@ -1,4 +1,4 @@
-"""What several modules of tests share: a small artifact, processes that run it, compiled programs."""
+"""Fixtures of several test modules: a small artifact, processes that run it, compiled programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runtime.lives import Lives
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model of one layer, which is traced in little time, data and an artifact."""
+    """A folder with a one-layer model, which is fast to trace, data and an artifact."""
     place = tmp_path_factory.mktemp("run")
     artifacts.write_place(place, layers=["sliding_attention"])
     return place
@@ -23,7 +23,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def whole(place: Path) -> subprocess.CompletedProcess[str]:
-    """The run that others are compared with: nothing interrupts it. It is started as users start theirs."""
+    """An uninterrupted run with which others are compared. It starts as users start theirs."""
     return subprocess.run(
         [sys.executable, *artifacts.script(place, "whole")],
         env=dict(artifacts.environment(place)),
@@ -36,7 +36,7 @@ def whole(place: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def lives(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    """Starts processes that run a train.py."""
+    """A starter of processes that run a train.py."""
     lives = Lives(artifacts.environment(place), tmp_path_factory.mktemp("lives"))
     yield lives
     lives.close()
@@ -44,7 +44,7 @@ def lives(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Liv
 
 @pytest.fixture(scope="module")
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps what JAX compiles for a module of tests that run the same program again and again."""
+    """Cache JAX's compiled programs for a test module that runs the same program repeatedly."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
@@ -58,7 +58,7 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def no_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gcsfs and s3fs are not installed, as far as fsspec sees."""
+    """Make fsspec believe that gcsfs and s3fs are not installed."""
     from fsspec.registry import _registry as opened
 
     for name in ("gcsfs", "s3fs"):
@@ -69,7 +69,7 @@ def no_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def uploaded(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
-    """Puts a folder into fsspec's memory, and gives its address."""
+    """A function that copies a folder into fsspec's memory and returns its address."""
     import fsspec
 
     memory = fsspec.filesystem("memory")

@@ -26,7 +26,7 @@ TOOL = {
 
 
 def conversations() -> list[dict[str, Any]]:
-    """50 rows of which some have a system turn, some tools and calls, some text beyond ASCII."""
+    """Return 50 rows; some have a system turn, some tools and calls, some text beyond ASCII."""
     rows: list[dict[str, Any]] = []
     for i in range(50):
         system = "Be brief." if i % 3 == 0 else None
@@ -102,7 +102,7 @@ def write_arrow_stream(path: Path) -> None:
 
 
 def write_json_column(path: Path) -> None:
-    """Parquet with tool calls and tools in `datasets`' type for arbitrary JSON."""
+    """Write Parquet with tool calls and tools in `datasets`' type for arbitrary JSON."""
     from datasets import Dataset, Features, Json, List, Value
 
     message = {"role": Value("string"), "content": Value("string"), "tool_calls": List(Json())}
@@ -127,7 +127,7 @@ def write_records(path: Path) -> None:
 
 
 def write_examples(path: Path) -> None:
-    """ArrayRecord of tf.train.Example messages."""
+    """Write an ArrayRecord of tf.train.Example messages."""
     from array_record.python.array_record_module import ArrayRecordWriter
     from tensorflow_datasets.proto import tf_example_generated_pb2 as proto
 
@@ -156,7 +156,7 @@ def write_saved_splits(path: Path) -> None:
 
 
 def write_folder(path: Path) -> None:
-    """Parquet files with the hub's names."""
+    """Write Parquet files with the hub's names."""
     (path / "data").mkdir(parents=True)
     (path / "README.md").write_text("About it.")
     table = pa.Table.from_pylist(conversations())

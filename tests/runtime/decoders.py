@@ -1,4 +1,4 @@
-"""Tiny checkpoints of every family of the one decoder, text alone and as half of a multimodal model."""
+"""Tiny checkpoints of every family of the common decoder, as text models and as half of multimodal models."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from tests import tiny
 
 LIMIT = 1e-5
-"""Of the largest logit, and of a loss: the noise of float32 in either library."""
+"""Relative to the largest logit, and to a loss: the float32 noise of either library."""
 EVERY = (r".*_proj(_\w+)?", "c_fc")
-"""LoRA targets that mean every projection of each."""
+"""LoRA targets that select every projection of each family."""
 
 SIZES = {
     "vocab_size": tiny.VOCAB,
@@ -27,7 +27,7 @@ SIZES = {
     "bos_token_id": 2,
     "eos_token_id": 1,
 }
-"""Heads that are no multiple of 4 and not the hidden size over their width, a vocabulary that is prime."""
+"""A number of heads that is not a multiple of 4 and not hidden size / head width; a prime vocabulary."""
 SLIDING, FULL, LINEAR, CHUNKED = (f"{kind}_attention" for kind in ("sliding", "full", "linear", "chunked"))
 WINDOWS = {"num_hidden_layers": 4, "sliding_window": 5, "layer_types": [SLIDING, SLIDING, FULL, SLIDING]}
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 8}
@@ -46,12 +46,12 @@ NETS = {
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 10,
     "linear_conv_kernel_dim": 3,
-    # A head's output may be next to nothing, and its norm would make much of float32's noise in it: in
-    # transformers as here, logits would be 1e-5 of their size from those of float64.
+    # A head's output can be almost zero, and its norm would amplify float32's noise: in transformers and here
+    # logits would differ from float64's by 1e-5 of their size.
     "rms_norm_eps": 1e-2,
 }
 MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 36}
-"""Experts of a number that no mesh axis divides, of which a token goes through some."""
+"""A number of experts that no mesh axis divides; a token uses some of them."""
 LLAMA4 = {
     "num_hidden_layers": 4,
     "attention_chunk_size": 5,
@@ -63,11 +63,11 @@ LLAMA4 = {
     "floor_scale": 3,
     "attn_scale": 0.7,
     "no_rope_layer_interval": 3,
-    # One bound for what is divided and what is left, as Scout has it.
+    # One bound for divided and undivided dimensions, as in Scout.
     "rope_parameters": {**tiny.LLAMA3_ROPE, "low_freq_factor": 1.0, "high_freq_factor": 1.0},
 }
-"""Chunks that divide neither rows nor samples, and a kind of layer of each sort: full and chunked, with and
-without rotation, dense and of experts."""
+"""Chunks that divide neither rows nor samples, and a layer of each kind: full and chunked, with and
+without rotation, dense and with experts."""
 
 CASES: dict[str, dict[str, Any]] = {
     "llama-biases": {
@@ -90,7 +90,7 @@ CASES: dict[str, dict[str, Any]] = {
         "head_dim": None,
         "partial_rotary_factor": 0.75,
         "max_position_embeddings": 64,
-        # Every sample is longer: one that is not would turn otherwise by itself than beside others.
+        # Every sample is longer: a shorter one would be rotated differently alone than in a row with others.
         "original_max_position_embeddings": 2,
         "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75},
         "tie_word_embeddings": True,
@@ -125,7 +125,7 @@ CASES: dict[str, dict[str, Any]] = {
         **MIXED,
         "norm_topk_prob": True,
     },
-    # A window in every layer, whatever max_window_layers says.
+    # A window in every layer, regardless of max_window_layers.
     "qwen3_moe-windows": {
         "model_type": "qwen3_moe",
         "decoder_sparse_step": 2,
@@ -201,10 +201,10 @@ CASES: dict[str, dict[str, Any]] = {
         "no_rope_layers": [1, 0, 0, 1],
         "layer_types": [FULL, CHUNKED, FULL, CHUNKED],
     },
-    # transformers scales no logits here, as it does for the text alone, and as vLLM does for both.
+    # transformers does not scale logits here, but does for the text model; vLLM scales them in both.
     "cohere2-vision": {"wrapper": "cohere2_vision", "model_type": "cohere2", **WINDOWS, "logit_scale": 1.0},
 }
-"""A config.json of each family, or more where one does not show everything. Those with a `wrapper` are the
+"""A config.json of each family, or several if one does not cover everything. Those with a `wrapper` are the
 text half of a multimodal checkpoint, with the names that transformers saves, or newer ones by `new_names`."""
 
 VISION = {
@@ -233,7 +233,7 @@ WRAPPERS: dict[str, dict[str, Any]] = {
         "image_token_index": 508,
     },
 }
-"""What a multimodal config.json holds beside its text."""
+"""The rest of a multimodal config.json, besides its text config."""
 NEW_NAMES = {
     "language_model.model.": "model.language_model.",
     "language_model.lm_head.": "lm_head.",
@@ -242,7 +242,7 @@ NEW_NAMES = {
 }
 
 SHORT = {"qwen2", "phi3-longrope", "granite", "olmoe", "granitemoe", "cohere2", "cohere2-vision"}
-"""Whose heads are as wide as the hidden size allows: of 8, whatever head_dim says."""
+"""Cases whose head width, 8, is the hidden size over the number of heads, regardless of head_dim."""
 
 
 ALWAYS = ("phi3",)
@@ -250,18 +250,18 @@ E2E = ("qwen3_moe", "olmo2", "starcoder2", "cohere2", "qwen3_next", "glm4_moe", 
 
 
 def marked(case: str) -> Any:
-    """A case of a test that takes long: `make test` has the one whose projections are fused, `make e2e` those
-    that differ most from it, `make nightly` the others."""
+    """Mark a slow test's case: `make test` has the one with fused projections, `make e2e` those that differ
+    most from it, `make nightly` the others."""
     if case in ALWAYS:
         return case
     return pytest.param(case, marks=pytest.mark.e2e if case in E2E else pytest.mark.nightly)
 
 
 def make(case: str, folder: Path, **changes: Any) -> Any:
-    """Writes a checkpoint and returns transformers' model.
+    """Write a checkpoint and return transformers' model.
 
     Args:
-        changes: of the text's config.json.
+        changes: to the text's config.json.
     """
     import transformers
 
@@ -289,14 +289,14 @@ def make(case: str, folder: Path, **changes: Any) -> Any:
 
 
 def text_model(model: Any) -> Any:
-    """The text half of transformers' model, without its head."""
-    inner = getattr(model, "model", model)  # Llama 4's multimodal one holds its parts itself
+    """Return the text half of transformers' model, without its head."""
+    inner = getattr(model, "model", model)  # Llama 4's multimodal model has no inner `model`
     inner = getattr(inner, "language_model", inner)
     return getattr(inner, "model", inner)
 
 
 def rename(file: Path, prefixes: dict[str, str]) -> None:
-    """Gives the tensors of a file other prefixes, all of which it has."""
+    """Change the prefixes of a file's tensors; every given prefix must occur."""
     from safetensors.numpy import load_file, save_file
 
     arrays = load_file(file)

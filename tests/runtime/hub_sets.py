@@ -1,4 +1,4 @@
-"""A data set of the Hugging Face hub as its library keeps it, without the hub."""
+"""A data set of the Hugging Face hub in its library's cache, without the hub."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEXTS = [f"verse {i}" for i in range(50)]
 
 
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What load_dataset leaves behind of someone/verses, with two configurations, and no connection."""
+    """Create load_dataset's cache of someone/verses, with two configurations, and block the connection."""
     folder = tmp_path / "cache"
     for config, texts in (("short", TEXTS), ("long", [text * 2 for text in TEXTS])):
         files = {}

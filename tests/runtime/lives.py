@@ -1,4 +1,4 @@
-"""Processes that run a train.py, started at little cost, watched and sent signals."""
+"""Processes that run a train.py: started cheaply, watched, and sent signals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODULES = (
     *("grain", "tensorboardX.event_file_writer", "transformers.models.auto.tokenization_auto"),
     *("runtime.data", "runtime.model.mesh", "runtime.training.train", "runtime.training.trainer"),
 )
-"""What a run imports; the runtime is the repository's, as its script has it."""
+"""Modules that a run imports; runtime/ is the repository's, as in the script."""
 
 
 @dataclass
@@ -32,15 +32,15 @@ class Life:
 
     @property
     def status(self) -> int | None:
-        """The exit status, None while it runs."""
+        """Return the exit status, or None while it runs."""
         return self.script.poll()
 
     def wait(self) -> int:
-        """Waits for the end; the exit status."""
+        """Wait for the end and return the exit status."""
         return self.script.wait()
 
     def until(self, condition: Callable[[], bool], seconds: float = 240) -> bool:
-        """Waits for a condition; False when the process ends before it holds."""
+        """Wait for a condition; return False if the process ends before it holds."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"still waiting\n{self.stderr}"
@@ -50,7 +50,7 @@ class Life:
         return True
 
     def send(self, signum: int) -> None:
-        """Sends a signal, unless the process has ended."""
+        """Send a signal, unless the process has ended."""
         if self.status is None:
             os.kill(self.pid, signum)
 
@@ -64,11 +64,11 @@ class Life:
 
 
 class Lives:
-    """What starts them.
+    """Starts such processes.
 
     Args:
         environment: of all of them.
-        logs: a folder for what they print.
+        logs: a folder for their output.
     """
 
     def __init__(self, environment: Mapping[str, str], logs: Path) -> None:
@@ -76,10 +76,10 @@ class Lives:
         self._server = Preloaded(environment, MODULES)
 
     def begin(self, *argv: str | Path, environment: Mapping[str, str] | None = None) -> Life:
-        """Starts a script with its arguments.
+        """Start a script with its arguments.
 
         Args:
-            environment: what this process alone has besides that of all.
+            environment: additional variables for this process only.
         """
         self._count += 1
         log = self._logs / f"life-{self._count}"

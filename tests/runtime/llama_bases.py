@@ -1,4 +1,4 @@
-"""Llama checkpoints of random numbers in several files, made without transformers, of any size."""
+"""Llama checkpoints of random numbers in several files, made without transformers, in any size."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ TINY: Mapping[str, Any] = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
-"""10 KB in bfloat16."""
+"""The config of a model of 10 KB in bfloat16."""
 
 
 def write_base(
     folder: Path, config: Mapping[str, Any] = TINY, files: int = 3, seed: int = 0, sums: bool = False
 ) -> Path:
-    """Writes a checkpoint in bfloat16, with some side files; gives its folder.
+    """Write a checkpoint in bfloat16, with some other files, and return its folder.
 
     Args:
         config: config.json.
-        files: of weights, about equally large.
+        files: number of files of weights, about equally large.
         seed: of the weights.
-        sums: whether a SHA256SUMS knows the hashes of the weights.
+        sums: whether to write a SHA256SUMS with the hashes of the weights.
     """
     family = family_of(config)
     shapes = {
@@ -77,7 +77,7 @@ def write_base(
 
 
 def write_sums(folder: Path) -> None:
-    """Writes a SHA256SUMS of the weights, as they are now."""
+    """Write a SHA256SUMS of the current weights."""
     lines = (
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
         for path in sorted(folder.glob("*.safetensors"))
@@ -86,14 +86,14 @@ def write_sums(folder: Path) -> None:
 
 
 def flip(path: Path, place: int) -> None:
-    """Flips a bit of a file; a negative place counts from its end."""
+    """Flip a bit of a file; a negative place counts from its end."""
     content = bytearray(path.read_bytes())
     content[place] ^= 0x10
     path.write_bytes(content)
 
 
 def rewrite(path: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
-    """Changes the arrays of a safetensors file."""
+    """Change the arrays of a safetensors file."""
     from safetensors.numpy import load_file
 
     arrays = load_file(path)
@@ -103,7 +103,7 @@ def rewrite(path: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
+    """Return every file below a folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))

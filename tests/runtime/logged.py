@@ -1,4 +1,4 @@
-"""What a run's logs hold, read by TensorBoard's and wandb's own readers, in the form of metrics.jsonl."""
+"""The numbers in a run's logs, read by TensorBoard's and wandb's own readers, in metrics.jsonl's form."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 Numbers = dict[tuple[str, int], float]
-"""By the name in TensorBoard ("train/loss") and the step."""
+"""Numbers by the name in TensorBoard ("train/loss") and the step."""
 
 IN_SINGLE = 1e-6
-"""TensorBoard's files hold float32."""
+"""A relative tolerance, because TensorBoard's files hold float32."""
 
 
 def of_lines(folder: Path) -> Numbers:
-    """metrics.jsonl's."""
+    """Return the numbers of metrics.jsonl."""
     out: Numbers = {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         entry = json.loads(line)
@@ -32,7 +32,7 @@ def of_lines(folder: Path) -> Numbers:
 
 
 def of_tensorboard(folder: Path) -> Numbers:
-    """Those of the event files, as TensorBoard shows them."""
+    """Return the numbers of the event files, as TensorBoard shows them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
@@ -46,12 +46,12 @@ def of_tensorboard(folder: Path) -> Numbers:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """What wandb recorded offline below a folder, process after process."""
+    """Return the records that wandb wrote offline below a folder, process after process."""
     from wandb.util import get_core_path
 
     out = []
     for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        # What `wandb leet inspect --json FILE` runs.
+        # The function behind `wandb leet inspect --json FILE`.
         options = ["--no-observability", "--json", "--run-file", str(file), str(file.parents[1])]
         command = [get_core_path(), "leet", "inspect", *options]
         found = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -60,7 +60,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def of_wandb(records: list[dict[str, Any]]) -> Numbers:
-    """The numbers of such records."""
+    """Return the numbers in such records."""
     out: Numbers = {}
     for record in records:
         if record["type"] == "history":
@@ -73,7 +73,7 @@ def of_wandb(records: list[dict[str, Any]]) -> Numbers:
 
 
 def assert_same(found: Numbers, expected: Numbers, relative: float = 0.0) -> None:
-    """Checks that two logs hold the same numbers of the same steps."""
+    """Check that two logs hold the same numbers for the same steps."""
     assert found.keys() == expected.keys(), sorted(found.keys() ^ expected.keys())
     for key, value in expected.items():
         if math.isfinite(value):

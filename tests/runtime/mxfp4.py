@@ -1,4 +1,4 @@
-"""Tiny gpt-oss checkpoints as they are published: experts in MXFP4."""
+"""Tiny gpt-oss checkpoints in the published form: experts in MXFP4."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PROJECTIONS = ("gate_up_proj", "down_proj")
 
 
 def make(folder: Path) -> Any:
-    """Writes a checkpoint and returns transformers' model of the values that its own code dequantizes.
+    """Write a checkpoint and return transformers' model of the values that its own code dequantizes.
 
-    It lies in two files; the scales of one layer are in another file than its blocks.
+    It has two files; the scales of one layer are in another file than its blocks.
     """
     import torch
     from safetensors.numpy import load_file
@@ -38,7 +38,7 @@ def make(folder: Path) -> Any:
             experts, inputs, outputs = arrays.pop(whole).shape
             shape = (experts, outputs, inputs // 32)
             arrays[f"{whole}_blocks"] = random.integers(0, 256, (*shape, 16), np.uint8)
-            # Of about inputs ** -0.5, as the decoders' weights are.
+            # About inputs ** -0.5 in size, as the decoders' weights are.
             arrays[f"{whole}_scales"] = random.integers(121, 125, shape, np.uint8)
             pair = (torch.tensor(arrays[f"{whole}_{half}"]) for half in ("blocks", "scales"))
             with torch.no_grad():

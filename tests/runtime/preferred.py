@@ -1,4 +1,4 @@
-"""Pairs of answers, as TRL's trainer of preferences and as our rows have them."""
+"""Pairs of answers, in the form of TRL's preference trainer and in the form of our rows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PAIRS = [
 
 
 def trainer_of(objective: str, model: Any, tokenizer: Any, folder: Path, **settings: Any) -> Any:
-    """TRL's trainer of a model with PEFT's adapters on PAIRS, all in one batch.
+    """Return TRL's trainer of a model with PEFT's adapters on PAIRS, all in one batch.
 
-    Nothing but the first step's loss is asked of it.
+    It is used only for the first step's loss.
 
     Args:
         settings: of the objective, by TRL's names.
@@ -54,7 +54,7 @@ def trainer_of(objective: str, model: Any, tokenizer: Any, folder: Path, **setti
 
 
 def interleaved(chosen: Mapping[str, Any], rejected: Mapping[str, Any], rows: int = 8) -> dict[str, Any]:
-    """TRL's halves of a batch as our rows, padded to `rows` of 64 tokens."""
+    """Convert TRL's halves of a batch to our rows, padded to `rows` of 64 tokens."""
     out = {}
     for name in ("tokens", "segment_ids", "loss_mask"):
         whole = np.zeros((rows, 64), np.int32)
@@ -70,7 +70,7 @@ def interleaved(chosen: Mapping[str, Any], rejected: Mapping[str, Any], rows: in
 
 
 def collated(trainer: Any) -> tuple[Any, dict[str, Any]]:
-    """A batch of all pairs as TRL makes it, and as our rows."""
+    """Return a batch of all pairs in TRL's form, and as our rows."""
     inputs = next(iter(trainer.get_train_dataloader()))
     if "input_ids" in inputs:
         halves = [

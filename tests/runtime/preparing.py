@@ -1,4 +1,4 @@
-"""Conversations in files, prepared for training, and what is in a micro-batch of them."""
+"""Conversations in files, prepared for training, and the contents of their micro-batches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def prepared(
 
 
 def pieces(batch: dict[str, np.ndarray]) -> list[tuple[int, ...]]:
-    """The samples of a micro-batch, as token ids."""
+    """Return the samples of a micro-batch, as token ids."""
     out = []
     for tokens, segments in zip(batch["tokens"], batch["segment_ids"], strict=True):
         out += [tuple(tokens[segments == s].tolist()) for s in range(1, int(segments.max()) + 1)]

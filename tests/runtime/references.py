@@ -1,4 +1,4 @@
-"""What transformers and Tunix's models compute, to be held against each other."""
+"""The results of transformers and of Tunix's models, for comparison."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from recipec.runtime.training.trace import PARTS
 from tests.runtime import training
 
 CLIP = 0.5
-"""The largest gradient norm in the training runs, which every one of them exceeds."""
+"""The clipping norm of the training runs, which every gradient norm exceeds."""
 
 
 def reference_logits(model: Any, one: dict[str, np.ndarray]) -> Any:
-    """transformers' logits of right-padded rows, a torch tensor."""
+    """Return transformers' logits of right-padded rows, a torch tensor."""
     return reference(model, one).logits
 
 
 def reference(model: Any, one: dict[str, np.ndarray], **options: Any) -> Any:
-    """What transformers' model gives out for right-padded rows."""
+    """Return the output of transformers' model for right-padded rows."""
     import torch
 
     tensors = {name: torch.tensor(value).long() for name, value in one.items() if value.ndim == 2}
@@ -44,7 +44,7 @@ def losses(folder: Path) -> dict[str, list[float]]:
 
 
 def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
-    """A, B and, with DoRA, the magnitudes of each projection, and tensors that are trained whole."""
+    """Return A, B and, with DoRA, the magnitudes of each projection, and tensors that are trained whole."""
     from recipec.runtime.checkpoints.full import hugging_face
 
     arrays = training.adapters(built)
@@ -59,20 +59,20 @@ def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
 
 
 LORA = ("init", "kind", "plus_ratio", "rank_pattern", "rslora", "start_from", "train_also", "vocab_size")
-"""Fields of LoraSettings that `twenty_steps` takes, and the model's."""
+"""Fields of LoraSettings that `twenty_steps` takes, and that the model takes."""
 PRINCIPAL = ("pissa", "olora")
-"""Starts that PEFT computes itself, out of the base's weights."""
+"""Initial values that PEFT computes itself from the base's weights."""
 
 
 @dataclass(frozen=True)
 class Alike:
-    """How far a training run is from the same by transformers and PEFT: the largest differences.
+    """The largest differences between a training run and the same run by transformers and PEFT.
 
     Attributes:
         losses: of a step; of_loss is the largest loss.
-        parameters: of A and B after the last step; moved is how far that went from the first.
+        parameters: of A and B after the last step; moved is their largest change from the first step.
         gradients: of gradient norms, relative.
-        adapted: how many projections carry LoRA.
+        adapted: number of projections with LoRA.
     """
 
     losses: float
@@ -98,14 +98,14 @@ def twenty_steps(
     targets: tuple[str, ...] = training.TARGETS,
     **methods: Any,
 ) -> Alike:
-    """20 steps of 2 micro-batches by the runtime and by PEFT, from the same initial adapters.
+    """Run 20 steps of 2 micro-batches by the runtime and by PEFT, from the same initial adapters.
 
     Args:
         folder: of the checkpoint.
-        model: transformers' of it, into which PEFT puts its adapters.
-        run: folder that the runtime's run is written into.
-        methods: fields of TrainSettings and, of LoraSettings, those of LORA, of which start_from names the
-            adapter that both begin with.
+        model: transformers' model of it, to which PEFT adds its adapters.
+        run: folder for the runtime's run.
+        methods: fields of TrainSettings and the fields of LoraSettings in LORA; start_from names the adapter
+            that both start with.
     """
     import optax
 
@@ -161,7 +161,7 @@ def twenty_steps(
 
 
 def wrap(model: Any, names: Sequence[str], parameters: Sequence[str], **options: Any) -> Any:
-    """transformers' model with PEFT's adapters of rank 4.
+    """Add PEFT's adapters of rank 4 to transformers' model.
 
     Args:
         names: expressions of the projections' names.
@@ -182,7 +182,7 @@ def wrap(model: Any, names: Sequence[str], parameters: Sequence[str], **options:
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and pattern.fullmatch(name)
     ]
-    # PEFT takes these names for experts', wherever they stand; as parameters they are what they are.
+    # PEFT takes these names for experts' wherever they occur; as parameters they are used unchanged.
     kind = conversion._MODEL_TO_CONVERSION_PATTERN.get(model.config.model_type)
     taken = conversion._MOE_TARGET_MODULE_MAPPING.get(kind, {})
     wrong = [name for name in linear if name.rpartition(".")[2] in taken]
@@ -200,7 +200,7 @@ def wrap(model: Any, names: Sequence[str], parameters: Sequence[str], **options:
 
 
 def grow(model: Any, rows: int) -> None:
-    """Gives transformers' model further rows in its embedding and its head, each the mean of its own."""
+    """Add rows to the embedding and the head of transformers' model, each the mean of the existing rows."""
     import torch
 
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -216,10 +216,10 @@ def grow(model: Any, rows: int) -> None:
 
 
 def save_adapter(model: Any, folder: Path, names: Sequence[str], **options: Any) -> None:
-    """Writes a PEFT adapter of which nothing is as it is before training; the model stays what it was.
+    """Write a PEFT adapter in which every value differs from its initial one; the model stays unchanged.
 
     Args:
-        names, options: as of `wrap`.
+        names, options: as for `wrap`.
     """
     import torch
 
@@ -235,7 +235,7 @@ def save_adapter(model: Any, folder: Path, names: Sequence[str], **options: Any)
 
 @contextmanager
 def noise(model: Any, alpha: float | None, index: np.ndarray) -> Iterator[None]:
-    """transformers' NEFTune of a micro-batch, with the runtime's random bits in place of torch's."""
+    """Apply transformers' NEFTune to a micro-batch, with the runtime's random bits instead of torch's."""
     import jax.numpy as jnp
     import torch
 
@@ -267,7 +267,7 @@ def peft_steps(
     adapted: tuple[Sequence[str], Sequence[str]] = (training.TARGETS, ()),
     **methods: Any,
 ) -> tuple[list[float], list[float], dict[str, tuple[np.ndarray, ...]]]:
-    """The same run by transformers and PEFT: losses, gradient norms, final adapters.
+    """Run the same by transformers and PEFT; return losses, gradient norms and final adapters.
 
     Args:
         adapted: expressions of the projections' names, and names of parameters within a layer.
@@ -303,7 +303,7 @@ def peft_steps(
     assert len(weights) == sum(map(len, start.values())), "PEFT adapts what Tunix adapts"
     with torch.no_grad():
         for name, parts in start.items():
-            if principal:  # PEFT's own, whose singular vectors may point the other way
+            if principal:  # PEFT's own start; its singular vectors may have the opposite sign
                 a, b = (weights[f"{name}.lora_{which}"].numpy() for which in "AB")
                 signs[name] = np.sign((a * parts[0]).sum(1))
                 assert np.abs(b @ a - parts[1] @ parts[0]).max() <= 1e-4 * np.abs(b @ a).max()

@@ -1,4 +1,4 @@
-"""Training runs that were never run: random adapters in Orbax, with the record beside them."""
+"""Fabricated training runs: random adapters in Orbax, with a run's record next to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 
 
 def lora_section(**overrides: Any) -> dict[str, Any]:
-    """The `lora` section of a resolved recipe."""
+    """Return the `lora` section of a resolved recipe."""
     return {
         "rank": 3,
         "alpha": 6.0,
@@ -42,7 +42,7 @@ def lora_section(**overrides: Any) -> dict[str, Any]:
 
 
 def random_arrays(adapters: list[Adapter], seed: int = 0, scale: float = 1.0) -> dict[str, np.ndarray]:
-    """Random A and B of each adapter by their paths, B zero where it is not trained."""
+    """Return random A and B of each adapter by path; B is zero where it is not trained."""
     random = np.random.default_rng(seed)
     out = {}
     for adapter in adapters:
@@ -70,7 +70,7 @@ def save_run(
     scale: float = 0.2,
     mesh: Mapping[str, int] | None = None,
 ) -> list[Adapter]:
-    """Writes ROOT/STEP/model_params and recipe.lock.json as a training run does."""
+    """Write ROOT/STEP/model_params and recipe.lock.json as a training run does."""
     import jax.numpy as jnp
     from flax import nnx
     from orbax import checkpoint as ocp
@@ -116,7 +116,7 @@ def write_merged(
     dtype: str | None = None,
     max_shard_size: str = AS_BASE,
 ) -> MergePlan:
-    """Writes the base with its changes, without a run's record: the weights, their index and config.json."""
+    """Write the base with changes, without a run's record: the weights, their index and config.json."""
     plan = plan_merge(base, changes, dtype, max_shard_size)
     with LocalFolder(folder).locked():
         kept = journal.begin(LocalFolder(folder), {}, {shard.file for shard in plan.shards})
@@ -129,7 +129,7 @@ def write_merged(
 
 
 def write_adapter(folder: Path, base: HFCheckpoint, model: ModelSettings, trained: TrainedAdapters) -> None:
-    """Writes a PEFT adapter, as a merge does: its weights and adapter_config.json."""
+    """Write a PEFT adapter, as a merge does: its weights and adapter_config.json."""
     deltas = trained.deltas()
     changes = trained.changes(base).items() if trained.parameters else ()
     whole = {name: change.read() for name, change in changes if isinstance(change, ReplacedTensor)}
@@ -145,7 +145,7 @@ def write_lock(
     section: Mapping[str, Any] | None,
     mesh: Mapping[str, int] | None = None,
 ) -> None:
-    """Writes a recipe.lock.json with what merging reads of it."""
+    """Write a recipe.lock.json with the parts that merging reads."""
     axes = dict(mesh or {"fsdp": 1, "tp": 1})
     lock = {
         "lock": 1,

@@ -1,4 +1,4 @@
-"""A run whose evaluation losses are given, so that it stops early."""
+"""A run with given evaluation losses, so that it stops early."""
 
 LOSSES = {0: 9.0, 2: 3.0, 4: 1.0, 5: 0.1, 6: 2.0, 8: 1.5, 10: 0.5}
 
@@ -15,4 +15,4 @@ run_report.Report.evaluated = lambda self, step, losses: evaluated(
     self, step, {{"loss": {LOSSES}[step]}}
 )
 """
-"""Code of an artifact that stops after step 8 of 10, the lowest counted loss being that of step 4."""
+"""Code of an artifact that stops after step 8 of 10; the lowest counted loss is that of step 4."""

@@ -1,4 +1,4 @@
-"""Lives of a run that something happens to, and what they say of it."""
+"""Runs that get interrupted, and the messages that they print."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def slow(self, *arguments):
 
 trainer.Trainer._step = slow
 """
-"""Code of an artifact whose steps take their time, but for the first and those of a resumed run."""
+"""Code of an artifact with slow steps, except for the first one and those of a resumed run."""
 
 
 def error_of(life: Life, place: Path, output: str) -> list[str]:
-    """The lines of a life's one error, DIRECTORY standing for its checkpoints'."""
+    """Return the lines of a process's one error, with DIRECTORY in place of its checkpoints' folder."""
     assert "Traceback" not in life.stderr, life.stderr
     (start,) = [i for i, line in enumerate(life.stderr.splitlines()) if line.startswith("error: ")]
     text = "\n".join(life.stderr.splitlines()[start:])

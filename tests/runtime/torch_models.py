@@ -1,4 +1,4 @@
-"""Models in transformers: one of multimodal names, and the logits of any."""
+"""Models in transformers: some with multimodal names, and the logits of any model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests import tiny
 
 
 def make_gemma3_multimodal(directory: Path, layers: int = 6) -> Any:
-    """Gemma 3 in the layout of google/gemma-3-4b-it (language_model.model.*), in float32."""
+    """Write Gemma 3 in the layout of google/gemma-3-4b-it (language_model.model.*), in float32."""
     import torch
     import transformers
 
@@ -42,11 +42,11 @@ def make_gemma3_multimodal(directory: Path, layers: int = 6) -> Any:
 
 
 def make_qwen3_5_multimodal(directory: Path, experts: bool = False) -> Any:
-    """Qwen 3.5 in the layout of Qwen/Qwen3.5-9B: model.language_model.*, model.visual.*, and layers that
+    """Write Qwen 3.5 in the layout of Qwen/Qwen3.5-9B: model.language_model.*, model.visual.*, and layers to
     predict further tokens (mtp.*), which transformers does not load.
 
     Args:
-        experts: in the layout of Qwen/Qwen3.5-35B-A3B, whose experts lie together but for those of mtp.*.
+        experts: use the layout of Qwen/Qwen3.5-35B-A3B, whose experts are stacked, except those of mtp.*.
     """
     import torch
     import transformers
@@ -89,7 +89,7 @@ def make_qwen3_5_multimodal(directory: Path, experts: bool = False) -> Any:
 
 
 def torch_logits(model: Any, rows: dict[str, np.ndarray]) -> np.ndarray:
-    """Logits of all tokens but the padding, row by row, so that nothing is padded."""
+    """Return the logits of all tokens except padding. Rows run one by one, so that nothing is padded."""
     import torch
 
     out = []

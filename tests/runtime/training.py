@@ -1,4 +1,4 @@
-"""What the training tests share: synthetic batches, and trainers on small meshes."""
+"""Helpers of the training tests: synthetic batches, and trainers on small meshes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUICK = {
 
 
 def batch(index: int, accumulation: int = 1, seed: int = 0) -> dict[str, np.ndarray]:
-    """Micro-batch `index`: rows of random length, right-padded, normalized over its window's targets."""
+    """Return micro-batch `index`: right-padded rows of random length, normalized over its window."""
     rows = _rows(index, seed)
     first = index - index % accumulation
     targets = sum(int(_rows(i, seed)[2].sum()) for i in range(first, first + accumulation))
@@ -38,7 +38,7 @@ def batch(index: int, accumulation: int = 1, seed: int = 0) -> dict[str, np.ndar
 
 def _rows(index: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     random = np.random.default_rng([seed, index])
-    # Below 500: the image and audio placeholders, which transformers replaces, come after.
+    # Below 500: the image and audio placeholders, which transformers replaces, are above.
     tokens = random.integers(3, 500, (ROWS, LENGTH)).astype(np.int32)
     lengths = random.integers(6, LENGTH + 1, ROWS)
     segment_ids = (np.arange(LENGTH)[None] < lengths[:, None]).astype(np.int32)
@@ -51,7 +51,7 @@ def _rows(index: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def packed_batch() -> dict[str, np.ndarray]:
-    """Rows of two samples each, the second of random length."""
+    """Return rows of two samples each, the second of random length."""
     random = np.random.default_rng(5)
     one = batch(0)
     cut = random.integers(4, 8, ROWS)
@@ -66,12 +66,12 @@ def packed_batch() -> dict[str, np.ndarray]:
 
 
 def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any, Any]:
-    """A checkpoint's model on a mesh of virtual devices: the mesh, and what runtime.model.loading made.
+    """Build a checkpoint's model on a mesh of virtual devices; return the mesh and the built model.
 
     Args:
-        options: dtype, remat, rules, seed and vocab_size of the model; full for one without LoRA; the others
-            are LoraSettings'. Where adapters start from the base's weights, the folder that keeps their first
-            values, which are made where it has none.
+        options: dtype, remat, rules, seed and vocab_size of the model; full for a model without LoRA; others
+            are LoraSettings'. If adapters start from the base's weights, also the folder of their initial
+            values, which are computed if the folder has none.
     """
     from recipec.runtime.model.adapters import LoraSettings
     from recipec.runtime.model.loading import build as build_model
@@ -101,11 +101,11 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
 
 
 def start_from(mesh: Any, built: Any, base: Path, folder: Path, **found: Any) -> None:
-    """Puts the adapter that the model's settings name into it, as train.py does.
+    """Load the adapter that the model's settings name into the model, as train.py does.
 
     Args:
         folder: of the run's checkpoints.
-        found: what the run goes on from, as of ResumePoint.
+        found: the state from which the run continues, as in ResumePoint.
     """
     from types import SimpleNamespace
 
@@ -132,7 +132,7 @@ def start_from(mesh: Any, built: Any, base: Path, folder: Path, **found: Any) ->
 
 
 def first_values(base: Any, settings: Any, lora: Any, kept: Path, seed: int, axes: Mapping[str, int]) -> Any:
-    """What a run's session does of runtime.training.first_values."""
+    """Compute initial values with runtime.training.first_values as a run's session does."""
     from types import SimpleNamespace
 
     from recipec.runtime.checkpoints.record import INITIAL
@@ -152,7 +152,7 @@ def first_values(base: Any, settings: Any, lora: Any, kept: Path, seed: int, axe
 def trainer(
     built: Any, mesh: Any, folder: Path, optimizer: Any, accumulation: int = 2, **options: Any
 ) -> Any:
-    """A Trainer that saves into a folder. Make and use it within `with mesh:`."""
+    """Return a Trainer that saves into a folder. Create and use it within `with mesh:`."""
     from recipec.runtime.settings import CheckpointSettings, TrainSettings
     from recipec.runtime.training.trainer import Checkpointing, Trainer
 
@@ -165,7 +165,7 @@ def trainer(
 def fit(
     trainer: Any, folder: Path, until: int, schedule: Any, accumulation: int = 2, evaluate: bool = False
 ) -> Any:
-    """Runs a trainer on the synthetic batches up to a step; returns its Outcome."""
+    """Run a trainer on the synthetic batches up to a step; return its Outcome."""
     from recipec.runtime.data.batches import TrainingData
     from recipec.runtime.interrupts import Interrupts
     from recipec.runtime.metrics.loggers import Metrics
@@ -186,7 +186,7 @@ def fit(
 
 
 def adapters(built: Any) -> dict[str, np.ndarray]:
-    """The LoRA arrays of a model by path."""
+    """Return the LoRA arrays of a model by path."""
     from flax import nnx
 
     return {
@@ -196,7 +196,7 @@ def adapters(built: Any) -> dict[str, np.ndarray]:
 
 
 def weights(built: Any) -> dict[str, np.ndarray]:
-    """The frozen arrays of a model by path."""
+    """Return the frozen arrays of a model by path."""
     from flax import nnx
 
     frozen = nnx.state(built.model, lambda _, variable: type(variable) is nnx.Param)
@@ -204,14 +204,14 @@ def weights(built: Any) -> dict[str, np.ndarray]:
 
 
 def placed(module: Any) -> list[Any]:
-    """All arrays of a model, as they lie on its devices."""
+    """Return all arrays of a model, with their placement on devices."""
     from flax import nnx
 
     return [variable.get_raw_value() for _, variable in nnx.state(module).flat_state()]
 
 
 def arrays(module: Any) -> dict[str, np.ndarray]:
-    """All arrays of a model or of an optimizer by path."""
+    """Return all arrays of a model or of an optimizer by path."""
     from flax import nnx
 
     return {
@@ -221,7 +221,7 @@ def arrays(module: Any) -> dict[str, np.ndarray]:
 
 
 def logits(built: Any, mesh: Any, one: Mapping[str, np.ndarray]) -> np.ndarray:
-    """float32[B, T, V] of a batch."""
+    """Return float32[B, T, V] of a batch."""
     import jax
     from flax import nnx
 

@@ -1,6 +1,6 @@
-"""Training of transformers' own model on TPUs: torchax turns its torch operations into jax ones."""
+"""Training of transformers' own model on TPUs: torchax runs its torch operations as jax operations."""
 
 import os
 
-# torchax would switch it on.
+# By default, torchax turns this telemetry on.
 os.environ.setdefault("ENABLE_RUNTIME_UPTIME_TELEMETRY", "0")

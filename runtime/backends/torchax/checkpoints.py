@@ -1,7 +1,7 @@
-"""The checkpoints of a run: what is trained, the optimizer's state and the place in the data.
+"""The checkpoints of a run: what is trained, the optimizer's state, and the position in the data.
 
-They lie as train.py's do (runtime.checkpoints.saving), with Hugging Face's names for the arrays. Adapters of
-a model that no family describes lie as merge.py reads them, A [in, rank] and B [rank, out].
+They have the layout of train.py's (runtime.checkpoints.saving), with Hugging Face's names for the arrays.
+Adapters of a model without a family are stored as merge.py reads them, A [in, rank] and B [rank, out].
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ...training.elastic import after_step, between_steps
 from ...training.step import TrainState
 
 Arrays = dict[str, Any]
-"""What is trained, by a trace's names; jax arrays, or jax.ShapeDtypeStruct with shardings."""
+"""The trained arrays by a trace's names: jax arrays, or jax.ShapeDtypeStruct with shardings."""
 
 
 class Checkpoints:
-    """Writes and reads a run's checkpoints, whole or not at all.
+    """Writes and reads a run's checkpoints; a checkpoint is complete or does not exist.
 
     Args:
-        directory: local and absolute, or gs://; it is created.
-        keep: newest steps that are kept.
-        for_merge: whether adapters lie as merge.py reads them.
+        directory: an absolute local path, or gs://; it is created.
+        keep: number of newest steps to keep.
+        for_merge: store adapters as merge.py reads them.
 
     Raises:
-        UserError: when the directory cannot be created.
+        UserError: the directory cannot be created.
     """
 
     def __init__(self, directory: str, keep: int, for_merge: bool = False) -> None:
@@ -43,17 +43,17 @@ class Checkpoints:
 
     @property
     def newest(self) -> int | None:
-        """The newest step that was saved, or is being saved."""
+        """Return the newest step that was saved, or is being saved."""
         return self._manager.latest_step()
 
     def write(self, step: int, live: TrainState, data: Mapping[str, Any]) -> None:
-        """Starts saving a step: the arrays are copied before this returns, and written behind it.
+        """Start saving a step. The arrays are copied before this returns, and written in the background.
 
         Args:
-            data: the state of the data, of JSON values.
+            data: the position in the data, as JSON values.
 
         Raises:
-            UserError: when this step, or the one before it, could not be written.
+            UserError: this step, or the one before it, could not be written.
         """
         items = {
             name: ocp.args.PyTreeSave(item=tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(), tree))
@@ -70,10 +70,10 @@ class Checkpoints:
         )
 
     def finish(self) -> None:
-        """Waits for what is being written.
+        """Wait until the current checkpoint is written.
 
         Raises:
-            UserError: when it could not be written.
+            UserError: it could not be written.
         """
         try:
             self._manager.wait_until_finished()
@@ -81,13 +81,13 @@ class Checkpoints:
             raise not_written(self.directory, error) from error
 
     def restore(self, step: int, shapes: TrainState) -> TrainState:
-        """The arrays of a step, in their places.
+        """Return the arrays of a step, on their devices.
 
         Args:
-            shapes: of jax.ShapeDtypeStruct with shardings.
+            shapes: jax.ShapeDtypeStruct with shardings.
 
         Raises:
-            UserError: when they are others.
+            UserError: the stored arrays do not match.
         """
         wanted = {ITEM: self._stored(shapes[0]), OPTIMIZER: between_steps(shapes[1])}
         restored = self._read(step, wanted)
@@ -95,10 +95,10 @@ class Checkpoints:
         return trained, after_step(shapes[1], restored[OPTIMIZER], step)
 
     def restore_adapters(self, step: int, shapes: Arrays) -> Arrays:
-        """The adapters of a step that merge.py imported, in their places.
+        """Return the adapters of a step that merge.py imported, on their devices.
 
         Raises:
-            UserError: when they are others.
+            UserError: the stored arrays do not match.
         """
         leaves = restore_tree(f"{self.directory}/{step}/{ITEM}")
         wanted = {_path(name): array.shape[::-1] for name, array in shapes.items()}
@@ -126,7 +126,7 @@ class Checkpoints:
         return restored
 
     def _stored(self, trained: Arrays) -> Arrays:
-        """Arrays, or their shapes, as they are written."""
+        """Convert arrays, or their shapes, to the stored form."""
         if not self._for_merge:
             return trained
         return {_path(name): _transposed(array) for name, array in trained.items()}
@@ -141,7 +141,7 @@ class Checkpoints:
 
 
 def _path(name: str) -> str:
-    """model.adapters' path of an array, from a trace's name: "....q_proj.weight_lora_a"."""
+    """Return an array's path in model.adapters, "....q_proj.weight_lora_a", from its name in a trace."""
     module, letter = name.rsplit(".lora_", 1)
     return f"{module}.weight_lora_{letter.lower()}"
 

@@ -1,4 +1,4 @@
-"""config.json as transformers reads it. Nothing here imports torch."""
+"""config.json as transformers reads it. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def floats(value: Any) -> Any:
-    """A config.json's values, of which transformers writes infinity as {"__float__": "Infinity"}."""
+    """Convert values of config.json; transformers writes infinity as {"__float__": "Infinity"}."""
     if isinstance(value, Mapping):
         tagged = value.get("__float__")
         return (

@@ -1,4 +1,4 @@
-"""Logits of a model that no family describes, for `merge.py --verify`."""
+"""Logits of a model without a family of its own, for `merge.py --verify`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .model import Arrays, abstract_model, load_base, place_trained
 
 @dataclass(frozen=True)
 class Run:
-    """How a model was trained, in float32 here."""
+    """The settings that a model was trained with, changed to float32."""
 
     settings: ModelSettings
     lora: LoraSettings
@@ -31,11 +31,11 @@ class Run:
 def logits(
     run: Run, base: HFCheckpoint, rows: Mapping[str, np.ndarray], adapters: Pairs | None
 ) -> np.ndarray:
-    """float32 logits of all tokens but the padding: [tokens, vocabulary].
+    """Return float32 logits of all tokens except padding: [tokens, vocabulary].
 
     Args:
         rows: tokens, positions and segment_ids, int32[B, T].
-        adapters: A [rank, in] and B [out, rank] by module; None for the base as it is.
+        adapters: A [rank, in] and B [out, rank] by module; None for the base without adapters.
     """
     mesh = run.mesh
     with mesh:

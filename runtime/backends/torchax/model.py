@@ -1,17 +1,17 @@
-"""transformers' model, whose weights are jax arrays on a mesh.
+"""transformers' model with its weights as jax arrays on a mesh.
 
-The torch module is on the device `meta`: it holds no weights, only what is computed. Its weights are two
-dicts: what is trained, and the base. `HfModel.hidden` puts them in and runs the module under torchax.
-Only the text model is built, whatever other towers the checkpoint has.
+The torch module is on the device `meta`: it defines the computation and holds no weights. The weights are two
+dicts: the trained arrays, and the base. `HfModel.hidden` puts them in and runs the module under torchax.
+Only the text model is built, even if the checkpoint has other towers.
 
-Around its layers come recomputation and how activations lie, since transformers' own gradient checkpointing
-does nothing under jax.
-Dropout in PEFT's layers drops what train.py's adapters do (runtime.model.lora). Attention is computed by jax,
-within segments, causal, with a window or without: transformers hands each layer's queries, keys and values
-to a function that its config names, and every other argument of the model's call along with them:
-`segment_ids`, from which the mask is made here. So packed rows, padding and sliding windows mean what they
-mean in train.py, and no [T, T] mask is an argument of the layers. Stock scaled_dot_product_attention gives
-NaN where all that a query may see is padding.
+The layers are wrapped to recompute activations and to set their sharding, because transformers' own gradient
+checkpointing has no effect under jax.
+Dropout in PEFT's layers drops the same elements as train.py's adapters (runtime.model.lora). jax computes
+attention: causal, within segments, with or without a window. transformers passes each layer's queries, keys
+and values to the function that its config names, with every other argument of the model's call. One of them
+is `segment_ids`, from which the mask is built here. So packed rows, padding and sliding windows mean the same
+as in train.py, and the layers take no [T, T] mask. Stock scaled_dot_product_attention gives NaN for a query
+that can see only padding.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from .placement import adapter_specs, tensor_specs
 from .quantized import QuantizedLinear, replace_linears, shapes, spread, tensor_layouts
 
 PREFIX = "model."
-"""Of the decoder's weights in the module."""
+"""Prefix of the names of the decoder's weights in the module."""
 BASE_LAYER = ".base_layer"
-"""What PEFT puts into the name of a weight that it wraps."""
+"""What PEFT inserts into the name of a weight that it wraps."""
 
 Arrays = dict[str, Any]
-"""jax arrays, or jax.ShapeDtypeStruct with their shardings, by name; quantized weights as qwix.QArrays."""
+"""jax arrays, or jax.ShapeDtypeStruct with shardings, by name; quantized weights are qwix.QArrays."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ class HfModel:
         module: on the device meta.
         family, architecture: of its config.
         adapters: in layer order, () without LoRA.
-        trained: shapes of what is trained, by a trace's names: "layers.0.self_attn.q_proj.lora_A", or the
+        trained: shapes of the trained arrays, by a trace's names: "layers.0.self_attn.q_proj.lora_A", or the
             module's own ("model.layers.0.self_attn.q_proj.weight") without LoRA.
         base: shapes of the other weights and of all buffers, by the module's names.
-        quantized: how those of the base lie that are stored quantized, by the module's names; {} for none.
+        quantized: layouts of the base's quantized weights, by the module's names; {} for none.
         computed: values of the buffers that no checkpoint holds.
-        places: name in the module of each trained array.
-        softcap: of the logits, None for none.
+        places: the name in the module of each trained array.
+        softcap: cap of the logits; None for none.
     """
 
     module: torch.nn.Module
@@ -94,7 +94,7 @@ class HfModel:
 
     @property
     def dtype(self) -> Any:
-        """Of the base's weights, and of what quantized ones are computed with."""
+        """The dtype of the base's weights, and of computation with quantized ones."""
         return t2j_dtype(self.module.get_input_embeddings().weight.dtype)  # type: ignore[operator]
 
     dealt = False
@@ -102,11 +102,11 @@ class HfModel:
     def hidden(
         self, arrays: tuple[Arrays, Arrays, jax.Array | None], tokens: Any, positions: Any, segment_ids: Any
     ) -> jax.Array:
-        """[B, T, D]: the hidden states after the final norm.
+        """Return the hidden states after the final norm, [B, T, D].
 
         Args:
-            arrays: trained ones, the base, and the rows' salts of dropout (`lora.row_salts`), which
-                is off without them. Without any adapter's, the projections are the base's own: the model that
+            arrays: the trained arrays, the base, and the rows' dropout salts (`lora.row_salts`; None for no
+                dropout). If there are no trained arrays, adapters are disabled, which gives the model that
                 training started from.
             tokens, positions, segment_ids: int32[B, T].
         """
@@ -116,7 +116,7 @@ class HfModel:
     def _decoded(
         self, arrays: tuple[Arrays, Arrays, jax.Array | None], inputs: Mapping[str, Any], training: bool
     ) -> jax.Array:
-        """[B, T, D] of the decoder called with these inputs; `training` is torch's mode."""
+        """Call the decoder with these inputs; return [B, T, D]. `training` sets torch's mode."""
         trained, base, salts = arrays
         values = {**base, **{self.places[name]: array for name, array in trained.items()}}
         decoder: Any = self.module.model
@@ -133,7 +133,7 @@ class HfModel:
             return env.t2j_iso(env.v2t_iso(out.last_hidden_state))
 
     def head(self, arrays: tuple[Arrays, Arrays, jax.Array | None]) -> Head:
-        """The output head: lm_head's weight, or the embedding where they are tied; [V, D] in torch."""
+        """Return the output head: lm_head's weight, or the embedding if they are tied; [V, D] in torch."""
         trained, base, _ = arrays
         values = {**base, **{self.places[name]: array for name, array in trained.items()}}
         weight = values[HEAD] if HEAD in values else values[f"{PREFIX}embed_tokens.weight"]
@@ -142,7 +142,7 @@ class HfModel:
 
     @contextmanager
     def _adapters(self, enabled: bool) -> Iterator[None]:
-        """Leaves PEFT's adapters out of what is traced unless they are enabled."""
+        """Enable or disable PEFT's adapters while the block traces."""
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         wrapped = [layer for layer in self.module.modules() if isinstance(layer, BaseTunerLayer)]
@@ -156,11 +156,11 @@ class HfModel:
 
 
 class AsItIs(HfModel):
-    """A model that no family describes, computed by transformers' code alone.
+    """A model without a family of its own, computed only by transformers' code.
 
-    Attention is transformers' eager one, with its scores [B, N, T, T] and its mask [B, 1, T, T] whole.
-    Samples of a packed row are told apart by their positions, as transformers does it. Dropout of the model's
-    own is off; that of adapters is as in any other model.
+    Attention is transformers' eager one, which builds all scores [B, N, T, T] and the mask [B, 1, T, T].
+    transformers separates the samples of a packed row by their positions. The model's own dropout is off; the
+    adapters' dropout works as in any other model.
     """
 
     dealt = False
@@ -197,15 +197,15 @@ def abstract_model(
     rules: Sequence[Rule] = (),
     architecture: Architecture | None = None,
 ) -> HfModel:
-    """The model with shapes for arrays: no weight is allocated, and no device is asked for anything.
+    """Build the model with shapes instead of arrays. It allocates no weight, and uses no device.
 
     Args:
-        config: config.json's values, of the whole checkpoint or of its text model.
+        config: values of config.json, of the whole checkpoint or of its text model.
         rules: the recipe's sharding rules.
-        architecture: what the family makes of them; None where the config alone tells it.
+        architecture: the family's description of the checkpoint; None to derive it from the config alone.
 
     Raises:
-        UserError: when the family is not known, or a rule does not fit.
+        UserError: the family is not known, or a rule does not fit.
     """
     family = family_of(config)
     architecture = architecture or family.architecture(config)
@@ -247,13 +247,13 @@ def abstract_model(
 
 
 def load_base(model: HfModel, checkpoint: HFCheckpoint) -> Arrays:
-    """The base's arrays on their devices, by the module's names.
+    """Load the base's arrays onto their devices; return them by the module's names.
 
-    Each shard is read from the checkpoint's file, cast and placed by itself; what is stored quantized takes
-    its weight's place before the next one is read.
+    Each shard is read from the checkpoint's file, cast and placed separately. A weight to quantize becomes
+    codes and scales before the next one is read.
 
     Raises:
-        UserError: when the checkpoint lacks a tensor.
+        UserError: the checkpoint lacks a tensor.
     """
     out: Arrays = {}
     for name, wanted in model.base.items():
@@ -269,13 +269,13 @@ def load_base(model: HfModel, checkpoint: HFCheckpoint) -> Arrays:
 
 
 def load_trained(model: HfModel, checkpoint: HFCheckpoint) -> Arrays:
-    """What full fine-tuning begins with; as `load_base`."""
+    """Load the initial values of full fine-tuning, in the same way as `load_base`."""
     return {name: _load(name, wanted, checkpoint) for name, wanted in model.trained.items()}
 
 
 def with_reference(model: HfModel, base: Arrays, start: Arrays) -> Arrays:
-    """The base with what full fine-tuning begins with, which trained arrays take the place of where there are
-    any: without them, it is the model that training starts from.
+    """Add the initial values of full fine-tuning to the base. Trained arrays override them; without trained
+    arrays, the result is the model that training starts from.
 
     Args:
         start: by the names of `HfModel.trained`.
@@ -284,7 +284,7 @@ def with_reference(model: HfModel, base: Arrays, start: Arrays) -> Arrays:
 
 
 def place_trained(model: HfModel, values: Mapping[str, Matrices]) -> Arrays:
-    """Adapters on their devices.
+    """Put adapters onto their devices.
 
     Args:
         values: A [rank, in] and B [out, rank] of each projection.
@@ -297,12 +297,12 @@ def place_trained(model: HfModel, values: Mapping[str, Matrices]) -> Arrays:
 
 
 def tensor_name(name: str) -> str:
-    """A tensor's name without prefix, as the families have it, from the module's."""
+    """Return a tensor's name without prefix, as the families use it, from its name in the module."""
     return name.replace(BASE_LAYER, "").removeprefix(PREFIX)
 
 
 def checkpoint_name(name: str, checkpoint: HFCheckpoint) -> str:
-    """A tensor's full name in a checkpoint, from the module's."""
+    """Return a tensor's full name in a checkpoint, from its name in the module."""
     if not name.startswith(PREFIX):
         return name
     return checkpoint.prefix + tensor_name(name)
@@ -335,10 +335,10 @@ def _adapted(
     adapters: Sequence[Adapter],
     lora: LoraSettings | None,
 ) -> torch.nn.Module:
-    """transformers' model with PEFT's adapters, its layers wrapped.
+    """Build transformers' model with PEFT's adapters, and wrap its layers.
 
     Raises:
-        UserError: when it is a model that no family describes, and one of the two does not take it.
+        UserError: no family describes the model, and transformers or PEFT rejects it.
     """
     try:
         module = _module(config, settings, _register(settings) if family.tunix else "eager")
@@ -358,7 +358,7 @@ def _adapted(
 
 
 def _module(config: Mapping[str, Any], settings: ModelSettings, attention: str) -> torch.nn.Module:
-    """transformers' text model of a config, its parameters on meta, its computed buffers as they are.
+    """Build transformers' text model of a config: parameters on meta, computed buffers with their values.
 
     Args:
         attention: transformers' attn_implementation.
@@ -378,7 +378,7 @@ def _module(config: Mapping[str, Any], settings: ModelSettings, attention: str) 
 
 
 def _attach(module: torch.nn.Module, adapters: Sequence[Adapter], lora: LoraSettings) -> None:
-    """PEFT's LoRA layers on the recipe's projections."""
+    """Add PEFT's LoRA layers to the recipe's projections."""
     import peft
 
     names = [part.name for adapter in adapters for part in adapter.projections]
@@ -406,7 +406,7 @@ def _trained(
     mesh: Mesh,
     base: Arrays,
 ) -> tuple[Arrays, dict[str, str]]:
-    """What is trained and its names in the module. Without LoRA it is taken out of `base`."""
+    """Return what is trained, and its names in the module. Without LoRA, remove it from `base`."""
     trained: Arrays = {}
     places: dict[str, str] = {}
     if lora is None:
@@ -435,15 +435,15 @@ def _quiet() -> Iterator[None]:
 
 
 ROWS = ("fsdp", None, "tp")
-"""The sharding of hidden states [B, T, D], Tunix's own. Left to itself, XLA fills the step with all-to-alls;
-with whole features, each device of tp computes all of the norms and of the adapters' A."""
+"""The sharding of hidden states [B, T, D], the same as Tunix's. Without it, XLA inserts many all-to-alls;
+with unsharded features, each device of tp would compute all norms and all of the adapters' A."""
 
 
 def _wrap(decoder: torch.nn.Module, remat: str) -> None:
-    """Wraps every layer of a decoder (`model.model` of a causal LM), and its rotary embedding.
+    """Wrap every layer of a decoder (`model.model` of a causal LM), and its rotary embedding.
 
     Args:
-        remat: the recipe's policy; "none" keeps every activation. "block" is "decoder" here.
+        remat: the recipe's policy; "none" keeps every activation. "block" means "decoder" here.
     """
     for layer in decoder.layers:  # type: ignore[union-attr]
         layer.forward = _layer(layer.forward, remat)
@@ -458,7 +458,7 @@ def _layer(forward: Callable[..., Any], remat: str) -> Callable[..., Any]:
         shared = kwargs.get("shared_kv_states")
 
         def body(hidden: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
-            # What a layer adds for later ones (Gemma 4's keys and values) has to leave as a result.
+            # What a layer adds for later layers (Gemma 4's keys and values) must be returned as a result.
             held = UserDict(shared or {})
             more = kwargs if shared is None else {**kwargs, "shared_kv_states": held}
             out = forward(env.j2t_iso(hidden), *args, **more)
@@ -470,7 +470,7 @@ def _layer(forward: Callable[..., Any], remat: str) -> Callable[..., Any]:
         out, added = computed(placed)
         if shared is not None:
             shared.update(env.j2t_iso(added))
-        if isinstance(out, tuple):  # its hidden states, and what else the layer gives
+        if isinstance(out, tuple):  # the hidden states, and further results of the layer
             return env.j2t_iso((sharding.constrain(out[0], ROWS), *out[1:]))
         return env.j2t_iso(sharding.constrain(out, ROWS))
 
@@ -478,8 +478,8 @@ def _layer(forward: Callable[..., Any], remat: str) -> Callable[..., Any]:
 
 
 def _name_projections(decoder: torch.nn.Module) -> None:
-    """Gives what a decoder's projections compute remat.py's name. Those of an adapter's parts have it too:
-    what the backward pass does not need is not kept."""
+    """Give the outputs of a decoder's projections remat.py's name. The parts of an adapter get it too; an
+    output that the backward pass does not need is not kept."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for part in decoder.modules():
@@ -497,8 +497,8 @@ def _named(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _exactly(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Rotary angles in float32 in earnest: a TPU multiplies float32 in bfloat16 unless it is told otherwise,
-    and position 257 is none of bfloat16's numbers."""
+    """Compute rotary angles in true float32. A TPU multiplies float32 in bfloat16 by default, and bfloat16
+    cannot represent position 257."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with jax.default_matmul_precision("highest"):
@@ -508,14 +508,14 @@ def _exactly(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class RowDropout(torch.nn.Module):
-    """In place of torch's dropout before a projection's A.
+    """Replaces torch's dropout before a projection's A.
 
     Args:
         projection: "layers.0.self_attn.q_proj".
         rate: probability that an element is dropped.
 
     Attributes:
-        salts: uint32[B] of the rows that are traced, None for no dropout.
+        salts: uint32[B] of the traced rows; None for no dropout.
     """
 
     def __init__(self, projection: str, rate: float) -> None:
@@ -524,7 +524,7 @@ class RowDropout(torch.nn.Module):
         self._projection, self._rate = projection, rate
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [B, T, D] with elements dropped."""
+        """Drop elements of x [B, T, D]."""
         if self.salts is None:
             return x
         env = torchax.default_env()
@@ -533,11 +533,11 @@ class RowDropout(torch.nn.Module):
 
 
 def _replace_dropout(module: torch.nn.Module, prefix: str) -> None:
-    """Gives every adapted projection its own dropout.
+    """Give every adapted projection its own dropout.
 
     Args:
         module: with PEFT's layers.
-        prefix: of the projections' names in it.
+        prefix: of the projections' names in the module.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -550,7 +550,7 @@ def _replace_dropout(module: torch.nn.Module, prefix: str) -> None:
 
 @contextmanager
 def _drawing(module: torch.nn.Module, salts: jax.Array | None) -> Iterator[None]:
-    """Dropout by the rows' salts while a module is traced."""
+    """Apply dropout by the rows' salts while the block traces a module."""
     places = [part for part in module.modules() if isinstance(part, RowDropout)]
     for place in places:
         place.salts = salts
@@ -562,7 +562,7 @@ def _drawing(module: torch.nn.Module, salts: jax.Array | None) -> Iterator[None]
 
 
 class _Scores(NamedTuple):
-    """What a layer's scores are: their factor, how many tokens a token sees, and the cap; None for none."""
+    """How a layer computes scores: the scale, the window in tokens, and the cap, None for no such limit."""
 
     scale: float
     window: int | None
@@ -570,10 +570,10 @@ class _Scores(NamedTuple):
 
 
 def _register(settings: ModelSettings) -> str:
-    """Makes a recipe's attention known to transformers.
+    """Register a recipe's attention with transformers.
 
     Returns:
-        What to give as attn_implementation. transformers makes no mask for a name that it has none for.
+        The attn_implementation to use. transformers builds no mask for a name without a mask function.
     """
     block = settings.attention_block
     kernel = _dot if settings.attention == "dot" else partial(_splash, most=block)
@@ -586,7 +586,7 @@ def _register(settings: ModelSettings) -> str:
         attention_mask: Any,
         **options: Any,
     ) -> tuple[Any, None]:
-        """[B, T, N, H] from query [B, N, T, H] and key, value [B, K, T, H]."""
+        """Return [B, T, N, H] from query [B, N, T, H] and key, value [B, K, T, H]."""
         q, k, v, segments = _arrays(query, key, value, options["segment_ids"])
         how = _Scores(options["scaling"], options.get("sliding_window"), options.get("softcap"))
         out = kernel(q, k, v, segments, how)
@@ -598,7 +598,7 @@ def _register(settings: ModelSettings) -> str:
 
 
 def _dot(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, how: _Scores) -> jax.Array:
-    """[B, T, N, H] from q [B, T, N, H] and k, v [B, T, K, H]; scores and sums in float32."""
+    """Return [B, T, N, H] from q [B, T, N, H] and k, v [B, T, K, H]; scores and sums are float32."""
     mask = _visible(segments, how.window)
     if how.softcap is None:
         out = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], scale=how.scale)
@@ -610,16 +610,16 @@ def _dot(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, how: _Sc
 def _splash(
     q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, how: _Scores, most: int | None
 ) -> jax.Array:
-    """As `_dot`, by the TPU's kernel, which names what it keeps itself."""
+    """Compute the same as `_dot` with the TPU's kernel, which itself names the values to keep."""
     return attend_within(segments, most)(q * how.scale, k, v, how.window, how.softcap)
 
 
 def _visible(segment_ids: jax.Array, window: int | None) -> jax.Array:
-    """What each token may attend to: bool[B, T, T], indexed by row, query and key.
+    """Return which tokens each token may attend to: bool[B, T, T], indexed by row, query and key.
 
     Args:
         segment_ids: int32[B, T], 0 for padding.
-        window: how many tokens a token sees, itself included; None for all before it.
+        window: how many tokens a token sees, including itself; None for all before it.
     """
     mask = attention_mask(segment_ids)
     if window is None:
@@ -631,7 +631,7 @@ def _visible(segment_ids: jax.Array, window: int | None) -> jax.Array:
 def _soft_capped(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, scale: float, softcap: float
 ) -> jax.Array:
-    """Gemma 2's: scores become tanh(s / softcap) * softcap before the mask."""
+    """Compute Gemma 2's attention, whose scores become tanh(s / softcap) * softcap before the mask."""
     rows, length, heads, size = q.shape
     grouped = q.reshape(rows, length, k.shape[2], heads // k.shape[2], size)
     scores = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k, preferred_element_type=jnp.float32) * scale

@@ -1,6 +1,6 @@
-"""From final hidden states to logits as a model of transformers does it itself.
+"""The logits of a model of transformers, computed from final hidden states by the model's own code.
 
-Its own forward pass is asked, with the decoder left out, so that multipliers, caps and biases are its own.
+The model's own forward pass runs without the decoder, so its multipliers, caps and biases all apply.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ...model.forward import Head
 
 @dataclass(frozen=True, kw_only=True)
 class OwnHead(Head):
-    """A model's own way from final hidden states to logits.
+    """An output head that calls the model's own code after the decoder.
 
     Attributes:
         module: the causal language model.
-        name: of the weight in it.
-        rest: other arrays that lie outside its decoder, by their names.
+        name: the head weight's name in the module.
+        rest: other arrays outside the decoder, by their names.
     """
 
     module: torch.nn.Module
@@ -34,7 +34,7 @@ class OwnHead(Head):
     rest: Mapping[str, jax.Array]
 
     def logits(self, hidden: jax.Array, weight: jax.Array) -> jax.Array:
-        """float32[B, T, V] from hidden [B, T, D]; the weight as it is placed for this."""
+        """Return logits float32[B, T, V] from hidden [B, T, D]; the weight is sharded for this product."""
         env = torchax.default_env()
         own = env.j2t_iso({**self.rest, self.name: weight})
         given = env.j2t_iso(hidden)

@@ -1,8 +1,8 @@
-"""How transformers' weights are split over the mesh: as Tunix's arrays of the same weights are.
+"""The sharding of transformers' weights over the mesh, which follows Tunix's arrays of the same weights.
 
-A recipe's sharding rules name Tunix's arrays, [heads, features, head size] and the like. A tensor of
-Hugging Face has some of these dimensions merged, [heads * head size, features]; it is split where the
-first of them is.
+A recipe's sharding rules name Tunix's arrays, such as [heads, features, head size]. A tensor of Hugging Face
+has some of these dimensions merged, such as [heads * head size, features]. A merged dimension takes the first
+mesh axis that its dimensions have.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ...model.partition_rules import Rule, divisible, resolve_specs
 def tensor_specs(
     family: Family, architecture: Architecture, rules: Sequence[Rule], axes: Mapping[str, int]
 ) -> dict[str, Spec]:
-    """The sharding of each tensor of the text model, by its name without the checkpoint's prefix.
+    """Return the sharding of each tensor of the text model, by its name without the checkpoint's prefix.
 
-    Vectors (norms, biases) are whole on every device, as is what an axis does not divide.
+    Vectors (norms, biases) are replicated on every device. So is a dimension that an axis does not divide.
 
     Args:
         rules: the recipe's.
         axes: size of each mesh axis.
 
     Raises:
-        ValueError: when a rule has another number of dimensions than the array that it names.
+        ValueError: a rule has another number of dimensions than the array that it names.
     """
     out: dict[str, Spec] = {}
     for parameter in resolve_specs(family.parameters(architecture), rules, axes, "replicate"):
@@ -37,7 +37,7 @@ def tensor_specs(
 
 
 def tensor_spec(parameter: Parameter, source: Source) -> Spec:
-    """The sharding of one of the tensors that a parameter is made of."""
+    """Return the sharding of one of the tensors that a parameter is made of."""
     own = [axis for place, axis in enumerate(parameter.spec) if place not in parameter.stacked]
     split: list[str | None] = [None] * len(source.reshape)
     for axis, place in zip(own, source.transpose, strict=True):
@@ -52,7 +52,7 @@ def tensor_spec(parameter: Parameter, source: Source) -> Spec:
 
 
 def merged(source: Source) -> list[list[int]]:
-    """For each dimension of a tensor, those of `source.reshape` that are one in it."""
+    """For each dimension of a tensor, return the dimensions of `source.reshape` that are merged in it."""
     out, at = [], 0
     for size in source.shape:
         group, product = [], 1
@@ -65,6 +65,6 @@ def merged(source: Source) -> list[list[int]]:
 
 
 def adapter_specs(weight: Spec) -> tuple[Spec, Spec]:
-    """The shardings of A [rank, in] and B [out, rank], from that of their weight [out, in]."""
+    """Return the shardings of A [rank, in] and B [out, rank], from that of their weight [out, in]."""
     rows, columns = weight
     return (None, columns), (rows, None)

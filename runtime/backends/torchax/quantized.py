@@ -1,7 +1,7 @@
-"""QLoRA of transformers' model: projections whose frozen weights are codes and scales.
+"""QLoRA of transformers' model: the frozen weights of projections are stored as codes and scales.
 
-They are those of train.py's arrays (model/quantize.py), which hold the same numbers in other shapes: a tensor
-[out, in] of Hugging Face has Tunix's dimensions merged.
+They are those of train.py's arrays (model/quantize.py): the same numbers in other shapes, because a tensor
+[out, in] of Hugging Face has some of Tunix's dimensions merged.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ...model.quantize import Layout, dequantize, layouts
 from .placement import merged, tensor_specs
 
 CODES, SCALES = "codes", "scales"
-"""A quantized projection's buffers, in the place of its weight."""
+"""The buffers of a quantized projection, which replace its weight."""
 
 
 def tensor_layouts(
     family: Family, architecture: Architecture, rules: Sequence[Rule], kind: str, axes: Mapping[str, int]
 ) -> dict[str, Layout]:
-    """The layout of each tensor that is quantized, by its name without the checkpoint's prefix.
+    """Return the layout of each quantized tensor, by its name without the checkpoint's prefix.
 
     Args:
         rules: the recipe's sharding rules.
@@ -39,7 +39,7 @@ def tensor_layouts(
         axes: size of each mesh axis.
 
     Raises:
-        ValueError: when a rule has another number of dimensions than the array that it names.
+        ValueError: a rule has another number of dimensions than the array that it names.
     """
     parameters = resolve_specs(family.parameters(architecture), rules, axes, "replicate")
     specs = tensor_specs(family, architecture, rules, axes)
@@ -59,7 +59,7 @@ def tensor_layouts(
 
 
 def _blocks(blocks: Sequence[int], source: Source) -> tuple[int, ...]:
-    """The blocks of a tensor, from those of the array that it becomes."""
+    """Return the block sizes of a tensor, from those of the array that it becomes."""
     split = [1] * len(source.reshape)
     for block, place in zip(blocks, source.transpose, strict=True):
         split[place] = block
@@ -67,7 +67,7 @@ def _blocks(blocks: Sequence[int], source: Source) -> tuple[int, ...]:
 
 
 def shapes(how: Layout, mesh: Mesh) -> qwix.QArray:
-    """A tensor's codes and scales as jax.ShapeDtypeStruct, with their shardings."""
+    """Return a tensor's codes and scales as jax.ShapeDtypeStruct, with shardings."""
     stored = how.abstract()
 
     def placed(leaf: Any, spec: Any) -> jax.ShapeDtypeStruct:
@@ -77,14 +77,14 @@ def shapes(how: Layout, mesh: Mesh) -> qwix.QArray:
 
 
 class QuantizedLinear(torch.nn.Module):
-    """A linear layer that is computed with what its codes and scales stand for.
+    """A linear layer whose weight is stored as codes and scales.
 
-    The weight is dequantized where it is used, and again in the backward pass: as a residual, it would be
-    kept from the forward pass on, in the model's dtype.
+    The weight is dequantized where it is used, and again in the backward pass. As a residual, the dequantized
+    weight would take up memory from the forward pass on.
 
     Args:
-        linear: on the device meta; its bias is taken over.
-        stored: the shapes of its weight's codes and scales.
+        linear: on the device meta; its bias is kept.
+        stored: shapes of the weight's codes and scales.
         dtype: that the weight is dequantized to.
     """
 
@@ -92,7 +92,7 @@ class QuantizedLinear(torch.nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._qtype, self._dtype = stored.qtype, dtype
-        # Eight bits for the four of nf4's codes: torch has no type of so few, and these are never read.
+        # 8-bit placeholders for nf4's 4-bit codes: torch has no 4-bit type, and these values are never read.
         self.register_buffer(CODES, torch.empty(stored.shape, dtype=torch.int8, device="meta"))
         self.register_buffer(SCALES, torch.empty(stored.scale.shape, device="meta"))
         self.bias = linear.bias
@@ -111,11 +111,11 @@ class QuantizedLinear(torch.nn.Module):
 
 
 def replace_linears(module: torch.nn.Module, stored: Mapping[str, qwix.QArray], dtype: Any) -> None:
-    """Puts QuantizedLinears into a model in the place of some of its linear layers.
+    """Replace some of a model's linear layers by QuantizedLinears.
 
     Args:
-        stored: the shapes of their weights' codes and scales, by the weights' names in the module.
-        dtype: that products are computed in.
+        stored: shapes of their weights' codes and scales, by the weights' names in the module.
+        dtype: of the products.
     """
     for name, array in stored.items():
         path, _, _ = name.rpartition(".")
@@ -125,7 +125,7 @@ def replace_linears(module: torch.nn.Module, stored: Mapping[str, qwix.QArray], 
 
 
 def spread(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays by their names in the module, from arrays and quantized weights by the weights' names."""
+    """Return arrays by their names in the module, from arrays and quantized weights by the weights' names."""
     out: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, qwix.QArray):

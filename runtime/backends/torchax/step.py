@@ -1,7 +1,7 @@
 """The training step of transformers' model under torchax: one micro-batch, and the optimizer's update.
 
-`runtime.backends.torchax.train` runs it; `recipe plan --backend torchax` compiles it for a TPU from shapes
-alone, which are its own attributes:
+`runtime.backends.torchax.train` runs it. `recipe plan --backend torchax` compiles it for a TPU from shapes
+alone, which the step and the model have as attributes:
 
     with mesh:
         model = abstract_model(config, MODEL, LORA, mesh, SHARDING_RULES)  # config.json's values
@@ -9,11 +9,11 @@ alone, which are its own attributes:
         lowered = step.jit().lower(step.live, model.base, batch)
 
 `step.live` is (trained arrays, the optimizer's state) and `model.base` the rest, dicts and trees of
-jax.ShapeDtypeStruct with shardings over the mesh, which may be of devices that are described, not there.
+jax.ShapeDtypeStruct with shardings over the mesh, whose devices may be described instead of present.
 `batch` is a micro-batch as runtime.data makes it (loss.Batch): tokens, positions and segment_ids
-int32[B, T], loss_mask bool[B, T] with rows over "fsdp", norm float32[] and index int32[]; of preferences
-B is two rows of each, and of single answers there is desirable float32[B] too. Nothing but the config decides
-how many layers there are.
+int32[B, T], loss_mask bool[B, T] with rows over "fsdp", norm float32[] and index int32[]. For preference
+pairs, B is two rows per pair; for single answers, there is desirable float32[B] too. Only the config sets
+the number of layers.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Step:
         model: of `abstract_model`.
         optimizer: the recipe's chain.
         settings: of the run.
-        accumulation: micro-batches of an optimizer step; their gradients are averaged.
-        mesh: in scope while a step is traced.
+        accumulation: micro-batches per optimizer step; their gradients are averaged.
+        mesh: set as the current mesh while a step is traced.
 
     Attributes:
         live: shapes of what a step changes, with shardings.
@@ -69,25 +69,25 @@ class Step:
         self._dtypes = jax.tree.map(lambda leaf: leaf.dtype, self.live)
 
     def start(self, trained: Arrays) -> TrainState:
-        """What a run begins with.
+        """Return the state that a run starts with.
 
         Args:
-            trained: arrays in their places.
+            trained: arrays on their devices.
         """
         state = jax.jit(self._rule.init, out_shardings=self._shardings[1])(trained)
         return trained, state
 
     def jit(self) -> Any:
-        """(live, base, batch) -> (live, loss, norm of the last whole step's gradient, metrics), compiled.
+        """Compile (live, base, batch) -> (live, loss, gradient norm of the last whole step, metrics).
         `live` is donated."""
         return jax.jit(self._train, donate_argnums=0, out_shardings=(self._shardings, None, None, None))
 
     def jit_evaluation(self) -> Any:
-        """(trained, base, batch) -> the loss without dropout, compiled."""
+        """Compile (trained, base, batch) -> the loss without dropout."""
         return jax.jit(lambda trained, base, batch: self._loss(trained, base, batch, None)[0])
 
     def jit_gradients(self) -> Any:
-        """(trained, base, batch) -> the gradients of the micro-batch's loss in float32, compiled."""
+        """Compile (trained, base, batch) -> the gradients of the micro-batch's loss in float32."""
         return jax.jit(lambda trained, base, batch: self._differentiate(trained, base, batch)[1])
 
     def _train(
@@ -98,13 +98,13 @@ class Step:
         updates, state = self._rule.update(gradients, state, trained)
         new = (optax.apply_updates(trained, updates), state)
         norm = optax.tree_utils.tree_get(state, "recorded_norm")
-        # A rule that takes float32 gradients may not hand back the dtype of a bfloat16 state.
+        # An update from float32 gradients may come back in another dtype than a bfloat16 state has.
         return jax.tree.map(lambda array, dtype: array.astype(dtype), new, self._dtypes), loss, norm, more
 
     def _differentiate(
         self, trained: Arrays, base: Arrays, batch: Batch
     ) -> tuple[tuple[jax.Array, Named], Arrays]:
-        """The micro-batch's loss with what the objective has to say beside, and its gradients in float32."""
+        """Return the micro-batch's loss with the objective's other numbers, and the gradients in float32."""
         salts = row_salts(self.settings.seed, batch["index"], len(batch["tokens"]))
         found, gradients = jax.value_and_grad(self._loss, has_aux=True)(trained, base, batch, salts)
         return found, jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
@@ -119,7 +119,7 @@ class Step:
 
 
 def _placed_state(rule: optax.GradientTransformation, trained: Arrays, mesh: Mesh) -> Any:
-    """Shapes of the optimizer's state. What has a parameter's shape lies as the parameter does."""
+    """Return shapes of the optimizer's state. What has a parameter's shape is sharded like the parameter."""
     whole = sharding.named(mesh, PartitionSpec())
 
     def beside(leaf: Any, parameter: Any) -> jax.ShapeDtypeStruct:

@@ -1,4 +1,4 @@
-"""What a generated train_torchax.py runs: one fine-tuning of transformers' own model, from settings to the
+"""The run of a generated train_torchax.py: one fine-tuning of transformers' own model, from settings to the
 trained adapter."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .model import Arrays
 
 SUFFIX = "-torchax"
-"""Of the directory of checkpoints, so that it is not that of Tunix's train.py."""
+"""Suffix of the directory of checkpoints, which keeps it apart from train.py's."""
 
 
 def run(
@@ -56,18 +56,18 @@ def run(
     rules: Sequence[Rule] = (),
     cache: str | None = None,
 ) -> int:
-    """Trains, and prints one line about it at the end.
+    """Train, and print one line about the result at the end.
 
     Args:
-        artifact: folder of the generated script, with its recipe.lock.json.
+        artifact: folder of the generated script and of recipe.lock.json.
         lora: None trains all weights.
-        learning_rate: a schedule by optimizer step, from the number of steps of the run.
-        optimizer: the chain, from a schedule.
-        cache: folder or gs:// address for what the next run need not compute again, relative to --output;
-            None keeps nothing.
+        learning_rate: makes a schedule by optimizer step, from the run's number of steps.
+        optimizer: makes the optimizer chain from a schedule.
+        cache: folder or gs:// address, relative to --output, for results that the next run can reuse; None
+            keeps nothing.
 
     Returns:
-        The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
+        The exit status: 0, or 1 after a printed error, or 128 + the signal's number after a signal.
     """
     settings = RunSettings(model, mesh, lora, data, train, replace(checkpoint, local=None), tuple(rules))
     if model.family != ANY:
@@ -111,7 +111,7 @@ def _run(
     schedule = learning_rate(session.total)
     done = session.found.step or 0
     if settings.model.family == ANY:
-        recorded_lora(read_record(session.artifact), base)  # refuses another model than was compiled
+        recorded_lora(read_record(session.artifact), base)  # raises if the model is not the compiled one
     frozen, initial = base, None
     if lora is not None and lora.principal:
         from ...training.first_values import begin as first_values
@@ -175,10 +175,10 @@ def _saved(
     initial: Start | None,
     trained: Arrays,
 ) -> dict[str, Any]:
-    """Writes what was trained for other tools, and returns it by a trace's names.
+    """Write what was trained for other tools, and return it by a trace's names.
 
     Args:
-        initial: what the adapters began with, where it is a part of the base's weights.
+        initial: the adapters' initial values, if these are a part of the base's weights.
     """
     import numpy as np
 
@@ -194,7 +194,7 @@ def _saved(
 
 
 def _named(arrays: Mapping[str, Any], base: HFCheckpoint, lora: LoraSettings | None) -> dict[str, Any]:
-    """Arrays of what is trained by a trace's names: without LoRA, those of the checkpoint's tensors."""
+    """Return the trained arrays by a trace's names; without LoRA, those are names of the checkpoint."""
     from .model import checkpoint_name
 
     return {name if lora is not None else checkpoint_name(name, base): a for name, a in arrays.items()}

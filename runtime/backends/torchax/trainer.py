@@ -27,27 +27,27 @@ from .model import Arrays
 from .step import Step
 
 SHOWN = 8
-"""Source rows of a batch that a message names."""
+"""Largest number of a batch's source rows that a message names."""
 PACKAGES = ("jax", "torchax", "torch", "transformers", "peft", "optax")
 
 
 class Trainer:
-    """Runs a step from a state on.
+    """Runs optimizer steps from a given state.
 
     Args:
-        step: of the run.
-        live: what it begins with; its arrays are donated.
-        base: the arrays that it reads alone.
-        done: optimizer steps that `live` has behind it.
-        checkpoints: where it saves.
+        step: the step's functions.
+        live: the initial state; its arrays are donated.
+        base: the arrays that training does not change.
+        done: number of optimizer steps that `live` has completed.
+        checkpoints: the writer of checkpoints.
         every: optimizer steps between checkpoints.
-        trace: is filled as the run goes on, None for a run without one.
+        trace: is filled during the run; None for no trace.
 
     Attributes:
         live: the newest state.
-        done: optimizer steps behind it.
-        loss, eval_loss, speed: the last step's, the last evaluation's, and tokens a second; None where there
-            are none.
+        done: number of optimizer steps that `live` has completed.
+        loss, eval_loss, speed: of the last step, of the last evaluation, and in tokens per second; None if
+            there is none yet.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Trainer:
         metrics: Metrics | Nowhere,
         interrupts: Interrupts,
     ) -> None:
-        """Trains to step `until`, and saves the last one.
+        """Train to step `until`, and save the last step.
 
         Args:
-            schedule: learning rate by optimizer step, from 0.
+            schedule: learning rate by optimizer step, counted from 0.
 
         Raises:
-            UserError: when the loss or the gradient is not finite, or a checkpoint cannot be written.
-            Interrupted: after a signal, once the step is done and saved.
+            UserError: the loss or the gradient is not finite, or a checkpoint cannot be written.
+            Interrupted: a signal arrived; the current step is finished and saved first.
         """
         report = Report(self.done, until, self._settings.log_every, schedule, metrics)
         if data.evaluation and self.done == 0:
@@ -121,12 +121,12 @@ class Trainer:
         self.loss, self.speed = report.loss, report.speed
 
     def close(self) -> None:
-        """Waits for a checkpoint that is being written. `fit` has raised what went wrong with one."""
+        """Wait for a checkpoint that is being written; `fit` has already raised any error from it."""
         with suppress(UserError):
             self._checkpoints.finish()
 
     def _step(self, stream: Iterator[Batch]) -> Numbers:
-        """One optimizer step."""
+        """Run one optimizer step."""
         losses: list[jax.Array] = []
         metrics: list[Named] = []
         tokens = 0
@@ -153,13 +153,13 @@ class Trainer:
         return Numbers(self.done, losses, norm, tokens, metrics)
 
     def _add_gradients(self, trace: Trace, batch: Batch) -> None:
-        """A step's gradient is the mean of its micro-batches', whose losses are normalized accordingly."""
+        """Add a micro-batch's gradients to the trace; a step's gradient is the mean of its micro-batches'."""
         for name, array in self._gradients(self.live[0], self._base, batch).items():
             share = np.asarray(array, np.float32) / self._accumulation
             trace.gradients[name] = trace.gradients.get(name, 0.0) + share
 
     def _evaluate(self, data: TrainingData, report: Report) -> None:
-        """The mean loss of the evaluation data's targets."""
+        """Compute and report the mean loss over the targets of the evaluation data."""
         losses = [
             self._evaluation(self.live[0], self._base, sharding.shard_rows(batch, self._mesh))
             for batch in data.evaluation
@@ -168,7 +168,7 @@ class Trainer:
         self.eval_loss = report.evaluated(self.done, means)
 
     def _not_finite(self, error: NotFinite, origins: Callable[[int], Sequence[str]] | None) -> UserError:
-        """What to say of a step that was not saved: its rows, and what is kept."""
+        """Return the error for a step that was not saved, with its rows and the last checkpoint."""
         self.close()
         parts = range(self._accumulation) if error.part is None else [error.part]
         batches = [(error.step - 1) * self._accumulation + part for part in parts]
@@ -183,10 +183,10 @@ class Trainer:
 
 
 def new_trace(recipe: str, settings: ModelSettings) -> Trace:
-    """An empty trace of this backend.
+    """Create an empty trace of this backend.
 
     Args:
-        recipe: name of the artifact.
+        recipe: the artifact's name.
     """
     device = jax.devices()[0]
     about = {"dtype": settings.dtype, "device": device.device_kind, "devices": jax.device_count()}

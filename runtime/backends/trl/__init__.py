@@ -1,1 +1,1 @@
-"""A recipe's run by transformers, TRL, PEFT and accelerate: what baseline/train_trl.py stands on."""
+"""A recipe's run by transformers, TRL, PEFT and accelerate; baseline/train_trl.py uses this package."""

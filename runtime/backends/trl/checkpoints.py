@@ -1,4 +1,4 @@
-"""The checkpoints that the Trainer writes: which there are, and what they were trained on."""
+"""The checkpoints that the Trainer writes: which exist, and which data they were trained on."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ...interrupts import name_of
 from ...training.stopping import Evaluations
 
 TRAINED = "trained.safetensors"
-"""The trained parameters, where FSDP does not write shards."""
+"""File of the trained parameters, unless FSDP writes shards."""
 DATA = "data.json"
-"""Where the data is."""
+"""File of the position in the data."""
 LAST = "trainer_state.json"
-"""The Trainer's own, which it writes last."""
+"""The Trainer's own file, which it writes last."""
 
 
 def checkpoints(directory: Path) -> dict[int, Path]:
-    """The whole checkpoints of a run by their steps, in their order.
+    """Return the complete checkpoints of a run by step, in ascending order.
 
-    One whose writing was cut off lacks the file that is written last, and is none.
+    A checkpoint whose writing was cut off lacks the file that is written last, and is ignored.
     """
     if not directory.is_dir():
         return {}
@@ -37,14 +37,14 @@ def checkpoints(directory: Path) -> dict[int, Path]:
 
 
 def open_run(directory: Path, artifact: Path, resume: bool) -> tuple[int, Path | None]:
-    """Where a run goes on: the newest checkpoint's step and folder, 0 and None for a new run.
+    """Return the step and the folder of the newest checkpoint, or 0 and None for a new run.
 
     Args:
         directory: of the run's checkpoints.
         artifact: folder with recipe.lock.json.
 
     Raises:
-        UserError: when the directory holds a run and `resume` is not asked, or another artifact's run.
+        UserError: the directory holds a run and `resume` is false, or it holds another artifact's run.
     """
     found = checkpoints(directory)
     if found and not resume:
@@ -58,15 +58,15 @@ def open_run(directory: Path, artifact: Path, resume: bool) -> tuple[int, Path |
 
 
 def begin_run(directory: Path, artifact: Path) -> None:
-    """Puts the artifact's record beside the checkpoints to come."""
+    """Copy the artifact's record into the folder for checkpoints."""
     write_record(directory, artifact)
 
 
 def data_state(folder: Path) -> dict[str, Any]:
-    """The state of the data that was saved with a checkpoint.
+    """Read the position in the data that was saved with a checkpoint.
 
     Raises:
-        UserError: when it cannot be read.
+        UserError: it cannot be read.
     """
     try:
         saved: dict[str, Any] = json.loads((folder / DATA).read_text(encoding="utf-8"))
@@ -76,14 +76,14 @@ def data_state(folder: Path) -> dict[str, Any]:
 
 
 def check_data(folder: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Checks that the data is what a checkpoint was trained on.
+    """Check that the data is the same as when a checkpoint was trained.
 
     Args:
         saved: `data_state` of the checkpoint.
-        current: the state of the data at the same step, as it is read now.
+        current: the state of the current data at the same step.
 
     Raises:
-        UserError: naming what differs.
+        UserError: the data differs; the message says in what.
     """
     changed = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
     if changed:
@@ -95,7 +95,7 @@ def check_data(folder: Path, saved: Mapping[str, Any], current: Mapping[str, Any
 
 
 def evaluations(folder: Path) -> Evaluations:
-    """What was counted of a run's evaluations until a checkpoint, where it may stop early."""
+    """Return the state of early stopping at a checkpoint, if the recipe has it."""
     try:
         state = json.loads((folder / LAST).read_text(encoding="utf-8"))
         without = state["stateful_callbacks"]["Stopping"]["attributes"]["early_stopping_patience_counter"]
@@ -105,7 +105,7 @@ def evaluations(folder: Path) -> Evaluations:
 
 
 def farewell(signum: int, directory: Path) -> str:
-    """What a run says that a signal ended."""
+    """Return the message about a run that a signal ended."""
     found = checkpoints(directory)
     if not found:
         return f"stopped by {name_of(signum)}; no checkpoint was saved yet"

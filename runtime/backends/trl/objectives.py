@@ -1,11 +1,11 @@
-"""What a run by TRL minimizes: the loss of a piece, from the log-probabilities of TRL's fused head.
+"""The objectives of a run by TRL: the loss of a piece, from the log-probabilities of TRL's fused head.
 
 Every loss is a sum over the rows or pairs of a piece, each with the weight that `Pieces` gave it, so that the
-pieces of a step sum up to train.py's loss of the step. TRL's own trainers of preferences cannot be handed
-such pieces: DPOTrainer takes the mean over a batch's pairs, those too that fill a last batch up, and its
-sigmoid loss knows no label smoothing; trl.experimental's ORPOTrainer and CPOTrainer take their likelihood's
-mean over the tokens of one process's piece, so that the loss would depend on their number, and make whole
-logits of it.
+pieces of a step sum up to train.py's loss of the step. TRL's own preference trainers cannot compute that.
+DPOTrainer averages over a batch's pairs, including pairs that only fill up a last batch, and its sigmoid loss
+ignores label smoothing. ORPOTrainer and CPOTrainer of trl.experimental average their likelihood over the
+tokens of one process's piece, so that the loss depends on the number of processes; they also materialize the
+full logits.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .pieces import OTHER
 
 Tensors = dict[str, torch.Tensor]
 Objective = Callable[[Any, Any, Mapping[str, Any]], tuple[torch.Tensor, Tensors]]
-"""(model, the model that training starts from, piece of `Pieces` as tensors) -> the loss, float32[], and what
-the objective has to say beside: numbers that sum up as the loss does. The second is the first without what
-spreads it over processes, within its own disable_adapter(); of full fine-tuning, another model."""
+"""(model, the model that training starts from, piece of `Pieces` as tensors) -> the loss, float32[], and the
+objective's other numbers, which are summed like the loss. The second model is the first without its wrapper
+for several processes, within its disable_adapter(); for full fine-tuning, it is a separate model."""
 
 
 def objective_of(train: TrainSettings) -> Objective:
-    """The loss of a recipe's train.objective."""
+    """Return the loss function of a recipe's train.objective."""
     loss = {"": _sft, "preference": _preference, "unpaired_preference": _unpaired}[
         OBJECTIVES[train.objective].format
     ]
@@ -49,10 +49,10 @@ def _balanced(
     piece: Mapping[str, Any],
     train: TrainSettings,
 ) -> tuple[torch.Tensor, Tensors]:
-    """An objective's loss and, in training, the load-balancing loss of the piece's real tokens beside it.
+    """Add, in training, the load-balancing loss of the piece's real tokens to an objective's loss.
 
-    TRL's fused head computes that with transformers' function, and has no other way to be told of padding
-    than an attention mask, which rows of several samples cannot have.
+    TRL's fused head computes it with transformers' function. That function learns of padding only from an
+    attention mask, which rows of several samples cannot have.
     """
     found: list[Any] = []
 
@@ -76,21 +76,21 @@ _balance = getattr(modeling_mixtral, BALANCE)
 def _of_real(
     real: torch.Tensor, logits: tuple[torch.Tensor, ...], experts: int, per_token: int, _: Any
 ) -> Any:
-    """transformers' load-balancing loss of the tokens that are no padding; 0 where all are."""
+    """Return transformers' load-balancing loss of the tokens that are not padding; 0 if all are padding."""
     if not bool(real.any()):
         return sum(layer.sum() for layer in logits) * 0.0
     return _balance(logits, experts, per_token, real.to(torch.int64))
 
 
 def _log_probs(model: Any, piece: Mapping[str, Any]) -> torch.Tensor:
-    """float32[B, T - 1]: at t the log-probability of labels[:, t + 1], 0 where that is -100."""
+    """Return float32[B, T - 1]: at t the log-probability of labels[:, t + 1], or 0 if that label is -100."""
     inputs = {name: piece[name] for name in ("input_ids", "position_ids", "labels")}
     found: torch.Tensor = model(**inputs, use_cache=False, fused_lm_head=True).log_probs
     return found
 
 
 def _likelihood(log_probs: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tensor:
-    """The targets' negative log-likelihood, each row's times its weight."""
+    """Return the targets' negative log-likelihood; each row is multiplied by its weight."""
     return -(log_probs * piece["weights"][:, None]).sum()
 
 
@@ -101,7 +101,7 @@ def _sft(model: Any, _: Any, piece: Mapping[str, Any], __: TrainSettings) -> tup
 def _preference(
     model: Any, own: Any, piece: Mapping[str, Any], train: TrainSettings
 ) -> tuple[torch.Tensor, Tensors]:
-    """The pairs' losses, by training/pair_losses.py, and the likelihood of the chosen texts beside."""
+    """Return the pairs' losses (training/pair_losses.py) plus the likelihood loss of the chosen texts."""
     objective, loss = OBJECTIVES[train.objective], pair_loss(train)
     before: torch.Tensor | float = 0.0
     if objective.reference:
@@ -119,7 +119,7 @@ def _preference(
 def _unpaired(
     model: Any, own: Any, piece: Mapping[str, Any], train: TrainSettings
 ) -> tuple[torch.Tensor, Tensors]:
-    """The losses of single answers, by training/unpaired.py."""
+    """Return the losses of single answers (training/unpaired.py)."""
 
     def gains_of(rows: Mapping[str, Any], graded: bool) -> torch.Tensor:
         with torch.no_grad(), own.disable_adapter():
@@ -146,7 +146,7 @@ def _unpaired(
 
 
 def _summed(log_probs: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tensor:
-    """float32[2 P]: the log-probabilities of each answer's tokens, summed."""
+    """Return float32[2 P]: the sum of the log-probabilities of each answer's tokens."""
     return torch.where(piece["answers"][:, 1:], log_probs, 0.0).sum(1)
 
 
@@ -154,13 +154,13 @@ FUNCTIONS = Functions(torch.exp, torch.log1p, torch.relu, torch.sigmoid, logsigm
 
 
 def _weighed(values: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tensor:
-    """The pairs' values, float32[P], times their weights; what fills a batch up may have no value."""
+    """Return the weighted sum of the pairs' values, float32[P]; values of filler pairs may be undefined."""
     weights = piece["pair_weights"][0::2]
     return (torch.where(weights > 0, values, 0.0) * weights).sum()
 
 
 def _metrics(rewards: torch.Tensor, piece: Mapping[str, Any]) -> Tensors:
-    """runtime.training.preference's METRICS, from the rewards of the answers, float32[2 P]."""
+    """Return runtime.training.preference's METRICS, from the rewards of the answers, float32[2 P]."""
     chosen, rejected = rewards.detach()[0::2], rewards.detach()[1::2]
     values = {
         "rewards_accuracy": (chosen > rejected).to(rewards.dtype),

@@ -1,10 +1,10 @@
-"""A recipe's micro-batches, cut into the pieces that GPUs compute, whatever their number.
+"""A recipe's micro-batches, cut into the pieces that GPUs compute, for any number of GPUs.
 
-train.py's micro-batch is the rows of all its devices together. Here a process computes micro_batch_size rows
-at a time, or the two rows of each of as many pairs of answers. Each row, and each pair, carries what its loss
-is multiplied by, so that the pieces of an optimizer step sum up to the step's loss as the recipe's
-loss_normalization has it. Where a loss asks for prompts with other rows' answers (KTO), its estimate is of
-one micro-batch of train.py's: all processes together compute that at a time, whatever their number.
+train.py's micro-batch is the rows of all its devices together. Here, a process computes micro_batch_size rows
+at a time, or the two rows of each of that many pairs of answers. Each row or pair carries the factor of its
+loss, so that the pieces of an optimizer step sum up to the step's loss under the recipe's loss_normalization.
+A loss that needs prompts with other rows' answers (KTO) makes one estimate per micro-batch of train.py. All
+processes then compute one such micro-batch together at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...training.unpaired import mismatched
 from ..model import labels
 
 OTHER = "other_"
-"""What stands before the names of a piece's arrays of prompts with other rows' answers."""
+"""Prefix of the names of a piece's arrays of prompts with other rows' answers."""
 
 
 class Pieces:
@@ -31,12 +31,12 @@ class Pieces:
 
     Args:
         prepared: the data, in the micro-batches of train.py.
-        train: its micro_batch_size is the rows of a piece, or pairs of them; the pieces have its objective's
+        train: its micro_batch_size is the number of rows, or of pairs, of a piece; its objective sets the
             weights.
-        process, processes: which of how many this is.
+        process, processes: this process's index, and the number of processes.
 
     Attributes:
-        per_step: pieces of an optimizer step on each process.
+        per_step: pieces per optimizer step on each process.
 
     Raises:
         UserError: when the processes cannot share a micro-batch that has to be computed at once.
@@ -59,44 +59,44 @@ class Pieces:
         self._window = lru_cache(maxsize=1)(self._window_of)
 
     def of(self, number: int) -> Batch:
-        """This process's rows of piece `number` of the run, from 0.
+        """Return this process's rows of piece `number` of the run, counted from 0.
 
         Returns:
-            input_ids, position_ids and labels int64[B, T], the labels being what log-probabilities are wanted
-            of; real bool[B, T], which tokens are no padding; share float32[], the piece's of its step; tokens
-            and targets int64[], the numbers of real tokens and of those that are targets; and by what losses
-            are multiplied, for a sum over pieces and processes that is the step's loss:
+            input_ids, position_ids and labels int64[B, T]; losses use the labels' log-probabilities;
+            real bool[B, T], which tokens are not padding; share float32[], the piece's share of its step;
+            tokens and targets int64[], the numbers of real tokens and of targets; and the losses' factors,
+            with which the sum over pieces and processes is the step's loss:
             weights float32[B], of the negative log-likelihood of each of a row's labels (sft, ORPO, CPO);
-            pair_weights float32[B], of the loss of a row's pair, 0 for one that fills a batch up.
-            Of pairs, answers bool[B, T] too: which of the labels are an answer's. Of single answers desirable
-            float32[B], as a micro-batch has it, and where the loss asks for them the arrays of prompts with
-            other rows' answers, input_ids and so on after OTHER.
+            pair_weights float32[B], of the loss of a row's pair; 0 for a filler pair.
+            For pairs also answers bool[B, T], which labels belong to an answer. For single answers desirable
+            float32[B], as in a micro-batch. If the loss needs them, the arrays of prompts with other rows'
+            answers: input_ids and so on, with the prefix OTHER.
         """
         step, piece = divmod(number, self.per_step)
         return self._cut(self._window(step), piece)
 
     def evaluation(self) -> list[Batch]:
-        """As `of`, of the evaluation data; their sum over pieces and processes is the loss of its targets.
+        """Return the pieces of the evaluation data; their sum over pieces and processes is its targets' loss.
 
-        Each process has as many as every other; where the rows do not suffice, some are empty.
+        Each process has the same number of pieces; some are empty if there are not enough rows.
         """
         return [piece for part in self._held_out for piece in part]
 
     @property
     def eval_parts(self) -> list[EvalPart]:
-        """Which of `evaluation`'s pieces are each source's, where there are several."""
+        """Return which of `evaluation`'s pieces belong to each source, if there are several sources."""
         out: list[EvalPart] = []
         total = sum(map(len, self._held_out))
         for part, pieces in zip(self._prepared.eval_parts, self._held_out, strict=False):
             start = out[-1].batches.stop if out else 0
-            # The pieces sum up to the loss, where batches have it as their mean.
+            # The pieces sum up to the loss, while the loss is the mean of batches.
             factor = part.factor * len(self._prepared.eval_batches) / total
             out.append(EvalPart(part.name, slice(start, start + len(pieces)), factor))
         return out
 
     @cached_property
     def _held_out(self) -> list[list[Batch]]:
-        """The pieces of the evaluation data, those of each source apart."""
+        """The pieces of the evaluation data, separately for each source."""
         batches = self._prepared.eval_batches
         if not batches:
             return []
@@ -105,7 +105,7 @@ class Pieces:
         return [self._pieces(_concatenated(every[part])) for part in parts]
 
     def _pieces(self, rows: Batch) -> list[Batch]:
-        """All rows, filled up with empty ones."""
+        """Cut rows into pieces, after filling them up with empty rows."""
         count = -(-len(rows["tokens"]) // (self._rows * self._processes))
         missing = count * self._rows * self._processes - len(rows["tokens"])
         padded = {
@@ -114,7 +114,7 @@ class Pieces:
         return [self._cut(padded, piece) for piece in range(count)]
 
     def _window_of(self, step: int) -> Batch:
-        """All rows of an optimizer step."""
+        """Return all rows of an optimizer step."""
         first = step * self._prepared.accumulation
         numbers = range(first, first + self._prepared.accumulation)
         return _joined([self._prepared.micro_batch(number) for number in numbers], self._train)
@@ -143,7 +143,7 @@ class Pieces:
 
 
 def _others(own: Batch) -> Batch:
-    """Of a piece's rows, what `mismatched` made, where it was asked."""
+    """Return a piece's prompts with other rows' answers, which `mismatched` made; {} if there are none."""
     rows = {name.removeprefix(OTHER): array for name, array in own.items() if name.startswith(OTHER)}
     if not rows:
         return {}
@@ -155,7 +155,7 @@ def _others(own: Batch) -> Batch:
 
 
 def _joined(batches: Sequence[Batch], train: TrainSettings) -> Batch:
-    """The rows of several micro-batches, whose losses are averaged, with the weights of their losses."""
+    """Join the rows of several micro-batches whose losses are averaged, with the weights of the losses."""
     return _concatenated(_weighed_each(batches, train))
 
 
@@ -168,7 +168,7 @@ def _concatenated(made: Sequence[Batch]) -> Batch:
 
 
 def _weighed(batch: Batch, of: int, train: TrainSettings) -> Batch:
-    """A micro-batch's rows, the tokens of each whose log-probabilities its loss is made of, and its weights.
+    """Return a micro-batch's rows with the tokens that its loss scores, and the weights.
 
     Args:
         of: the number of micro-batches whose losses are averaged.
@@ -192,11 +192,11 @@ def _weighed(batch: Batch, of: int, train: TrainSettings) -> Batch:
             learned = batch["loss_mask"] if likelihood == "answer" else batch["segment_ids"] > 0
             text = learned & (chosen & np.repeat(answered, 2))[:, None]
             rows["scored"] = np.where(chosen[:, None], text, batch["loss_mask"])
-            # train.py's likelihood is the mean over the tokens of its micro-batch, times the pairs in it.
+            # train.py's likelihood is the mean over the tokens of its micro-batch, times its number of pairs.
             weights *= chosen * answered.sum() / max(np.count_nonzero(_targets(batch, text)), 1)
     return rows | {"weights": weights.astype(np.float32)}
 
 
 def _targets(batch: Batch, mask: np.ndarray) -> np.ndarray:
-    """bool[B, T]: which of the masked tokens are predicted from within their own segments."""
+    """Return bool[B, T]: which of the masked tokens are predicted from within their own segments."""
     return labels(batch["tokens"], batch["segment_ids"], mask) != -100

@@ -1,4 +1,4 @@
-"""What a generated train_trl.py runs: one fine-tuning on GPUs, from settings to the adapter's folder."""
+"""The run of a generated train_trl.py: one fine-tuning on GPUs, from settings to the adapter's folder."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from ..report import BackendReport
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
-"""Of which a trace says the versions."""
+"""The packages whose versions a trace records."""
 
 
 def parse_arguments(artifact: Path) -> BackendArguments:
-    """Reads the command line; wrong usage ends the process with status 2."""
+    """Read the command line; wrong usage ends the process with status 2."""
     return parse("train_trl.py", artifact)
 
 
@@ -62,23 +62,23 @@ def run(
     master_weights: bool = False,
     cache: str | None = None,
 ) -> int:
-    """Trains, writes the adapter (or the model), and prints one line about it at the end.
+    """Train, write the adapter or the model, and print one line about the result at the end.
 
-    Each process of `accelerate launch` calls it; each has its rows of every micro-batch.
+    Each process of `accelerate launch` calls it and computes its own rows of every micro-batch.
 
     Args:
         artifact: folder of recipe.lock.json.
         lora: None trains all weights.
-        checkpoint: its directory is a folder, relative to --output.
-        optimizer: the torch optimizer of a list of parameters.
-        schedule: the learning rate's LambdaLR for that optimizer and a run of so many steps.
-        micro_batch_rows: rows of a micro-batch of train.py, on all of its devices together.
-        max_grad_norm: the norm to which the gradient of a step is clipped, None for no clipping.
-        master_weights: train float32 weights and compute in bfloat16, without LoRA.
+        checkpoint: its directory is relative to --output.
+        optimizer: makes the torch optimizer of a list of parameters.
+        schedule: makes the learning rate's LambdaLR from that optimizer and the run's number of steps.
+        micro_batch_rows: rows of a micro-batch of train.py, over all of its devices.
+        max_grad_norm: clip the gradient of a step to this norm; None for no clipping.
+        master_weights: train float32 weights and compute in bfloat16; only without LoRA.
         cache: folder for tokenized data, relative to --output; None keeps nothing.
 
     Returns:
-        The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
+        The exit status: 0, or 1 after a printed error, or 128 + the signal's number after a signal.
     """
     settings = TrlSettings(
         model, lora, data, train, checkpoint, micro_batch_rows, max_grad_norm, master_weights
@@ -107,7 +107,7 @@ class _Job:
 
     Attributes:
         directory: of the checkpoints, absolute.
-        caches: folder for tokenized data, or an address, which is not used.
+        caches: folder for tokenized data; an address is not used.
     """
 
     artifact: Path
@@ -233,8 +233,8 @@ def _run(job: _Job) -> int:
         elif job.interrupts.requested is not None and step < until:
             place.destroy_process_group()
             raise Interrupted(job.interrupts.requested)
-    trained = arrays(trainer.trained())  # all processes take part, for the last time
-    # A process that ends within its group is aborted now and then by the threads of gloo.
+    trained = arrays(trainer.trained())  # the last collective operation: all processes take part
+    # Threads of gloo sometimes abort a process that ends while its group still exists.
     place.destroy_process_group()
     if report is not None:
         trace.gradients, trace.trained = trainer.first_gradients or {}, trained
@@ -254,7 +254,7 @@ def _run(job: _Job) -> int:
 
 @contextmanager
 def _ending(job: _Job, report: BackendReport | None, total: int, until: int) -> Iterator[Ending]:
-    """Closes a report when the loop ends, and says how it ended; nothing without a report."""
+    """Close a report when the loop ends, and record how it ended; do nothing without a report."""
     if report is None:
         yield Ending(lambda reason: None)
         return
@@ -270,10 +270,10 @@ def _ending(job: _Job, report: BackendReport | None, total: int, until: int) -> 
 
 
 def _data(job: _Job, base: HFCheckpoint, processes: int, folder: Path | None) -> tuple[Any, PreparedData]:
-    """The tokenizer and the run's data.
+    """Return the tokenizer and the run's data.
 
     Args:
-        folder: of the checkpoint that the run goes on from, None at its beginning.
+        folder: of the checkpoint from which the run continues; None for a new run.
     """
     from ...data.prepare import Tokenizing, prepare
     from ...data.tokenizer import load_tokenizer
@@ -302,8 +302,8 @@ def _data(job: _Job, base: HFCheckpoint, processes: int, folder: Path | None) ->
 
 
 def _initial(job: _Job, base: HFCheckpoint, place: PartialState, fresh: bool) -> Start:
-    """The first values of adapters that start from the base's weights, which the main process computes when
-    the run begins."""
+    """Return the initial values of adapters that start from the base's weights. The main process computes
+    them when the run begins."""
     from ...model.principal import read_initial, write_initial
     from ...training.first_values import computed
     from ..model import start
@@ -311,7 +311,7 @@ def _initial(job: _Job, base: HFCheckpoint, place: PartialState, fresh: bool) ->
     lora = job.settings.lora
     assert lora is not None
     if job.arguments.adapter is not None:
-        start(base, lora, job.settings.train.seed, job.arguments.adapter)  # refuses it
+        start(base, lora, job.settings.train.seed, job.arguments.adapter)  # raises UserError
     with place.main_process_first():
         if fresh and place.is_main_process:
             write_initial(job.directory, computed(base, lora, job.settings.train.seed))
@@ -319,11 +319,11 @@ def _initial(job: _Job, base: HFCheckpoint, place: PartialState, fresh: bool) ->
 
 
 def _write(job: _Job, base: HFCheckpoint, trace: Trace, initial: Start | None, ended: bool) -> None:
-    """Writes what was trained, as the adapter or the model, and the trace.
+    """Write what was trained, as the adapter or the model, and the trace.
 
     Args:
-        initial: what the adapters began with, where it is a part of the base's weights.
-        ended: whether the run is at its last step: a whole model is written then alone.
+        initial: the adapters' initial values, if these are a part of the base's weights.
+        ended: whether the run has reached its last step; a whole model is written only then.
     """
     model, lora = job.settings.model, job.settings.lora
     output = job.arguments.output.expanduser().resolve()
@@ -337,7 +337,7 @@ def _write(job: _Job, base: HFCheckpoint, trace: Trace, initial: Start | None, e
 
 
 def _devices(place: PartialState) -> dict[str, Any]:
-    """What trains, as `runtime.metrics.run_facts` has it."""
+    """Return the training devices in the form of `runtime.metrics.run_facts`."""
     import torch
 
     cuda = place.device.type == "cuda"
@@ -352,17 +352,17 @@ def _devices(place: PartialState) -> dict[str, Any]:
 
 
 def peak_memory() -> int:
-    """Bytes: of this process's GPU, or of the process where there is none."""
+    """Return the peak memory in bytes: of this process's GPU, or of the process if there is no GPU."""
     import torch
 
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
-    # Linux counts the resident set in KiB.
+    # Linux reports the resident set in KiB.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _quiet() -> None:
-    """Keeps what libraries say to their developers off the terminal."""
+    """Keep messages that libraries write for developers off the terminal."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module="(trl|peft|accelerate|torch).*")

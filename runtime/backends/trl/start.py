@@ -1,4 +1,4 @@
-"""What a run by TRL starts from: the Trainer's settings, and the model with what is trained of it."""
+"""The start of a run by TRL: the Trainer's settings, and the model with its trainable parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..model import Pairs, attach, full_parameters, load_model, set_adapters, se
 
 @dataclass(frozen=True)
 class TrlSettings:
-    """What a generated train_trl.py states of its recipe, as `runtime.backends.trl.run.run` takes it."""
+    """What a generated train_trl.py states about its recipe, as `runtime.backends.trl.run.run` takes it."""
 
     model: ModelSettings
     lora: LoraSettings | None
@@ -32,11 +32,11 @@ class TrlSettings:
 
 
 def settings_of(settings: TrlSettings, directory: Path, accumulation: int, until: int, cpu: bool) -> Any:
-    """The SFTConfig of a run: what is the Trainer's own of it; data, losses and metrics are RecipeTrainer's.
+    """Return a run's SFTConfig: the Trainer's own settings. RecipeTrainer handles data, losses and metrics.
 
     Args:
         directory: of the checkpoints.
-        accumulation: micro-batches of an optimizer step.
+        accumulation: pieces per optimizer step on each process.
         until: the optimizer step to stop after.
         cpu: whether to run on the CPU, with the backend gloo.
     """
@@ -49,15 +49,15 @@ def settings_of(settings: TrlSettings, directory: Path, accumulation: int, until
         use_cpu=cpu,
         ddp_find_unused_parameters=False,  # the towers of other modalities are frozen
         max_steps=until,
-        per_device_train_batch_size=1,  # one micro-batch, whatever its rows
+        per_device_train_batch_size=1,  # one micro-batch, however many rows it has
         gradient_accumulation_steps=accumulation,
         gradient_checkpointing=model.remat != "none",
         gradient_checkpointing_kwargs={"use_reentrant": False} if model.remat != "none" else None,
-        # The adapters of a bfloat16 base are float32, and computed so, as train.py has them: no autocast.
+        # As in train.py, the adapters of a bfloat16 base are float32 and computed in float32: no autocast.
         bf16=settings.master_weights,
-        # What is not clipped has its norm measured all the same.
+        # Without clipping, the norm is still measured.
         max_grad_norm=math.inf if norm is None else norm,
-        # At 0 the model computes none, whatever its config.json says.
+        # At 0 the model does not compute this loss, even if its config.json asks for it.
         router_aux_loss_coef=settings.train.router_aux_loss_coef,
         neftune_noise_alpha=settings.train.neftune_noise_alpha,
         seed=settings.train.seed,
@@ -70,7 +70,7 @@ def settings_of(settings: TrlSettings, directory: Path, accumulation: int, until
         logging_strategy="no",
         report_to=[],
         disable_tqdm=True,
-        ignore_data_skip=True,  # the data set of a resumed run begins where it goes on
+        ignore_data_skip=True,  # the data set of a resumed run starts at the next step
         dataset_kwargs={"skip_prepare_dataset": True},
         max_length=None,
         packing=False,
@@ -80,15 +80,15 @@ def settings_of(settings: TrlSettings, directory: Path, accumulation: int, until
 def trainable_model(
     base: HFCheckpoint, settings: TrlSettings, adapter: Path | str | None, initial: Pairs | None = None
 ) -> Any:
-    """transformers' model with the recipe's adapters and their first values, or all of its text trainable, in
-    float32 with master weights.
+    """Load transformers' model with the recipe's adapters and their initial values, or with all of its text
+    weights trainable, in float32 if there are master weights.
 
     Args:
-        adapter: folder or address of the PEFT adapter to start from, None for the recipe's initial values.
-        initial: those values, where they are a part of the base's weights.
+        adapter: folder or address of the PEFT adapter to start from; None for the recipe's initial values.
+        initial: those values, if they are a part of the base's weights.
 
     Raises:
-        UserError: when the model cannot be loaded, or the adapter is not the recipe's.
+        UserError: the model cannot be loaded, or the adapter does not match the recipe's.
     """
     model, lora = settings.model, settings.lora
     if lora is None:
@@ -100,7 +100,7 @@ def trainable_model(
     loaded = load_model(base, model, **options)
     for module in loaded.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            # On a CPU an evaluation packs the weights for bfloat16 products, which have no gradient.
+            # Evaluation on a CPU would pack the weights for bfloat16 products, which have no gradient.
             module.support_avx512bf16_for_cpu = False
     made = attach(loaded, base, model, lora)
     set_adapters(made, base, values)
@@ -112,17 +112,17 @@ def trainable_model(
 
 
 def reference_model(base: HFCheckpoint, settings: TrlSettings) -> Any:
-    """The model that full fine-tuning starts from, with nothing trainable, for an objective that compares
-    with it; None where there is no such objective, or where it is the base of adapters."""
+    """Load a frozen copy of full fine-tuning's initial model, for an objective that compares with it. Return
+    None if the objective does not, or if disabling the adapters gives that model."""
     if not keeps_copy(settings.train.objective, settings.lora):
         return None
     model = trainable_model(base, settings, None).requires_grad_(False).eval()
-    model.disable_adapter = nullcontext  # as of a model with adapters, which there are none of
+    model.disable_adapter = nullcontext  # the method of a model with adapters; this one has none
     return model
 
 
 def _nf4(base: HFCheckpoint, model: ModelSettings) -> Any:
-    """bitsandbytes' nf4 of the weights that train.py stores so: blocks of 64, scales not quantized again."""
+    """Return bitsandbytes' nf4 for the weights that train.py quantizes: blocks of 64, single quantization."""
     import torch
     from transformers import BitsAndBytesConfig
 
@@ -144,7 +144,7 @@ def _nf4(base: HFCheckpoint, model: ModelSettings) -> Any:
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=False,
             bnb_4bit_compute_dtype=dtype,
-            bnb_4bit_quant_storage=dtype,  # FSDP shards floating types alone
+            bnb_4bit_quant_storage=dtype,  # FSDP shards only floating-point types
             llm_int8_skip_modules=others,
         )
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer on a recipe's own micro-batches, losses and place in the data."""
+"""TRL's SFTTrainer with a recipe's own micro-batches, losses and position in the data."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ Numbers = dict[str, float]
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained.
+    """The training settings of a model.
 
     Attributes:
-        start: optimizer steps that are done.
+        start: number of completed optimizer steps.
         optimizer: makes the optimizer of the trained parameters.
-        schedule: makes its learning rate's schedule.
-        parameters: gives the trained parameters of a model by a trace's names.
-        reference: the model that training starts from, None where that is the model without its adapters.
-        eval_every: optimizer steps between evaluations, where there is evaluation data.
-        plus_ratio: of LoRA+: what B's learning rate is multiplied by; None for A's.
-        keep_first: whether to keep what is trained before the first step, and that step's gradients.
-        stopping: when it ends before its last step, None for never.
-        before: what was counted of the evaluations until `start`.
+        schedule: makes the optimizer's learning rate schedule.
+        parameters: returns a model's trained parameters by a trace's names.
+        reference: the model that training starts from; None if that is the model without its adapters.
+        eval_every: optimizer steps between evaluations, if there is evaluation data.
+        plus_ratio: LoRA+'s factor of B's learning rate; None to use A's.
+        keep_first: whether to keep the trained values before the first step, and that step's gradients.
+        stopping: the rule for ending before the last step; None for no rule.
+        before: the state of early stopping at `start`.
     """
 
     start: int
@@ -61,15 +61,15 @@ class Training:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the run around a trainer gives it, and is told by it.
+    """The callbacks that connect a trainer to its run.
 
     Attributes:
-        state: of the data after an optimizer step, for its checkpoint.
-        done: called on each process after an optimizer step, with its number, from 1, with its loss,
-            learning_rate, norm (of the gradient before clipping), tokens and targets, and with what the
-            objective has to say beside.
-        evaluated: called with an optimizer step and `runtime.data.batches.eval_losses`.
-        stop: whether this process asks to end the run.
+        state: returns the position in the data after an optimizer step, for the checkpoint.
+        done: called on each process after an optimizer step, with its number, counted from 1, with its loss,
+            learning_rate, norm (of the gradient before clipping), tokens and targets, and with the
+            objective's other numbers.
+        evaluated: called with an optimizer step and the result of `runtime.data.batches.eval_losses`.
+        stop: returns whether this process asks to end the run.
     """
 
     state: Callable[[int], Mapping[str, Any]]
@@ -79,22 +79,22 @@ class Surroundings:
 
 
 class RecipeTrainer(SFTTrainer):
-    """Trains a model on micro-batches that are tokenized and packed, in the order of the recipe.
+    """Trains a model on tokenized and packed micro-batches, in the order of the recipe.
 
-    TRL and accelerate neither shuffle, nor pad, nor split them: the data set is the numbers of the pieces
-    that each process computes, and each builds its own rows of one.
+    TRL and accelerate do not shuffle, pad or split them: the data set holds only the numbers of the pieces
+    that each process computes, and each process builds its own rows of a piece.
 
     Args:
         model: with its adapters, or with all of its text weights trainable.
-        args: with max_steps, gradient_accumulation_steps and the like.
+        args: with max_steps, gradient_accumulation_steps and so on.
         pieces: the data, cut for this process.
         objective: the loss of a piece.
-        training: how it trains.
-        around: what the run around it gives and is told.
+        training: the training settings.
+        around: the callbacks of the run.
 
     Attributes:
-        first_values: what is trained, before the first step, in float32; None until then, or not kept.
-        first_gradients: of that step, before clipping, in float32; None until then, or not kept.
+        first_values: the trained values before the first step, in float32; None before that, or if not kept.
+        first_gradients: of that step, before clipping, in float32; None before that, or if not kept.
     """
 
     model: Any
@@ -123,7 +123,7 @@ class RecipeTrainer(SFTTrainer):
         self.first_gradients: dict[str, np.ndarray] | None = None
         own = {name: p.data for name, p in model.named_parameters() if p.requires_grad}
         accumulation = args.gradient_accumulation_steps
-        # One more where nothing is left to do: TRL looks at the first row.
+        # At least one step's numbers, even if nothing is left to do, because TRL looks at the first row.
         numbers = range(start * accumulation, max(args.max_steps, start + 1) * accumulation)
         super().__init__(
             model=model,
@@ -139,7 +139,7 @@ class RecipeTrainer(SFTTrainer):
             self.add_callback(self._stopping)
         self.remove_callback(PrinterCallback)
         self._reference = training.reference and self._placed(training.reference)
-        # The Trainer divides each piece's loss by their number, and by nothing else.
+        # With this, the Trainer divides each piece's loss only by the number of pieces.
         self.model_accepts_loss_kwargs = False
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter.dtype != own[name].dtype:
@@ -147,17 +147,17 @@ class RecipeTrainer(SFTTrainer):
                 parameter.data = own[name]
 
     def _placed(self, reference: Any) -> Any:
-        """A model that is not trained, with TRL's head, where this process computes it."""
+        """Prepare a frozen model, with TRL's head, on this process's device."""
         add_fused_lm_head(reference)
         if self.is_fsdp_enabled:
-            # TRL's own prepare_fsdp leaves the others without the weights that one process alone loads.
+            # TRL's prepare_fsdp leaves the other processes without the weights that only one process loads.
             return fsdp2_prepare_model(self.accelerator, reference)
         return self.accelerator.prepare_model(reference, evaluation_mode=True)
 
     def go(self, checkpoint: Path | None) -> None:
-        """Trains to the last step; from a checkpoint's folder where one is given.
+        """Train to the last step; start from a checkpoint's folder if one is given.
 
-        Where that is of the last step already, its parameters are read alone.
+        If the checkpoint is already at the last step, only read its parameters.
         """
         if checkpoint is None or self._training.start < self.args.max_steps:
             self.args.eval_on_start = bool(self._held_out) and checkpoint is None
@@ -170,18 +170,18 @@ class RecipeTrainer(SFTTrainer):
         self.state.global_step = self._training.start
 
     def trained(self) -> dict[str, Any]:
-        """The trained parameters by a trace's names; parts of them with FSDP."""
+        """Return the trained parameters by a trace's names; with FSDP, this process's shards."""
         return self._training.parameters(self.model)
 
     def get_train_dataloader(self) -> Any:
-        """One piece after the other, by the same numbers on each process: accelerate would deal them out."""
-        # A generator of its own: the loader draws a seed, which would change a resumed run's dropout.
+        """Load pieces one by one, the same numbers on each process; accelerate would distribute them."""
+        # A separate generator: the loader draws a seed, which would change the dropout of a resumed run.
         return DataLoader(
             self.train_dataset, batch_size=1, collate_fn=self.data_collator, generator=torch.Generator()
         )
 
     def create_optimizer(self, model: Any = None) -> Optimizer:
-        """The script's, of what is trained."""
+        """Make the script's optimizer of the trained parameters."""
         if self.optimizer is None:
             trained, ratio = self.trained(), self._training.plus_ratio
             if ratio is None:
@@ -194,7 +194,7 @@ class RecipeTrainer(SFTTrainer):
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LRScheduler:
-        """The script's, of the whole run's length."""
+        """Make the script's schedule for the length of the whole run."""
         if self.lr_scheduler is None:
             self.lr_scheduler = self._training.schedule(self.optimizer if optimizer is None else optimizer)
             self._created_lr_scheduler = True
@@ -203,9 +203,9 @@ class RecipeTrainer(SFTTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The objective of this process's rows of a piece.
+        """Return the objective of this process's rows of a piece.
 
-        Its mean over processes and pieces, by which gradients are averaged, is the step's loss.
+        The step's loss is its mean over processes and pieces, as gradients are averaged.
         """
         loss, more = self._objective(model, self._reference or self.model, inputs)
         if model.training:
@@ -221,7 +221,7 @@ class RecipeTrainer(SFTTrainer):
         return (loss, more) if return_outputs else loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """The mean loss of the evaluation data's targets."""
+        """Compute and report the mean loss over the targets of the evaluation data."""
         model = self.model_wrapped
         model.eval()
         with torch.no_grad():
@@ -230,7 +230,7 @@ class RecipeTrainer(SFTTrainer):
                 for piece in self._held_out
             ]
         model.train()
-        # Their sum is the loss, of which `eval_losses` makes a mean.
+        # The pieces' losses sum up to the loss, but `eval_losses` takes a mean.
         losses = eval_losses([loss * len(own) for loss in self._total(own)], self._parts)
         step, found = self.state.global_step, {"eval_loss": losses["loss"]}
         self._around.evaluated(step, losses)
@@ -240,7 +240,7 @@ class RecipeTrainer(SFTTrainer):
         return found
 
     def _counts(self, step: int) -> bool:
-        """Whether an evaluation after a step counts: one that a run in one piece would have made."""
+        """Return whether an evaluation counts for early stopping: an uninterrupted run would make it too."""
         return step > 0 and step % self._training.eval_every == 0
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
@@ -248,7 +248,7 @@ class RecipeTrainer(SFTTrainer):
 
     @property
     def evaluations(self) -> Evaluations:
-        """What was counted of the evaluations, where the run may stop early."""
+        """Return the state of early stopping, if the recipe has it."""
         if self._stopping is None:
             return Evaluations()
         state = self.state
@@ -256,7 +256,7 @@ class RecipeTrainer(SFTTrainer):
         return Evaluations(1, state.best_metric, state.best_global_step, without)
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        """Keeps the norm, and the gradients of the first step before they are clipped."""
+        """Clip gradients; keep the norm, and the gradients of the first step before clipping."""
         if self._training.keep_first and self.first_gradients is None:
             self.first_gradients = arrays({name: p.grad for name, p in self.trained().items()})
         norm = super()._clip_grad_norm(model)
@@ -264,21 +264,21 @@ class RecipeTrainer(SFTTrainer):
         return norm
 
     def before_steps(self) -> None:
-        """Keeps what is trained, once a checkpoint's values are in it."""
+        """Keep the trained values, after a checkpoint's values were loaded."""
         if self._training.keep_first:
             self.first_values = arrays(self.trained())
 
     def evaluates(self, step: int) -> bool:
-        """Whether the evaluation data's loss is wanted after a step."""
+        """Return whether to evaluate after a step."""
         due = step % self._training.eval_every == 0 or step == self.args.max_steps
         return due and bool(self._held_out)
 
     def after_step(self) -> bool:
-        """Hands on the numbers of a step; returns whether to stop."""
+        """Report the numbers of a step; return whether to stop."""
         *sums, stop = self._total([*self._sums.values(), float(self._around.stop())])
         more = dict(zip(self._sums, sums, strict=True))
         self._sums = {}
-        # The schedule has moved on to the next step by now.
+        # The schedule has already advanced to the next step.
         rate = self.lr_scheduler.base_lrs[0] * self.lr_scheduler.lr_lambdas[0](self.state.global_step - 1)
         numbers = {name: more.pop(name) for name in ("loss", "tokens", "targets")}
         self._around.done(
@@ -287,14 +287,14 @@ class RecipeTrainer(SFTTrainer):
         return stop > 0
 
     def _total(self, values: list[float]) -> list[float]:
-        """Of each number over the processes."""
+        """Sum each number over the processes."""
         if self.accelerator.num_processes == 1:
             return values
         together = torch.tensor(values, dtype=torch.float32, device=self.accelerator.device)
         return [float(value) for value in self.accelerator.reduce(together, "sum")]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """The Trainer's, with the place in the data; trainer_state.json is the last file of one."""
+        """Save the Trainer's checkpoint and the position in the data. trainer_state.json is written last."""
         if self.args.should_save:
             folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
             folder.mkdir(parents=True, exist_ok=True)
@@ -302,14 +302,14 @@ class RecipeTrainer(SFTTrainer):
         super(SFTTrainer, self)._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """What is trained, and nothing of the base."""
+        """Save only the trained parameters, without the base."""
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         trained = {name: p.detach().cpu() for name, p in self.trained().items()}
         save_file(trained, folder / TRAINED)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Puts what `_save` wrote back; FSDP reads its own shards."""
+        """Load what `_save` wrote; FSDP reads its own shards."""
         if self.is_fsdp_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
@@ -320,14 +320,14 @@ class RecipeTrainer(SFTTrainer):
 
 
 class Stopping(EarlyStoppingCallback):
-    """transformers' rule, without what it asks of a Trainer that evaluates by itself."""
+    """transformers' rule for early stopping, without its checks of the Trainer's evaluation settings."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Nothing."""
+        """Do nothing, so that those checks are skipped."""
 
 
 class _AroundSteps(TrainerCallback):
-    """Has the trainer keep its first values, report each step, and evaluate and stop when it is time."""
+    """Makes the trainer keep its first values, report each step, and evaluate and stop at the right steps."""
 
     def __init__(self, trainer: RecipeTrainer) -> None:
         self._trainer = trainer
@@ -344,21 +344,21 @@ class _AroundSteps(TrainerCallback):
         return control
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        # What the last step asked for is done, and would be done once more.
+        # The actions that the last step requested are done; without this they would run a second time.
         control.should_evaluate = control.should_save = False
         return control
 
 
 def _tensors(piece: Batch) -> dict[str, Any]:
-    """A piece as `compute_loss` takes it."""
+    """Convert a piece to the form that `compute_loss` takes."""
     return {name: torch.from_numpy(array) for name, array in piece.items()}
 
 
 def arrays(tensors: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Copies of tensors as float32 arrays, gathered where they are split over processes."""
+    """Return copies of tensors as float32 arrays, gathered if they are split over processes."""
     return {name: whole(tensor).detach().float().cpu().numpy().copy() for name, tensor in tensors.items()}
 
 
 def whole(tensor: Any) -> Any:
-    """A tensor, gathered where it is split over processes: all of them must ask."""
+    """Return a tensor, gathered if it is split over processes; then all processes must call this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
