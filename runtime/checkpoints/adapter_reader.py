@@ -153,7 +153,7 @@ def _of_experts(
         high = high.transpose(*range(first), *order).reshape(*high.shape[:first], -1)
         if min(map(at.__getitem__, outputs)) < min(at[axis] for axis in contract):
             low, high = low.swapaxes(-1, -2), high.swapaxes(-1, -2)
-        else:  # [in, out]: the transpose of B A is that of A times that of B
+        else:  # [in, out]: (B A)^T = A^T B^T
             low, high = high, low
         yield source, Delta(low, high, part.scale)
 

@@ -79,7 +79,7 @@ def _files(address: str, system: Any, root: str) -> dict[str, int]:
         found = system.find(root, detail=True)
     except FileNotFoundError:
         return {}
-    except Exception as error:  # of whatever library reads the address
+    except Exception as error:  # from any library that reads the address
         raise failed(address, "read", error) from error
     prefix = root.strip("/") + "/"
     names = {str(path).strip("/").removeprefix(prefix): entry for path, entry in found.items()}
@@ -92,7 +92,7 @@ def _get(address: str, system: Any, root: str, folder: Path, names: list[str]) -
     try:
         if names:
             system.get([f"{root}/{name}" for name in names], [str(folder / name) for name in names])
-    except Exception as error:  # of whatever library reads the address
+    except Exception as error:  # from any library that reads the address
         raise failed(address, "copied", error) from error
 
 

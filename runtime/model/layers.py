@@ -55,7 +55,7 @@ class Config:
 
     @property
     def experts(self) -> bool:
-        """Whether a layer has experts."""
+        """Return whether a layer has experts."""
         return bool(self.architecture.expert_layers)
 
 

@@ -27,7 +27,7 @@ positions (times tp): about as many as a product with the head's weight needs to
 instead of by reading that weight (a v5p does 166 bfloat16 operations for each byte it reads). More positions
 would not be faster, and two to three arrays of this size are alive at once."""
 LEAST_CHUNKS = 8
-"""The least number of chunks of larger logits: a small batch is split too, which saves memory."""
+"""The least number of chunks where logits are split: it saves memory in a small batch too."""
 SMALL_BYTES = 32 * 2**20
 """Logits that take no more than this are computed at once."""
 

@@ -40,12 +40,12 @@ class Objective:
 
     @property
     def pairs(self) -> bool:
-        """Whether a sample is a preference: two rows, the chosen answer's and the rejected one's."""
+        """Return whether a sample is a preference: two rows, the chosen answer's and the rejected one's."""
         return self.format == "preference"
 
     @property
     def rows(self) -> int:
-        """Rows of a sample."""
+        """Return the number of rows of a sample."""
         return 2 if self.pairs else 1
 
     def forward_passes(self, loss_type: str) -> int:
@@ -110,7 +110,7 @@ SETTINGS = tuple(
 """All keys of `train` that only some objectives read."""
 
 QUIET = {"label_smoothing": 0.0, "z_loss": 0.0, "desirable_weight": 1.0, "undesirable_weight": 1.0}
-"""Those of them that a description leaves out; it leaves out an objective's first loss too."""
+"""Values of these keys that `settings_of` leaves out; it leaves out an objective's first loss too."""
 
 
 def keeps_copy(objective: str, lora: Any) -> bool:

@@ -84,12 +84,12 @@ class Session:
 
     @property
     def total(self) -> int:
-        """Optimizer steps of the whole run."""
+        """Return the number of optimizer steps of the whole run."""
         return self.prepared.total_steps
 
     @property
     def until(self) -> int:
-        """The optimizer step to stop after."""
+        """Return the optimizer step to stop after."""
         return min(self.total, self.arguments.steps or self.total)
 
     def enter(self, restored: int) -> None:

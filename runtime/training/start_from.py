@@ -1,5 +1,5 @@
 """Start adapters from the PEFT adapter that lora.start_from names, as PEFT's
-`PeftModel.from_pretrained(..., is_trainable=True)` does: step, optimizer and data begin anew.
+`PeftModel.from_pretrained(..., is_trainable=True)` does. Step, optimizer and data start from the beginning.
 
 The adapter is read at the beginning of a run, and described next to the checkpoints. A resumed run does not
 need the adapter, unless its objective's reference is the model that training starts from.

@@ -70,7 +70,7 @@ class Llama4(DecoderFamily):
         )
 
     def miniature(self, config: Mapping[str, Any], small: Mapping[str, Any]) -> Mapping[str, Any]:
-        """transformers 5 accepts no number for a yes or no."""
+        """Set the yes or no of the temperature tuning: transformers 5 does not accept a number for it."""
         return {TUNED: self.architecture(config).query_growth is not None}
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
