@@ -118,7 +118,7 @@ class Session:
     def metrics(
         self, restored: int, train: TrainSettings, close: Callable[[], None]
     ) -> Iterator[Metrics | Nowhere]:
-        """Yield the writer of the loop's metrics; afterwards close it, and upload its file.
+        """Yield the writer of the loop's metrics; then close it, and copy its file to a remote directory.
 
         Args:
             restored: the step that the run continues after, 0 at the beginning.

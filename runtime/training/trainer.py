@@ -190,7 +190,7 @@ class Trainer(PeftTrainer):
         if data.evaluation and self._train_steps == 0:
             outcome.eval_loss = self._evaluate(eval_step, data, report)
             report.restart()
-        # Only the time of the training step itself counts.
+        # check_used() below counts only the adapters that the training step itself uses.
         if self._provider is not None:
             self._provider.used.clear()
         stream = iter(data.batches(self._train_steps))
