@@ -1,1 +1,1 @@
-"""Checkpoints of a run, in Orbax's format: written, checked, read back."""
+"""Write, check and read back the checkpoints of a run, in Orbax's format."""

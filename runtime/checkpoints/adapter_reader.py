@@ -1,6 +1,6 @@
-"""Reads trained adapters back: Orbax checkpoints and the record beside them, as numpy arrays.
+"""Read trained adapters back as numpy arrays, from Orbax checkpoints and the record next to them.
 
-Runs without the devices and the mesh of the training run.
+This needs neither the devices nor the mesh of the training run.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Delta:
-    """What one tensor changes by: scale * b @ a; of a tensor that holds all experts, each of these by itself.
+    """The change of one tensor: scale * b @ a; in a tensor of all experts, one such change per expert.
 
     Attributes:
         a: [rank, in], or [experts, rank, in].
         b: [out, rank], or [experts, out, rank].
-        magnitude: [out] of DoRA, what each row of the changed tensor is scaled to; None of LoRA.
+        magnitude: [out], the length that DoRA scales each row of the changed tensor to; None for LoRA.
     """
 
     a: np.ndarray
@@ -58,7 +58,7 @@ class Delta:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor."""
+        """The tensor's shape."""
         return *self.b.shape[:-1], self.a.shape[-1]
 
 
@@ -67,15 +67,15 @@ class TrainedAdapters:
     """The adapters of one training step.
 
     Attributes:
-        step: the optimizer step that they were saved at.
+        step: the optimizer step at which they were saved.
         record: the recipe.lock.json of the run.
         lock: its bytes.
-        settings: the recipe's `lora` section; of adapters that started from the base's weights, that of
-            plain ones which change the base as much (`runtime.model.principal.plain`).
+        settings: the recipe's `lora` section; if the adapters started from the base's weights, the settings
+            of plain adapters that make the same change (`runtime.model.principal.plain`).
         adapters: their layout.
-        arrays: of each adapter, by its weight's path, as Tunix has them: in the order of Adapter.arrays.
-        parameters: those that were trained whole.
-        whole: their arrays by path, as Tunix has them.
+        arrays: each adapter's Tunix arrays by its weight's path, in the order of Adapter.arrays.
+        parameters: the parameters that were trained whole.
+        whole: their Tunix arrays by path.
     """
 
     step: int
@@ -88,11 +88,11 @@ class TrainedAdapters:
     whole: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def read(self, path: str) -> np.ndarray:
-        """A parameter that was trained whole."""
+        """Return a parameter that was trained whole."""
         return self.whole[path]
 
     def changes(self, base: HFCheckpoint) -> dict[str, Delta | ReplacedTensor]:
-        """What each of the base's tensors changes by, by its full name."""
+        """Return the change of each of the base's tensors, by the tensor's full name."""
         parameters = {p.path: p for p in base.family.parameters(base.architecture)}
         deltas = self.deltas()
         out: dict[str, Delta | ReplacedTensor] = {}
@@ -113,7 +113,7 @@ class TrainedAdapters:
         return out
 
     def deltas(self) -> dict[str, Delta]:
-        """A, B and scale of each trained projection as PEFT has them (Adapter.split), by its module's name
+        """Return A, B and scale of each trained projection as in PEFT (Adapter.split), by its module's name
         ("layers.0.self_attn.q_proj")."""
         out = {}
         for adapter in self.adapters:
@@ -124,7 +124,7 @@ class TrainedAdapters:
 
     @property
     def no_op(self) -> bool:
-        """Whether all deltas are zero, as LoRA's are before the first step."""
+        """Return whether all deltas are zero, as LoRA's are before the first step."""
         if self.parameters or self.settings.kind != "lora":
             return False
         return all(not delta.a.any() or not delta.b.any() for delta in self.deltas().values())
@@ -133,7 +133,7 @@ class TrainedAdapters:
 def _of_experts(
     adapter: Adapter, parameter: Parameter, a: np.ndarray, b: np.ndarray
 ) -> Iterator[tuple[Source, Delta]]:
-    """What each tensor that a weight of experts is made of changes by: one expert's, or all experts' at once.
+    """Yield the change of each tensor that a weight of experts is made of: one expert's, or all experts'.
 
     Args:
         a, b: [experts, *in, rank] and [experts, rank, *out].
@@ -153,13 +153,13 @@ def _of_experts(
         high = high.transpose(*range(first), *order).reshape(*high.shape[:first], -1)
         if min(map(at.__getitem__, outputs)) < min(at[axis] for axis in contract):
             low, high = low.swapaxes(-1, -2), high.swapaxes(-1, -2)
-        else:  # [in, out]: the transpose of B A is that of A times that of B
+        else:  # [in, out]: (B A)^T = A^T B^T
             low, high = high, low
         yield source, Delta(low, high, part.scale)
 
 
 def load_trained(directory: str | Path, which: str, base: HFCheckpoint) -> TrainedAdapters | TrainedWeights:
-    """The adapters of a run's checkpoint, or all its weights where it had no LoRA.
+    """Load the adapters of a run's checkpoint, or all its weights if it had no LoRA.
 
     Args:
         directory: of the run's checkpoints: local, or gs://.
@@ -167,7 +167,7 @@ def load_trained(directory: str | Path, which: str, base: HFCheckpoint) -> Train
         base: the checkpoint that the run started from.
 
     Raises:
-        UserError: when the step, the record or an adapter is missing, damaged, or not the base's.
+        UserError: when the step, the record or an adapter is missing or damaged, or is not the base's.
     """
     directory = absolute(directory)
     with reached(directory):
@@ -226,10 +226,10 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
 
 
 def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings | None:
-    """The LoRA settings of a run, None where it had none; checks that `base` is of the run's architecture.
+    """Return the LoRA settings of a run, None if it had none; check that `base` has the run's architecture.
 
     Raises:
-        UserError: when its model had other sizes, or the section is not whole.
+        UserError: when the run's model had other sizes, or the section is incomplete.
     """
     section = record["recipe"].get("lora")
     model = record.get("model") or {}
@@ -256,7 +256,7 @@ def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings
 
 
 def _without_layout(architecture: dict[str, Any]) -> dict[str, Any]:
-    """An architecture without the way a checkpoint holds experts, which the same model's copies differ in."""
+    """Return an architecture without the layout of its experts, in which copies of the same model differ."""
     experts = architecture.get("experts")
     if not isinstance(experts, dict):
         return architecture
@@ -264,10 +264,10 @@ def _without_layout(architecture: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recorded_adapters(base: HFCheckpoint, settings: LoraSettings) -> list[Adapter]:
-    """The layout of a run's adapters, as its record has it, which may hold anything.
+    """Return the layout of a run's adapters from its record, which may contain anything.
 
     Raises:
-        UserError: when the record's targets are no expressions, or take for ever to match.
+        UserError: when the record's targets are not regular expressions, or take too long to match.
     """
     try:
         with limit(MATCH_SECONDS):
@@ -281,26 +281,26 @@ def _recorded_adapters(base: HFCheckpoint, settings: LoraSettings) -> list[Adapt
 
 
 def absolute(directory: str | Path) -> str:
-    """A local folder's absolute path, which Orbax insists on; an address as it is."""
+    """Return a local folder's absolute path, which Orbax requires; return an address unchanged."""
     return str(directory) if is_address(directory) else str(Path(directory).expanduser().resolve())
 
 
 def step_folders(directory: str | Path) -> list[int]:
-    """Steps that have a folder, whatever is in it, ascending.
+    """Return the steps that have a folder, whatever its content, ascending.
 
-    In a bucket those whose save ended; the others are `unfinished`.
+    In a bucket these are the steps whose save has ended; `unfinished` returns the others.
 
     Raises:
-        UserError: when an address cannot be read, or its bucket is not there.
+        UserError: when an address cannot be read, or its bucket does not exist.
     """
     with reached(directory):
         return [step for step in _numbered(directory) if _ended(directory, step)]
 
 
 def unfinished(directory: str | Path) -> list[int]:
-    """Steps in a bucket whose save has not ended, ascending: it goes on, or its process was killed.
+    """Return the steps in a bucket whose save is still running or was killed, ascending.
 
-    On a disk Orbax gives a step its name at the end, and there are none.
+    On a disk there are none, because Orbax names a step's folder when its save ends.
     """
     if not read_by_orbax(directory):
         return []
@@ -314,7 +314,7 @@ def unfinished(directory: str | Path) -> list[int]:
 
 
 _BEGUN = {ITEM, "optimizer_state", "_CHECKPOINT_METADATA"}
-"""What stands in the folder of a step before its save ends; a folder with anything else is no step's."""
+"""The entries of a step's folder before its save ends; a folder with other entries is not a step's."""
 
 
 def _numbered(directory: str | Path) -> list[int]:
@@ -325,7 +325,7 @@ def _numbered(directory: str | Path) -> list[int]:
     if isinstance(opened, tuple):
         system, path = opened
         try:
-            # gcsfs gives "no folder" for a bucket that is not there, and for one that may not be read.
+            # gcsfs reports "no folder" for a bucket that does not exist, and for one without read permission.
             system.ls(path.partition("/")[0], detail=False, max_results=1)
         except FileNotFoundError as error:
             raise failed(str(directory), "read", error) from error
@@ -337,10 +337,10 @@ def _ended(directory: str | Path, step: int) -> bool:
 
 
 def saved_steps(directory: str | Path) -> list[int]:
-    """Steps of the complete checkpoints in a folder, ascending.
+    """Return the steps of the complete checkpoints in a folder, ascending.
 
     Raises:
-        UserError: when an address cannot be read, or its bucket is not there.
+        UserError: when an address cannot be read, or its bucket does not exist.
     """
     root = path_of(directory)
     with reached(directory):
@@ -348,10 +348,10 @@ def saved_steps(directory: str | Path) -> list[int]:
 
 
 def choose_step(directory: str | Path, which: str) -> int:
-    """The step that "latest", "best" or a number means.
+    """Return the step that "latest", "best" or a number selects.
 
     Raises:
-        UserError: when there is none.
+        UserError: when there is no such step.
     """
     steps = saved_steps(directory)
     if not steps:
@@ -375,10 +375,10 @@ def choose_step(directory: str | Path, which: str) -> int:
 
 
 def _check_whole(directory: str, step: int) -> None:
-    """Checks that the files of a step are those that were saved.
+    """Check that the files of a step are those that were saved.
 
     Raises:
-        UserError: naming what is damaged, and the newest step before it that is whole.
+        UserError: naming the damaged file, and the newest intact step before it.
     """
     reason = _damage(directory, step)
     if reason is None:
@@ -392,7 +392,7 @@ def _check_whole(directory: str, step: int) -> None:
 
 
 def _damage(directory: str, step: int) -> str | None:
-    """What is wrong with a step's parameters; a tree saved by other programs has no checksums."""
+    """Return what is wrong with a step's parameters; trees saved by other programs have no checksums."""
     tree = path_of(directory) / str(step) / ITEM
     if tree.is_dir() and not (tree / manifest.SUMS).exists():
         return None
@@ -403,7 +403,7 @@ def _damage(directory: str, step: int) -> str | None:
 
 
 def step_losses(directory: str | Path, step: int) -> dict[str, float]:
-    """ "loss" and "eval_loss" of a step, as far as the run logged them."""
+    """Return "loss" and "eval_loss" of a step, if the run logged them."""
     out: dict[str, float] = {}
     for entry in _logged(directory):
         if entry.get("step") == step:
@@ -427,7 +427,7 @@ def _best_step(directory: str | Path, steps: list[int]) -> int:
 
 
 def _logged(directory: str | Path) -> Iterator[dict[str, Any]]:
-    """The entries of a run's metrics.jsonl, none where it has none."""
+    """Yield the entries of a run's metrics.jsonl, none if there is no such file."""
     path = path_of(directory) / METRICS
     with reached(directory):
         text = path.read_text() if path.is_file() else ""
@@ -443,16 +443,16 @@ def _logged(directory: str | Path) -> Iterator[dict[str, Any]]:
 def restore_tree(
     path: str, check: Callable[[Mapping[str, tuple[int, ...]]], None] = lambda shapes: None
 ) -> dict[str, np.ndarray]:
-    """All leaves below a saved tree, by their paths in the Tunix model.
+    """Return all leaves of a saved tree, by their paths in the Tunix model.
 
     Args:
-        check: is asked about the leaves' shapes before anything is read: a shape takes a few bytes in a file,
-            and its array all the memory there is.
+        check: gets the leaves' shapes before arrays are read: a few bytes in a damaged file can give a shape
+            whose array would fill the memory.
     """
     import jax
     import orbax.checkpoint as ocp
 
-    # Tunix saves no metadata of the kind that Orbax looks for first, and warns of.
+    # Tunix does not save the kind of metadata that Orbax looks for first, and warns about.
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:

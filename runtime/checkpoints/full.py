@@ -1,4 +1,4 @@
-"""What full fine-tuning trained, read back from its checkpoint in Hugging Face's layout.
+"""Read the results of full fine-tuning back from its checkpoint, in Hugging Face's layout.
 
 One parameter is in memory at a time: a checkpoint may be larger than the host's memory.
 """
@@ -28,7 +28,7 @@ class ReplacedTensor:
 
     Attributes:
         shape: Hugging Face's.
-        read: gives the trained values, in the dtype that they were trained in.
+        read: returns the trained values, in the dtype that they were trained in.
     """
 
     shape: tuple[int, ...]
@@ -40,11 +40,11 @@ class TrainedWeights:
     """The parameters of one step of a run without LoRA.
 
     Attributes:
-        step: the optimizer step that they were saved at.
+        step: the optimizer step at which they were saved.
         record: the recipe.lock.json of the run.
         lock: its bytes.
-        parameters: those that were trained.
-        read: gives one of them by its path, as Tunix has it.
+        parameters: the parameters that were trained.
+        read: returns a parameter's Tunix array by its path.
     """
 
     step: int
@@ -54,20 +54,20 @@ class TrainedWeights:
     read: Callable[[str], np.ndarray]
 
     no_op = False
-    """Whether nothing was trained: never known without comparing every tensor."""
+    """Whether nothing was trained; this is not known without comparing every tensor."""
 
     def changes(self, base: HFCheckpoint) -> dict[str, ReplacedTensor]:
-        """The trained value of each of the base's tensors, by its full name."""
+        """Return the trained value of each of the base's tensors, by its full name."""
         return replaced(self.parameters, self.read, base)
 
 
 def replaced(
     parameters: Sequence[Parameter], read: Callable[[str], np.ndarray], base: HFCheckpoint
 ) -> dict[str, ReplacedTensor]:
-    """The trained value of each tensor that parameters are made of, by its full name.
+    """Return the trained value of each tensor that the parameters are made of, by its full name.
 
     Args:
-        read: gives a parameter by its path, as Tunix has it.
+        read: returns a parameter's Tunix array by its path.
     """
 
     def tensor(parameter: Parameter, index: int) -> np.ndarray:
@@ -83,18 +83,18 @@ def replaced(
 
 
 def hugging_face(array: np.ndarray, source: Source) -> np.ndarray:
-    """A tensor in Hugging Face's layout, from Tunix's: the inverse of what `source` says."""
+    """Convert a tensor from Tunix's layout to Hugging Face's: the inverse of the conversion in `source`."""
     return array.transpose(np.argsort(source.transpose)).reshape(source.shape)
 
 
 def load_weights(
     directory: str, step: int, item: str, record: Mapping[str, Any], lock: bytes, base: HFCheckpoint
 ) -> TrainedWeights:
-    """The parameters of a step whose files are whole.
+    """Load the parameters of a step whose files are intact.
 
     Args:
         directory: of the run's checkpoints, absolute or gs://.
-        item: the folder of the parameters in a step's.
+        item: the folder of the parameters within a step's folder.
 
     Raises:
         UserError: when a parameter is missing or is not the base's.
@@ -113,7 +113,7 @@ def load_weights(
                 OTHER_RUN,
             )
 
-    # Fused projections are read once for all their tensors, which follow each other in most files.
+    # A fused projection is read once for all its tensors, which are adjacent in most files.
     @functools.lru_cache(maxsize=1)
     def read(path: str) -> np.ndarray:
         array = leaves.read(path)
@@ -125,7 +125,7 @@ def load_weights(
 
 
 class Leaves:
-    """The arrays of an Orbax tree, which are read one by one, without a mesh.
+    """The arrays of an Orbax tree, read one at a time without a mesh.
 
     Args:
         path: of the tree.
@@ -141,7 +141,7 @@ class Leaves:
         import jax
         import orbax.checkpoint as ocp
 
-        # Tunix saves no metadata of the kind that Orbax looks for first, and warns of.
+        # Tunix does not save the kind of metadata that Orbax looks for first, and warns about.
         logging.getLogger("absl").setLevel(logging.ERROR)
         self._path = path
         self._checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
@@ -151,7 +151,7 @@ class Leaves:
         self.shapes = {parameter_path(keys): tuple(leaf.shape) for keys, leaf in found}
 
     def read(self, path: str) -> np.ndarray:
-        """One array.
+        """Read one array.
 
         Raises:
             UserError: when its files are damaged.

@@ -1,13 +1,13 @@
-"""Checkpoints on each host's own disk, between those that all hosts reach.
+"""Checkpoints on each host's own disk, written between the shared checkpoints that all hosts can read.
 
-ROOT/KEY/process-N/STEP     as runtime.checkpoints.saving has a step, of the shards that process N holds
+ROOT/KEY/process-N/STEP     a step as in runtime.checkpoints.saving, with the shards of process N
 
-KEY is that of the run's directory. They are written without a word between the hosts; those of several
-processes are good for the mesh that wrote them alone. A run goes on from one when it is newer than the shared
-checkpoints, and whole on every process; else it is as if there were none.
+KEY identifies the run's directory. Hosts write these checkpoints without contacting each other. Those of
+several processes fit only the mesh that wrote them. A run continues from one if it is newer than the shared
+checkpoints, and intact on every process; otherwise the local checkpoints are ignored.
 
-Orbax's manager for such checkpoints (orbax.checkpoint.experimental.emergency) is for two slices or more, the
-first of which keeps none locally, and takes one tree without checksums. Its way of writing them is used here.
+Orbax's manager for such checkpoints (orbax.checkpoint.experimental.emergency) needs two slices or more, keeps
+none on the first slice, and takes one tree without checksums. This module uses only its way of writing.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from .resuming import DATA, EVALUATIONS, OPTIMIZER, ResumePoint, examine
 from .saving import cause, first_line, summed
 
 KEEP = 2
-"""Newest steps that are kept: one may be in the middle of being written when the machine goes."""
+"""Newest steps that are kept: the machine may fail while one of them is being written."""
 OF = "of"
-"""In a step's metadata: what it is of."""
+"""The key in a step's metadata of the run, process and mesh that wrote it."""
 
 
 class LocalCheckpoints:
-    """Writes and reads a process's part of a run's state.
+    """Write and read one process's part of a run's state.
 
     Args:
         settings: the recipe's.
         directory: of the run's shared checkpoints.
         mesh: of the run.
-        record: digest of the recipe's record that the run began with.
-        begins: whether it begins now: what lies here is then of an earlier one, and is removed.
+        record: digest of the recipe's record at the start of the run.
+        begins: whether the run starts now: local checkpoints are then from an earlier run, and are removed.
 
-    Attributes:
-        every_steps: as the recipe has it.
-        chosen: the step that the run goes on from, None where that is none of these.
+        Attributes:
+        every_steps: the recipe's interval.
+        chosen: the local step that the run continues from, None if it continues from none of them.
 
     Raises:
-        UserError: when the folder cannot be made.
+        UserError: when the folder cannot be created.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class LocalCheckpoints:
         )
 
     def newer(self, found: ResumePoint) -> ResumePoint:
-        """What a run goes on from: the newest step that is whole on every process, where it is newer than
-        what was found among the shared ones. Every process calls it, and gets the same.
+        """Return what a run continues from: the newest step that is intact on every process, if it is newer
+        than `found`, the newest shared one. Every process calls this, and gets the same result.
         """
         shared = found.step or 0
         own = self._whole(shared)
@@ -120,7 +120,7 @@ class LocalCheckpoints:
         )
 
     def _whole(self, after: int) -> dict[int, Mapping[str, Any]]:
-        """The metadata of each whole step of this mesh that is newer than another."""
+        """Return the metadata of each intact step of this mesh that is newer than `after`."""
         out = {}
         for step in step_folders(self.directory):
             reason, metadata = examine(epath.Path(self.directory) / str(step))
@@ -136,9 +136,9 @@ class LocalCheckpoints:
         lora_only: bool,
         metadata: Mapping[str, Any],
     ) -> None:
-        """Starts saving a step; the shards are copied to the host before this returns.
+        """Start saving a step; the shards are copied to the host before this returns.
 
-        Where it, or the one before it, cannot be written, a note says so, and no more are.
+        If this step or the one before it cannot be written, print a note and write no more steps.
         """
         if self._failed:
             return
@@ -157,7 +157,7 @@ class LocalCheckpoints:
             self._give_up(error)
 
     def finish(self) -> None:
-        """Waits for what is being written."""
+        """Wait until the current step is written."""
         try:
             self._manager.wait_until_finished()
         except Exception as error:
@@ -172,7 +172,7 @@ class LocalCheckpoints:
         self._failed = True
 
     def restore(self, step: int, model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool) -> None:
-        """Puts the shards of a step into a model and its optimizer."""
+        """Put the shards of a step into a model and its optimizer."""
         states = _states(model, optimizer, lora_only)
         items = {
             name: ocp.args.PyTreeRestore(
@@ -194,13 +194,13 @@ class LocalCheckpoints:
         nnx.update(Kept(optimizer), restored[OPTIMIZER])
 
     def _place(self, array: jax.Array) -> NamedSharding:
-        """Counts of a new optimizer lie on one device."""
+        """Return an array's sharding; counts of a new optimizer lie on one device."""
         placed = array.sharding
         return placed if isinstance(placed, NamedSharding) else NamedSharding(self._mesh, PartitionSpec())
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
-    """Each process is the first of its own checkpoints, and waits for none."""
+    """Return options that make each process the first of its own checkpoints, and wait for no other."""
     number = jax.process_index()
     return ocp.options.MultiprocessingOptions(
         primary_host=None, active_processes={number}, barrier_sync_key_prefix=f"local-{number}"
@@ -208,7 +208,7 @@ def _alone() -> ocp.options.MultiprocessingOptions:
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:
-    """Writes all shards that this process has, whether or not another one has them too."""
+    """Make a handler that writes all shards of this process, even if other processes have them too."""
     types = ocp.type_handlers
     arrays = types.ArrayHandler(primary_host=None, replica_id=None, use_replica_parallel=False)
     registry = types.create_type_handler_registry((jax.Array, arrays))
@@ -216,13 +216,13 @@ def _handler() -> ocp.PyTreeCheckpointHandler:
 
 
 def _states(model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool) -> dict[str, nnx.State]:
-    """What is kept of both, as the shared checkpoints have it."""
+    """Return the parts of both that are saved, as in the shared checkpoints."""
     params = nnx.state(model, nnx.LoRAParam) if lora_only else nnx.state(model)
     return {ITEM: params, OPTIMIZER: nnx.state(Kept(optimizer), nnx.optimizer.OptState)}
 
 
 def _on_all_processes(steps: set[int]) -> set[int]:
-    """The steps that all processes have; each has KEEP of them at most."""
+    """Return the steps that all processes have; each process has at most KEEP."""
     from jax.experimental import multihost_utils
 
     if jax.process_count() == 1:

@@ -1,9 +1,9 @@
-"""The checksums of a saved tree: how a whole checkpoint is told from a damaged one.
+"""The checksums of a saved tree, which tell an intact checkpoint from a damaged one.
 
 Array data in Orbax's files carries no checksum: a flipped bit restores without an error. So each tree of a
 step (model_params, optimizer_state) holds SHA256SUMS, in the format of `sha256sum --check`: one line for
-every other file below it. It is written before the step gets its final name, so that a step that has its
-name has its checksums.
+every other file below it. SHA256SUMS is written before the step gets its final name. A step with its final
+name therefore has its checksums.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 SUMS = "SHA256SUMS"
 COMMITTED = "commit_success.txt"
-"""Orbax writes this file after SHA256SUMS, with the time in it."""
+"""Orbax writes this file after SHA256SUMS, and puts the time in it."""
 CHUNK = 1 << 22
 
 
 def write(folder: Any) -> None:
-    """Writes SHA256SUMS into a folder, over all that is in it.
+    """Write SHA256SUMS into a folder, over all files in it.
 
     Args:
         folder: an epath.Path.
@@ -29,16 +29,16 @@ def write(folder: Any) -> None:
 
 
 def damage(folder: Any) -> str | None:
-    """What is wrong with the files of a folder, None when they are those that were saved.
+    """Return what is wrong with the files of a folder, None if they are those that were saved.
 
     Args:
         folder: an epath.Path.
 
     Returns:
-        A phrase that names the first file that is not as it was, relative to the folder's parent.
+        A phrase that names the first changed file, relative to the folder's parent.
 
     Raises:
-        OSError: when the folder cannot be read for another reason than damage, such as missing rights.
+        OSError: when the folder cannot be read for a reason other than damage, such as missing permissions.
     """
     if not folder.is_dir():
         return f"{folder.name} is missing"
@@ -60,7 +60,7 @@ def damage(folder: Any) -> str | None:
 
 
 def _files(folder: Any, prefix: str = "") -> Iterator[str]:
-    """Names of the files below a folder, as SHA256SUMS gives them."""
+    """Yield names of the files below a folder, as SHA256SUMS spells them."""
     for path in folder.iterdir():
         if path.is_dir():
             yield from _files(path, f"{prefix}{path.name}/")

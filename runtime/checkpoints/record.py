@@ -1,4 +1,4 @@
-"""The record of what made a checkpoint: the artifact's recipe.lock.json, kept beside it."""
+"""The record of what made a checkpoint: the artifact's recipe.lock.json, stored next to the checkpoints."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..training.objectives import OBJECTIVES, Objective
 
 LOCK = "recipe.lock.json"
 INITIAL = "initial_adapters.npz"
-"""A run's first adapters, where these start from the base's weights (runtime.model.principal)."""
+"""The file of a run's first adapters, if these start from the base's weights (runtime.model.principal)."""
 OTHER_RUN = "the checkpoint and recipe.lock.json beside it must be of one run"
-"""The help where the two do not fit."""
+"""The help if the record and the artifact do not fit."""
 
 PASSIVE = (
     "name",
@@ -35,23 +35,23 @@ PASSIVE = (
     "train.log",
     "train.samples",
 )
-"""What may change in a recipe between a run and its continuation: it does not touch the numbers."""
+"""Keys of a recipe that may change between a run and its continuation: they do not affect the numbers."""
 
 ELASTIC = ("mesh", "sharding", "remat", "train.micro_batch_size", "train.early_stopping")
-"""What may change too, with a note, since it touches only how the numbers are computed, where, in what parts,
-and until when."""
+"""Keys that may change too, with a note: they affect only how and where the numbers are computed, in which
+parts, and until when."""
 
 MICRO_BATCHES = "micro_batches"
 
 LOGGING = "packages.logging"
-"""The packages that go with train.log."""
+"""The packages that train.log needs."""
 
 COMPARED = ("recipe", "model", "packages", "runtime")
-"""Entries of the record that must be the artifact's for a run to be continued."""
+"""Entries of the record that must equal the artifact's for a run to be continued."""
 
 
 def write_record(directory: str | Path, artifact: Path) -> None:
-    """Puts the artifact's record into a checkpoint directory, whole or not at all.
+    """Write the artifact's record into a checkpoint directory, completely or not at all.
 
     Args:
         directory: local, or gs://; it is created.
@@ -71,10 +71,10 @@ def write_record(directory: str | Path, artifact: Path) -> None:
 
 
 def read_record(directory: str | Path) -> dict[str, Any]:
-    """The record beside a run's checkpoints.
+    """Read the record next to a run's checkpoints.
 
     Raises:
-        UserError: when there is none, or it is not one.
+        UserError: when there is no record, or the file is not a record.
     """
     path = path_of(directory) / LOCK
     try:
@@ -90,16 +90,16 @@ def read_record(directory: str | Path) -> dict[str, Any]:
 
 
 def record_digest(directory: str | Path) -> str | None:
-    """SHA-256 of the record beside a run's checkpoints, None where there is none."""
+    """Return the SHA-256 of the record next to a run's checkpoints, None if there is no record."""
     path = path_of(directory) / LOCK
     with reached(directory):
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
 
 def check_record(directory: str | Path, artifact: Path) -> None:
-    """Checks that the run in a directory was made by this artifact, so that it can be continued.
+    """Check that this artifact made the run in a directory, so that it can continue the run.
 
-    Prints a note where it goes on on another mesh. The record stays the one of the beginning.
+    Print a note if it continues on another mesh. The record of the beginning is kept.
 
     Raises:
         UserError: naming what differs.
@@ -123,7 +123,7 @@ def check_record(directory: str | Path, artifact: Path) -> None:
 
 
 def _compared(key: str, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[Any, Any]:
-    """An entry of both records. Of the runtime, the files that both need: serving, say, may come or go."""
+    """Return an entry of both records; for the runtime, only the files that both have: others may differ."""
     before, now = recorded.get(key), current.get(key)
     if key == "runtime" and isinstance(before, Mapping) and isinstance(now, Mapping):
         both = before.keys() & now.keys()
@@ -132,10 +132,10 @@ def _compared(key: str, recorded: Mapping[str, Any], current: Mapping[str, Any])
 
 
 def _check_mesh(directory: str, began: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Says what of ELASTIC has changed between two recipes.
+    """Print the keys of ELASTIC that differ between two recipes.
 
     Raises:
-        UserError: when the loss hangs on how many rows a micro-batch has, and that has changed.
+        UserError: when the loss depends on how many rows a micro-batch has, and that has changed.
     """
     changed = [
         line.removeprefix("recipe.")
@@ -176,18 +176,18 @@ def _check_mesh(directory: str, began: Mapping[str, Any], now: Mapping[str, Any]
 
 
 def _weight(objective: Objective, train: Mapping[str, Any]) -> float:
-    """Of the likelihood in an objective's loss."""
+    """Return the weight of the likelihood in an objective's loss."""
     return float(train.get("cpo_alpha", 1.0)) if "cpo_alpha" in objective.settings else 1.0
 
 
 def _rows(recipe: Mapping[str, Any]) -> int:
-    """Rows of a micro-batch on all devices together."""
+    """Return the rows of a micro-batch on all devices together."""
     size: int = recipe.get("train", {}).get("micro_batch_size", 1)
     return size * data_parallel(recipe.get("mesh", {}).get("axes", {}))
 
 
 def _mesh(recipe: Mapping[str, Any]) -> str:
-    """ "fsdp 4 x tp 2 of v5e-8"."""
+    """Describe the mesh: "fsdp 4 x tp 2 of v5e-8"."""
     mesh = recipe.get("mesh", {})
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.get("axes", {}).items())
     return f"{axes} of {mesh.get('accelerator') or mesh.get('topology')}"
@@ -213,7 +213,7 @@ def _parse(content: str, where: str) -> dict[str, Any]:
 
 
 def _differences(recorded: Any, current: Any, path: str) -> Iterator[str]:
-    """ "path: old -> new" for every leaf that is not the same."""
+    """Yield "path: old -> new" for every leaf that differs."""
     if isinstance(recorded, Mapping) and isinstance(current, Mapping):
         for key in sorted(recorded.keys() | current.keys()):
             yield from _differences(recorded.get(key), current.get(key), f"{path}.{key}")

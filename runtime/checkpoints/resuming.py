@@ -1,6 +1,6 @@
-"""What a run goes on from: the newest whole checkpoint, which damaged ones are passed over, and its data.
+"""Find what a run continues from: the newest intact checkpoint (damaged ones are skipped), and its data.
 
-What lies in a checkpoint's folder, runtime.checkpoints.saving says.
+runtime.checkpoints.saving describes the content of a checkpoint's folder.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .adapter_reader import ITEM, step_folders
 
 OPTIMIZER = "optimizer_state"
 METADATA = "_CHECKPOINT_METADATA"
-"""Orbax's name of the file in which a step's own metadata lies, under `custom_metadata`."""
+"""Orbax's name of the file that holds a step's own metadata, under `custom_metadata`."""
 DATA = "data"
 CHECK = "data_sha256"
-"""Of `data`, and where there are any of `evaluations` with it."""
+"""The digest of `data`, together with `evaluations` if there are any."""
 EVALUATIONS = "evaluations"
-"""The fields of runtime.training.stopping.Evaluations, where the run evaluates."""
+"""The fields of runtime.training.stopping.Evaluations, if the run evaluates."""
 IMPORTED = "imported"
-"""Stands in the place of `data` where runtime.peft.importing made the step; CHECK is then its digest."""
+"""Replaces `data` if runtime.peft.importing made the step; CHECK is then its digest."""
 CORRUPT = "corrupt-"
 DAMAGED = (errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.EILSEQ, errno.EUCLEAN)
-"""Errors of the system that mean a damaged file, not one that may not be read just now."""
+"""System errors that mean a damaged file, rather than a file that cannot be read at the moment."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class ResumePoint:
     """The checkpoints that a run can be continued from.
 
     Attributes:
-        step: the newest whole one, None when there are none at all.
+        step: the newest intact one, None if there are no checkpoints.
         data: the state of the data that was saved with it.
         damaged: newer steps, the newest first, and what is wrong with each.
-        imported: where the adapters of step 0 came from; None where this program trained them.
-        evaluations: what was counted of the run's evaluations, None where nothing was.
+        imported: where the adapters of step 0 came from; None if this program trained them.
+        evaluations: the counts of the run's evaluations, None if there are none.
     """
 
     step: int | None = None
@@ -55,11 +55,11 @@ class ResumePoint:
 
 
 def describe(data: Mapping[str, Any], evaluations: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A step's own metadata.
+    """Make a step's own metadata.
 
     Args:
         data: the state of the data, of JSON values.
-        evaluations: what was counted of the run's evaluations.
+        evaluations: the counts of the run's evaluations.
     """
     state = {DATA: dict(data)} | ({EVALUATIONS: dict(evaluations)} if evaluations else {})
     plain: dict[str, Any] = json.loads(json.dumps(state))
@@ -67,17 +67,17 @@ def describe(data: Mapping[str, Any], evaluations: Mapping[str, Any] | None = No
 
 
 def _checked(metadata: Mapping[str, Any]) -> str:
-    """The digest that a step's metadata ought to have."""
+    """Return the digest that a step's metadata should have."""
     if EVALUATIONS in metadata:
         return digest([metadata[DATA], metadata[EVALUATIONS]])
     return digest(metadata[IMPORTED if IMPORTED in metadata else DATA])
 
 
 def find(directory: str) -> ResumePoint:
-    """Looks for the newest step whose files are, byte for byte, those that were saved.
+    """Find the newest step whose files are, byte for byte, those that were saved.
 
     Raises:
-        UserError: when there are steps, and none is whole; or when they cannot be read.
+        UserError: when there are steps, but none is intact; or when they cannot be read.
     """
     damaged: list[tuple[int, str]] = []
     for step in reversed(step_folders(directory)):
@@ -108,10 +108,10 @@ def find(directory: str) -> ResumePoint:
 
 
 def examine(folder: epath.Path) -> tuple[str | None, Mapping[str, Any]]:
-    """What is wrong with a step's folder (None for nothing), and its own metadata.
+    """Return what is wrong with a step's folder (None for nothing), and the step's own metadata.
 
     Raises:
-        OSError: when it cannot be read for another reason than damage.
+        OSError: when it cannot be read for a reason other than damage.
     """
     try:
         if not any(folder.iterdir()):
@@ -142,7 +142,7 @@ def _metadata(folder: epath.Path) -> Mapping[str, Any]:
 
 
 def _is_imported(folder: epath.Path) -> bool:
-    """Whether a step says of itself that it was never trained here, and so has no optimizer's state."""
+    """Return whether a step's metadata says that it was imported, and so has no optimizer state."""
     try:
         return folder.name == "0" and IMPORTED in _metadata(folder)
     except (OSError, ValueError, KeyError, TypeError):
@@ -150,7 +150,7 @@ def _is_imported(folder: epath.Path) -> bool:
 
 
 def set_aside(directory: str, found: ResumePoint) -> None:
-    """Renames damaged steps to corrupt-STEP, so that training can save those steps anew, and says so.
+    """Rename damaged steps to corrupt-STEP, so that training can save those steps again, and say so.
 
     Raises:
         UserError: when one cannot be renamed.
@@ -177,7 +177,7 @@ def set_aside(directory: str, found: ResumePoint) -> None:
 
 
 def check_data(directory: str, found: ResumePoint, current: Mapping[str, Any]) -> None:
-    """Checks that the data is what a checkpoint was trained on.
+    """Check that the data is the data that a checkpoint was trained on.
 
     Args:
         current: the state of the data at the same step, as it is read now.
@@ -196,5 +196,5 @@ def check_data(directory: str, found: ResumePoint, current: Mapping[str, Any]) -
 
 
 def digest(state: Any) -> str:
-    """SHA-256 of a JSON value."""
+    """Return the SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saving and restoring them; resuming.py tells whole ones from damaged ones.
+"""Save and restore the checkpoints of a run; resuming.py tells intact ones from damaged ones.
 
 ROOT/STEP/model_params, ROOT/STEP/optimizer_state   Orbax trees, each with its checksums; of the optimizer
                                                     what runtime.training.elastic.between_steps gives
@@ -34,16 +34,16 @@ from .resuming import CHECK, IMPORTED, OPTIMIZER, digest
 
 
 class Checkpoints(CheckpointManager):
-    """Tunix's manager, writing checksums into each step.
+    """Tunix's manager, which also writes checksums into each step.
 
     Args:
         directory: local and absolute, or gs://; it is created.
         keep: newest steps that are kept.
 
     Attributes:
-        kept: which of its steps stay; its `best` may be set.
-        on_failure: called, in another thread, when this process could not write its part of a step: where
-            others wait for that, nothing else would end the waiting. None for a single process.
+        kept: which of its steps are kept; its `best` may be set.
+        on_failure: called, in another thread, when this process could not write its part of a step: the other
+            processes would wait for that part forever. None for a single process.
 
     Raises:
         UserError: when the directory cannot be created.
@@ -64,10 +64,10 @@ class Checkpoints(CheckpointManager):
         lora_only: bool,
         metadata: Mapping[str, Any],
     ) -> None:
-        """Starts saving a step: the arrays are copied before this returns, and written behind it.
+        """Start saving a step: arrays are copied before this returns, and written in the background.
 
         Args:
-            metadata: of `resuming.describe`.
+            metadata: from `resuming.describe`.
 
         Raises:
             UserError: when this step, or the one before it, could not be written.
@@ -85,7 +85,7 @@ class Checkpoints(CheckpointManager):
         )
 
     def write_imported(self, arrays: Mapping[str, np.ndarray], origin: Mapping[str, Any]) -> None:
-        """Saves adapters that were trained elsewhere, as step 0.
+        """Save adapters that were trained elsewhere, as step 0.
 
         Args:
             arrays: A and B by their paths in the model.
@@ -117,10 +117,10 @@ class Checkpoints(CheckpointManager):
             self.on_failure(not_written(self.directory, error))
 
     def finish(self) -> None:
-        """Waits for what is being written.
+        """Wait until the current step is written.
 
         Raises:
-            UserError: when it could not be written.
+            UserError: when the step could not be written.
         """
         try:
             self.close()
@@ -128,9 +128,9 @@ class Checkpoints(CheckpointManager):
             raise not_written(self.directory, error) from error
 
     def restore(self, step: int, model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool) -> None:
-        """Puts the arrays of a step into a model and its optimizer.
+        """Put the arrays of a step into a model and its optimizer.
 
-        The optimizer stays as it is where the step is imported.
+        The optimizer does not change if the step was imported.
 
         Raises:
             UserError: when they do not fit.
@@ -146,18 +146,18 @@ class Checkpoints(CheckpointManager):
 
 @dataclass
 class Preserved:
-    """Which steps stay when another one is saved, as Orbax asks for it.
+    """Which steps are kept when another one is saved, in the form that Orbax asks for.
 
     Attributes:
-        newest: how many of the newest.
-        best: a step that stays too, however old; None for none.
+        newest: how many of the newest steps are kept.
+        best: a step that is also kept, however old; None for none.
     """
 
     newest: int
     best: int | None = None
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Of checkpoints, the oldest first, which stay."""
+        """Return which of the checkpoints, the oldest first, are kept."""
         older = len(checkpoints) - self.newest
         return [place >= older or one.step == self.best for place, one in enumerate(checkpoints)]
 
@@ -165,11 +165,11 @@ class Preserved:
 def manager(
     directory: str, kept: Preserved, failed: Callable[[Exception], None] | None = None
 ) -> ocp.CheckpointManager:
-    """Orbax's manager of a run's checkpoints: what is trained and the optimizer's state, each with checksums.
+    """Make Orbax's manager of a run's checkpoints: trained arrays and optimizer state, each with checksums.
 
     Args:
-        kept: which steps stay.
-        failed: called, in another thread, with what keeps this process from writing its part of a step.
+        kept: which steps are kept.
+        failed: called, in another thread, with the error if this process cannot write its part of a step.
 
     Raises:
         UserError: when the directory cannot be created.
@@ -195,7 +195,7 @@ def manager(
 
 
 def remove_unfinished(directory: str) -> None:
-    """Removes what killed saves left in a bucket, and says so.
+    """Remove what killed saves left in a bucket, and say so.
 
     Raises:
         UserError: when it cannot be removed.
@@ -207,13 +207,13 @@ def remove_unfinished(directory: str) -> None:
 
 
 def begin_save(directory: str, save: Callable[[], object]) -> None:
-    """Begins a save, which Orbax goes on with behind it.
+    """Begin a save, which Orbax continues in the background.
 
-    Here Orbax raises what became of the save before. Where a store was busy for longer than its libraries
-    wait, that step is given up, and a note says so. That is for one process: others would know nothing of it.
+    Orbax raises the previous save's error here. If a store was busy for longer than its libraries wait, that
+    step is given up, with a note. Only a single process does so: other processes would not learn of it.
 
     Raises:
-        UserError: when this step could not be written, or the one before it for good.
+        UserError: when this step could not be written, or the previous one failed permanently.
     """
     try:
         try:
@@ -229,7 +229,7 @@ def begin_save(directory: str, save: Callable[[], object]) -> None:
 
 
 def not_written(directory: str, error: Exception) -> UserError:
-    """What to say of a step that could not be saved."""
+    """Make the error for a step that could not be saved."""
     way_out: str | None = "make room or give the directory's rights"
     if is_address(directory):
         way_out = failed(directory, "written", error).help
@@ -241,7 +241,7 @@ def not_written(directory: str, error: Exception) -> UserError:
 
 
 def kept(directory: str) -> str:
-    """Which checkpoint a run that ends now leaves behind, as part of a sentence."""
+    """Say which checkpoint a run that ends now leaves, as part of a sentence."""
     try:
         steps: Sequence[int] = saved_steps(directory)
     except UserError:
@@ -250,7 +250,7 @@ def kept(directory: str) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """The system's own words for an error, where it has any."""
+    """Return the system's own message for an error, if it has one."""
     text = str(error)
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.EIO):
         words = os.strerror(number)
@@ -264,7 +264,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _state(arrays: Mapping[str, np.ndarray]) -> nnx.State:
-    """Adapters as nnx.state gives those of a model."""
+    """Return adapters in the form in which nnx.state returns a model's adapters."""
     leaves = {
         tuple(int(part) if part.isdigit() else part for part in path.split(".")): nnx.LoRAParam(
             jnp.asarray(array)
@@ -276,7 +276,7 @@ def _state(arrays: Mapping[str, np.ndarray]) -> nnx.State:
 
 @dataclass(frozen=True)
 class _Watched:
-    """A write of Orbax's whose failure is told when it is seen."""
+    """One of Orbax's writes; it reports its failure as soon as its result is read."""
 
     write: Any
     failed: Callable[[Exception], None]
@@ -293,12 +293,12 @@ class _Watched:
 
 
 def summed(failed: Callable[[Exception], None] | None = None, **options: Any) -> ocp.PyTreeCheckpointHandler:
-    """A handler that writes checksums when the files of its tree are complete.
+    """Make a handler that writes checksums when the files of its tree are complete.
 
-    Orbax looks handlers up by their exact class, so that methods of an instance are replaced.
+    Orbax looks handlers up by their exact class, so this replaces methods of an instance.
 
     Args:
-        failed: called with what keeps this process from writing its part.
+        failed: called with the error that keeps this process from writing its part.
         options: of Orbax's handler.
     """
     handler = ocp.PyTreeCheckpointHandler(**options)

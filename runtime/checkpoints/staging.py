@@ -1,4 +1,4 @@
-"""Brings a run's checkpoint to this machine, from where Orbax cannot read it itself."""
+"""Copy a run's checkpoint to this machine, from a place where Orbax cannot read it itself."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .record import INITIAL, LOCK
 
 @contextmanager
 def staged(directory: str, which: str) -> Iterator[str]:
-    """A folder from which one step of a run can be loaded, while the block runs.
+    """Yield a folder from which one step of a run can be loaded, while the block runs.
 
-    A local folder and gs:// are given as they are. From another address, the record, the metrics and the
-    chosen step's parameters are copied into a temporary folder, which is removed at the end. It holds the
-    names of the folders of the steps that follow the chosen one as well, but none of those before it.
+    Local folders and gs:// are yielded unchanged. From another address, the record, the metrics and the
+    chosen step's parameters are copied into a temporary folder, which is removed at the end. It also has
+    folders named after the steps that follow the chosen one, but none for those before it.
 
     Args:
-        directory: of the run's checkpoints: a path, or an address that fsspec knows.
-        which: "latest", "best" or a step, as `choose_step` has it.
+        directory: of the run's checkpoints: a path, or an address that fsspec can read.
+        which: "latest", "best" or a step, as for `choose_step`.
 
     Raises:
         UserError: when there is no such step, its files are not those that were saved, the address cannot be
-            read or there is no room for the copy. Those that the block raises name the address, too.
+            read, or the copy does not fit on the disk. Errors raised in the block name the address, too.
     """
     if read_by_orbax(directory):
         yield directory
@@ -52,9 +52,9 @@ def staged(directory: str, which: str) -> Iterator[str]:
 
 
 def _copy(address: str, system: Any, root: str, folder: Path, which: str) -> None:
-    """Copies what one step is loaded from."""
+    """Copy the files that one step is loaded from."""
     sizes = _files(address, system, root)
-    # The choice is made among empty folders of the same names, so that it is made as everywhere else.
+    # Choose among empty folders of the same names, so that the choice is the same as everywhere else.
     for name in sizes:
         number, _, rest = name.partition("/")
         if number.isdigit() and rest:
@@ -73,13 +73,13 @@ def _copy(address: str, system: Any, root: str, folder: Path, which: str) -> Non
 
 
 def _files(address: str, system: Any, root: str) -> dict[str, int]:
-    """Sizes of all files in a run's folder and below, by their names relative to it."""
+    """Return the sizes of all files below a run's folder, by their names relative to it."""
     try:
         system.invalidate_cache()
         found = system.find(root, detail=True)
     except FileNotFoundError:
         return {}
-    except Exception as error:  # of whatever library reads the address
+    except Exception as error:  # from any library that reads the address
         raise failed(address, "read", error) from error
     prefix = root.strip("/") + "/"
     names = {str(path).strip("/").removeprefix(prefix): entry for path, entry in found.items()}
@@ -92,7 +92,7 @@ def _get(address: str, system: Any, root: str, folder: Path, names: list[str]) -
     try:
         if names:
             system.get([f"{root}/{name}" for name in names], [str(folder / name) for name in names])
-    except Exception as error:  # of whatever library reads the address
+    except Exception as error:  # from any library that reads the address
         raise failed(address, "copied", error) from error
 
 
@@ -106,7 +106,7 @@ def _check_space(address: str, folder: Path, sizes: Mapping[str, int]) -> None:
 
 
 def _check_whole(folder: Path, step: int, before: list[int]) -> None:
-    """Checks a step here, because what is loaded from the copy knows of no earlier step to name."""
+    """Check a step here, because code that loads the copy knows of no earlier step to name."""
     tree = folder / str(step) / ITEM
     reason = manifest.damage(tree) if (tree / manifest.SUMS).exists() else None
     if reason is not None:

@@ -1,8 +1,8 @@
 """Runs of several processes, one on each host.
 
-JAX's distributed service has heartbeats, barriers and a key-value store. What a run makes of them is here:
-how a process finds the others, one step after which all stop, and the end of all where one is gone. A run of
-one process needs single.py alone.
+JAX's distributed service has heartbeats, barriers and a key-value store. This package uses them to let a
+process find the others, to stop all processes after the same step, and to end all if one disappears. A run of
+one process needs only single.py.
 """
 
 from .single import SINGLE, SingleProcess, alone

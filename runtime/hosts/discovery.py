@@ -1,4 +1,4 @@
-"""Which process of a run this is, as variables say it, or as JAX finds it out."""
+"""Find out which process of a run this is, from environment variables or from JAX's own detection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import UserError
 from .single import ADDRESS, COUNT, NUMBER
 
 PORT = 8476
-"""Where process 0 listens unless its address, or the variable JAX_COORDINATOR_PORT, names a port."""
+"""The port of process 0, unless its address or the variable JAX_COORDINATOR_PORT names one."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Place:
 
 
 def discover(hosts: int, environment: Mapping[str, str] | None = None) -> Place | None:
-    """The place of this process; None where the run is of one process.
+    """Return the place of this process; None if the run has one process.
 
     Args:
-        hosts: machines that the recipe's mesh spans. What the variables say goes before it.
-        environment: os.environ when None.
+        hosts: machines that the recipe's mesh spans. The variables take precedence.
+        environment: None for os.environ.
 
     Raises:
-        UserError: when it cannot be told, or what is said is not whole.
+        UserError: when the place cannot be found out, or the variables are incomplete.
     """
     variables = os.environ if environment is None else environment
     given = [name for name in (ADDRESS, COUNT, NUMBER) if variables.get(name)]
@@ -70,14 +70,14 @@ def _explicit(variables: Mapping[str, str], given: list[str]) -> Place:
 
 
 def _detected(hosts: int, variables: Mapping[str, str]) -> Place:
-    """What JAX finds out: on Cloud TPU VMs from metadata; on GKE, under Slurm and MPI from variables."""
+    """Let JAX detect it: on Cloud TPU VMs from metadata; on GKE, under Slurm and MPI from variables."""
     from jax._src.clusters import ClusterEnv
 
     try:
         address, count, number, _ = ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, 300
         )
-    except Exception as error:  # of whatever cluster it takes this for
+    except Exception as error:  # from any of the clusters that JAX may detect
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise _unknown(hosts, f" ({why})") from None
     if address is None or count is None or number is None:
@@ -107,7 +107,7 @@ def _whole(variables: Mapping[str, str], name: str) -> int:
 
 
 def _address(text: str, name: str) -> tuple[str, int]:
-    """Host and port of "host", "host:port", "[::1]" or "[::1]:port"."""
+    """Return host and port of "host", "host:port", "[::1]" or "[::1]:port"."""
     host, colon, port = text, "", ""
     if bracketed := re.fullmatch(r"\[([^]]*)](:?)(.*)", text):
         host, colon, port = bracketed.groups()

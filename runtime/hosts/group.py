@@ -1,4 +1,4 @@
-"""The processes of a run: how they join, what they agree on by JAX's service, and how they end."""
+"""The processes of a run: how they join, what they agree on through JAX's service, and how they end."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from .log import ProcessLog
 from .single import ADDRESS, SINGLE, SingleProcess
 
 BEAT = 0.5
-"""Seconds between two looks at how the others are."""
+"""Seconds between two checks of the other processes."""
 NEWS = 2.0
-"""Seconds that a process waits before it says that it has failed: its error may follow from another one's."""
+"""Seconds that a process waits before it reports a failure: another process's failure may be the cause."""
 LAST_WORDS = 15.0
-"""Seconds that a process takes at most to say why it ends, and process 0 to hear that the others have."""
+"""The most seconds that a process takes to say why it ends, and that process 0 waits for the others' end."""
 
 
 def _seconds(name: str, default: float) -> int:
-    """A duration from the environment, in whole seconds, as JAX's service takes them."""
+    """Read a duration from the environment, in whole seconds, as JAX's service takes them."""
     try:
         return min(max(2, int(float(os.environ.get(name, default)))), 1_000_000)
     except (ValueError, OverflowError):
@@ -42,35 +42,35 @@ def _seconds(name: str, default: float) -> int:
 
 
 def start_timeout() -> int:
-    """Seconds that the processes of a run have to find each other."""
+    """Return the seconds that the processes of a run have to find each other."""
     return _seconds("RECIPEC_START_TIMEOUT", 600)
 
 
 def peer_timeout() -> int:
-    """Seconds without a heartbeat after which a process counts as gone."""
+    """Return the seconds without a heartbeat after which a process counts as gone."""
     return _seconds("RECIPEC_PEER_TIMEOUT", 60)
 
 
 def barrier_timeout() -> int:
-    """Seconds that the processes of a run wait for each other where they have to, such as for slow data."""
+    """Return the seconds that the processes of a run wait for each other, for instance for slow data."""
     return _seconds("RECIPEC_BARRIER_TIMEOUT", 3600)
 
 
 class ProcessGroup:
-    """One of several processes of a run, connected with JAX's distributed service.
+    """One of several processes of a run, connected by JAX's distributed service.
 
-    Threads of its own look whether another one's heartbeats are missing, one has failed, or was told to stop.
-    They end this process where one is gone: the main thread may be waiting in a collective for ever.
+    Its own threads check whether another process has no heartbeat, has failed, or was told to stop. They end
+    this process if another one is gone: the main thread may be waiting in a collective forever.
 
     Args:
         client: of JAX's service.
-        number, count: of this process, and of all.
+        number, count: the number of this process, and the number of all processes.
 
     Attributes:
         number, count: as above.
         first: whether this is process 0, which writes for all.
-        stopped_by: the signal that the run stops for, once that is settled.
-        at_loss: called with a sentence before the process ends because another one is gone.
+        stopped_by: the signal that the run stops for, once the processes agree on the step.
+        at_loss: called with a sentence before this process ends because another one is gone.
     """
 
     def __init__(self, client: Any, number: int, count: int) -> None:
@@ -93,7 +93,7 @@ class ProcessGroup:
             thread.start()
 
     def name(self, *numbers: int) -> str:
-        """ "process 1 of 2 (host-b, pid 77)"."""
+        """Name processes: "process 1 of 2 (host-b, pid 77)"."""
         words = []
         for number in numbers:
             host, pid = self._where.get(str(number), ["?", "?"])
@@ -101,18 +101,18 @@ class ProcessGroup:
         return " and ".join(words)
 
     def keep_log(self, folder: Path) -> None:
-        """Writes the process's own file from here on: FOLDER/logs/process-N.log."""
+        """Start writing this process's own file: FOLDER/logs/process-N.log."""
         self._log.open(folder, self.number, self.count)
         if not self.first:
-            # What would stand on each host's terminal a second time.
+            # Lines that would otherwise appear on every host's terminal.
             sys.stderr = sys.stdout = self._log
 
     def log(self, text: str) -> None:
-        """Writes a line to the process's own file."""
+        """Write a line to this process's own file."""
         self._log.say(text)
 
     def may_begin(self, step: int, requested: int | None) -> bool:
-        """Whether an optimizer step may begin; False once the run is to stop, at the same step everywhere.
+        """Return whether an optimizer step may begin; False once the run stops, at the same step everywhere.
 
         Args:
             requested: the signal that asked this process to stop, if any did.
@@ -129,7 +129,7 @@ class ProcessGroup:
         return True
 
     def agree(self, name: str, value: Callable[[], Any]) -> Any:
-        """What process 0 finds, a JSON value, for all."""
+        """Return for all processes the JSON value that process 0 finds."""
         if self.first:
             self._set(f"agreed/{name}", value())
         limit = barrier_timeout()
@@ -139,36 +139,36 @@ class ProcessGroup:
             raise self._late([0], name, limit, error) from None
 
     def same(self, name: str, value: Any, what: str, help: str) -> None:
-        """Checks that a JSON value is what process 0 has.
+        """Check that a JSON value equals process 0's.
 
         Args:
-            what: the sentence that follows the process's name where it is not.
+            what: the rest of the sentence that begins with the process's name, if the values differ.
 
         Raises:
-            UserError: where it differs.
+            UserError: when the values differ.
         """
         if self.agree(name, lambda: value) != value:
             raise UserError(f"{self.name(self.number)} {what}", help)
         self.barrier(f"same {name}")
 
     def barrier(self, name: str) -> None:
-        """Waits until every process has come here; each name is for one barrier of a run.
+        """Wait until every process has called this; each name can be used for one barrier of a run.
 
         Raises:
-            UserError: naming who has not, after barrier_timeout() seconds.
+            UserError: naming the processes that have not come after barrier_timeout() seconds.
         """
         limit = barrier_timeout()
         try:
             self._client.wait_at_barrier(name, limit * 1000)
         except RuntimeError as error:
-            # JAX has the numbers of those that did not come in lines of their own.
+            # JAX lists the numbers of the missing processes in separate lines.
             missing = [int(number) for number in re.findall(r"^\d+$", str(error), re.MULTILINE)]
             raise self._late(missing, name, limit, error) from None
 
     def fail(self, status: int, reason: str) -> NoReturn:
-        """Ends this process, whatever its threads do, and tells the others why.
+        """End this process, whatever its threads do, and tell the others why.
 
-        JAX would wait at its exit for those who go on.
+        At a normal exit JAX would wait for the processes that continue.
         """
         self._closed = True
         _end_at_last(status)
@@ -177,7 +177,7 @@ class ProcessGroup:
         self._leave(status)
 
     def give_up(self, error: UserError) -> NoReturn:
-        """Says what went wrong on this process, and ends it; unless another one's end explains it."""
+        """Report an error of this process and end it, unless another process's end explains the error."""
         follows = broken(error)
         self.wait_for_news(peer_timeout() + NEWS if follows else NEWS)
         out = sys.__stderr__
@@ -187,12 +187,12 @@ class ProcessGroup:
         self.fail(PASSING if follows else error.exit_status, error.message)
 
     def end(self) -> None:
-        """Leaves a run that all processes are done with; process 0, which serves, as the last."""
+        """Leave a run that all processes have finished; process 0, which runs the service, leaves last."""
         import jax
 
         self.barrier("end")
         self._closed = self._over = True
-        self.barrier("over")  # from here on nobody takes one that goes for lost
+        self.barrier("over")  # from here on a process that leaves does not count as lost
         for thread in self._watches:
             thread.join()
         while self.first and len(self._client.get_live_nodes(list(range(self.count)))) > 1:
@@ -201,7 +201,7 @@ class ProcessGroup:
         self.log("ends")
 
     def wait_for_news(self, seconds: float) -> None:
-        """Waits whether another process is gone, which would explain a failure here: then this one ends."""
+        """Wait in case another process is gone, which would explain a failure here; then this one ends."""
         time.sleep(seconds)
 
     def _late(self, numbers: list[int], name: str, limit: int, error: RuntimeError) -> UserError:
@@ -214,12 +214,12 @@ class ProcessGroup:
         )
 
     def _set(self, key: str, value: Any) -> None:
-        """Keeps a JSON value for all; the first one of a key stays."""
+        """Store a JSON value for all processes; a key keeps its first value."""
         with suppress(RuntimeError):
             self._client.key_value_set(key, json.dumps(value))
 
     def _all(self, folder: str) -> dict[str, Any]:
-        """The values of the keys FOLDER/NAME, by their names."""
+        """Return the values of the keys FOLDER/NAME, by their names."""
         found = self._client.key_value_dir_get(f"{folder}/")
         return {key.rpartition("/")[2]: json.loads(value) for key, value in found}
 
@@ -243,7 +243,7 @@ class ProcessGroup:
                 time.sleep(BEAT)
 
     def _settle(self, signum: int, number: int) -> None:
-        """Finds the step that all stop after: the last one that any of them has begun."""
+        """Find the step after which all stop: the last one that any process has begun."""
         with self._state:
             if not self._frozen:
                 self._frozen = True
@@ -257,7 +257,7 @@ class ProcessGroup:
             self.log(f"stops after step {self._stop_after}{why}")
 
     def _lost(self, numbers: Sequence[int], status: int | None, reason: str) -> None:
-        """Ends this process, for the run cannot go on without the others."""
+        """End this process, because the run cannot continue without the others."""
         with self._state:
             if self._closed:
                 return
@@ -278,10 +278,10 @@ class ProcessGroup:
             self._leave(ends, len(numbers) if status is None else 0)
 
     def _leave(self, status: int, gone: int = 0) -> NoReturn:
-        """Ends this process; process 0 as the last, for JAX aborts all that its service leaves behind.
+        """End this process. Process 0 ends last, because JAX aborts the others when its service ends.
 
         Args:
-            gone: processes that no longer say that they leave.
+            gone: number of processes that can no longer report their end.
         """
         _flush()
         self._set(f"left/{self.number}", status)
@@ -295,20 +295,20 @@ HELP = "  = help: start all processes again with --resume"
 
 
 def broken(error: BaseException) -> bool:
-    """Whether an error is of a connection between devices: another process may be gone, which shows later."""
+    """Return whether a device connection failed: another process may be gone, which shows later."""
     return type(error).__name__ == "JaxRuntimeError" or "Gloo " in str(error)
 
 
 def together(
     hosts: int, interrupts: Interrupts, work: Callable[[Interrupts, SingleProcess | ProcessGroup], int]
 ) -> int:
-    """Does the work of a script as one of the run's processes, and ends with the others.
+    """Run the work of a script as one of the run's processes, and end together with the others.
 
     Args:
         hosts: machines that the recipe's mesh spans.
 
     Returns:
-        The work's own status.
+        The status that `work` returns.
     """
     others = join(hosts)
     if isinstance(others, SingleProcess):
@@ -331,10 +331,10 @@ def together(
 
 
 def join(hosts: int) -> SingleProcess | ProcessGroup:
-    """Finds the other processes of a run and connects JAX with theirs; a single process is there at once.
+    """Find the other processes of a run, and connect JAX with theirs; return at once for a single process.
 
-    As jax.distributed.initialize, but for what that cannot be told: a time to wait for all, after which it
-    says who has not come. Nothing may have asked JAX for devices before.
+    Like jax.distributed.initialize, but with a time limit after which it names the processes that have not
+    come. Nothing may ask JAX for devices before this.
 
     Args:
         hosts: machines that the recipe's mesh spans.
@@ -363,13 +363,13 @@ def join(hosts: int) -> SingleProcess | ProcessGroup:
             heartbeat_timeout=beats,
             cluster_register_timeout=limit,
             shutdown_timeout=60,
-            recoverable=True,  # or JAX aborts all where one is gone
+            recoverable=True,  # or JAX aborts all processes if one is gone
         )
     state.coordinator_address = _at(_reach(place, limit), place.port)
     state.client = _jax.get_distributed_runtime_client(
         state.coordinator_address,
         place.number,
-        init_timeout=limit + 60,  # the service gives up first, and says who has not come
+        init_timeout=limit + 60,  # the service gives up first, and names the missing processes
         shutdown_timeout=60,
         heartbeat_timeout=beats,
         use_compression=True,
@@ -392,21 +392,21 @@ _ended_as = ""
 
 
 def _end_with_jax(place: Place) -> None:
-    """Gives an abort of JAX's the exit status of a process that may be started again.
+    """Turn an abort by JAX into the exit status of a process that may be started again.
 
-    JAX aborts where process 0 is gone, and its service with it, and where a process has not come in time;
-    what it prints says which. It cannot call Python instead (`missed_heartbeat_callback` ends in a bad cast),
-    and Python's own handlers of signals come too late for an abort.
+    JAX aborts if process 0 and its service are gone, or if a process has not come in time; its output says
+    which. It cannot call Python instead (`missed_heartbeat_callback` ends in a bad cast), and Python's own
+    signal handlers run too late for an abort.
     """
     global _ended_as
     _ended_as = f"process {place.number} of {place.count}"
     handle = ctypes.CDLL(None).signal
     handle(signal.SIGABRT, _aborted)
-    atexit.register(handle, signal.SIGABRT, None)  # Python can no longer handle it
+    atexit.register(handle, signal.SIGABRT, None)  # Python cannot handle it any more
 
 
 def _check_port(address: str, port: int) -> None:
-    """JAX crashes on a port that is taken."""
+    """Check that the port is free, because JAX crashes on a port that is taken."""
     try:
         socket.create_server((address, port), family=_family(address)).close()
     except OSError as error:
@@ -417,10 +417,10 @@ def _check_port(address: str, port: int) -> None:
 
 
 def _reach(place: Place, limit: int) -> str:
-    """Waits until process 0 listens, and returns where. JAX's own waiting would end without its name."""
+    """Wait until process 0 listens, and return its address. JAX's own waiting would end without naming it."""
     host = place.coordinator
     if place.number == 0 and listens_at(host) in ("::", "0.0.0.0"):
-        host = "127.0.0.1"  # its own machine need not know the name that the others use
+        host = "127.0.0.1"  # its own machine may not know the name that the others use
     deadline = time.monotonic() + limit
     while True:
         try:
@@ -438,8 +438,8 @@ def _reach(place: Place, limit: int) -> str:
 
 
 def listens_at(coordinator: str) -> str:
-    """Where process 0 listens: on the address that the others have; on every one where that is a name, or of
-    another machine, which passes connections on."""
+    """Return where process 0 listens: on the given address, or on all addresses of the machine if that is a
+    name, or an address of another machine, which passes connections on."""
     address = "127.0.0.1" if coordinator == "localhost" else coordinator
     with suppress(OSError, ValueError):
         ipaddress.ip_address(address)
@@ -457,8 +457,8 @@ def _at(host: str, port: int) -> str:
 
 
 def _end_at_last(status: int) -> None:
-    """Ends this process some seconds from now, if it has not by itself: a terminal or a bucket may not take
-    what is still to be said."""
+    """End this process after some seconds if it is still running: a terminal or a bucket may not accept its
+    last messages."""
     at_last = threading.Timer(LAST_WORDS, os._exit, (status,))
     at_last.daemon = True
     at_last.start()

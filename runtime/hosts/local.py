@@ -1,9 +1,9 @@
-"""Starts a script as several processes of this machine, which find each other over loopback.
+"""Start a script as several processes of this machine, which find each other over loopback.
 
     python runtime/hosts/local.py COUNT SCRIPT [ARGUMENT...]
 
-It is for trying out, with virtual CPU devices, what runs on several hosts elsewhere. A signal goes to all of
-them. The exit status is 0 when all ended with 0, else that of the first that did not.
+Use it to try, with virtual CPU devices, programs that run on several hosts elsewhere. A signal is sent to all
+of the processes. The exit status is 0 if all ended with 0, else the status of the first that did not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ USAGE = "usage: local.py COUNT SCRIPT [ARGUMENT...]"
 
 
 def main(argv: list[str]) -> int:
-    """Runs the processes to their end; the exit status."""
+    """Run the processes to their end, and return the exit status."""
     if len(argv) < 2 or not argv[0].isdigit() or int(argv[0]) < 1:
         print(USAGE, file=sys.stderr)
         return 2
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
     def receive(signum: int, frame: FrameType | None) -> None:
         received.append(signum)
-        # Before all are started it waits for the others: none may be left out.
+        # Before all are started, the signal waits for the rest, so that none is left out.
         if len(processes) == count:
             pass_on()
 

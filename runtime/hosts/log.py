@@ -1,4 +1,4 @@
-"""The file of a process: what it did and when, as its own clock has it."""
+"""The log file of a process: what it did and when, by its own clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOLDER = "logs"
 
 
 class ProcessLog(io.TextIOBase):
-    """Lines with the time in UTC. It takes what is printed too; where it cannot be written, nothing stops."""
+    """Write lines with the time in UTC, printed text too. Nothing stops if the file cannot be written."""
 
     def __init__(self) -> None:
         self._file: io.TextIOWrapper | None = None
@@ -22,7 +22,7 @@ class ProcessLog(io.TextIOBase):
         self._lock = threading.RLock()
 
     def open(self, folder: Path, number: int, count: int) -> None:
-        """Goes on with FOLDER/logs/process-NUMBER.log."""
+        """Continue in FOLDER/logs/process-NUMBER.log."""
         with suppress(OSError):
             (folder / FOLDER).mkdir(parents=True, exist_ok=True)
             path = folder / FOLDER / f"process-{number}.log"
@@ -30,7 +30,7 @@ class ProcessLog(io.TextIOBase):
         self.say(f"process {number} of {count} on {socket.gethostname()}, pid {os.getpid()}")
 
     def say(self, text: str) -> None:
-        """Writes a line."""
+        """Write a line."""
         now = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1000) % 1000:03d}Z"
         with self._lock, suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A run of one process, which has nobody to agree with."""
+"""A run of one process, which has no other process to agree with."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-"""The variables that say of a process which one of several it is."""
+"""The variables that tell a process which one of several it is."""
 
 
 class SingleProcess:
     """The run of a single process.
 
     Attributes:
-        number, count, first: as of `ProcessGroup`.
+        number, count, first: as in `ProcessGroup`.
         stopped_by: the signal that it stops for.
     """
 
@@ -25,32 +25,32 @@ class SingleProcess:
         self.stopped_by: int | None = None
 
     def may_begin(self, step: int, requested: int | None) -> bool:
-        """As of `ProcessGroup`."""
+        """See `ProcessGroup`."""
         self.stopped_by = requested
         return requested is None
 
     def agree(self, name: str, value: Callable[[], Any]) -> Any:
-        """The value."""
+        """Return the value."""
         return value()
 
     def same(self, name: str, value: Any, what: str, help: str) -> None:
-        """Nothing: there is no other."""
+        """Do nothing: there is no other process."""
 
     def barrier(self, name: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def keep_log(self, folder: Path) -> None:
-        """Nothing: what a single process does is on its terminal."""
+        """Do nothing: a single process writes to its terminal."""
 
     def log(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 SINGLE = SingleProcess()
 
 
 def alone(hosts: int) -> bool:
-    """Whether neither the recipe nor a variable says that a run has several processes.
+    """Return whether neither the recipe nor a variable says that a run has several processes.
 
     Args:
         hosts: machines that the recipe's mesh spans.

@@ -1,16 +1,15 @@
-"""Which LoRA adapters a recipe asks for, in Tunix's arrays and in Hugging Face's.
+"""The LoRA adapters that a recipe asks for, as Tunix's arrays and as Hugging Face's.
 
-Tunix fuses projections: K and V of a layer are one weight. Qwix would give such a weight one shared
-A. To train what PEFT trains, an independent A and B for each projection, a fused weight gets one
-adapter whose rank axis holds the projections' own blocks one after the other, each as wide as its
-projection's rank, with the A's side by side. Of B only B[block, slot] is trained for the projection
-in that slot; the other entries stay zero.
+Tunix fuses projections: K and V of a layer are one weight. Qwix would give such a weight one shared A. PEFT
+trains an independent A and B for each projection. To train the same, a fused weight gets one adapter whose
+rank axis holds one block per projection, each as wide as its projection's rank, with the A's side by side.
+In B only B[block, slot] is trained for the projection in that slot; the other entries stay zero.
 
-DoRA has a magnitude for each output of a trained projection beside A and B: what the outputs' columns of the
-weight with its adapter are scaled to (Liu et al. 2024, as PEFT's use_dora).
+DoRA adds a trained magnitude for each output of a projection. The output's column of the weight with its
+adapter is scaled to that magnitude (Liu et al. 2024, as PEFT's use_dora).
 
-Of a weight that holds a layer's experts each expert has an A and a B of its own, along a first axis of both
-arrays, as PEFT has them for `target_parameters`. Gate and up of an expert share its A.
+In a weight that holds a layer's experts each expert has its own A and B, along a first axis of both arrays,
+as PEFT has them for `target_parameters`. Gate and up of an expert share its A.
 """
 
 from __future__ import annotations
@@ -41,23 +40,23 @@ class LoraSettings:
         alpha: the delta is scaled by alpha / rank.
         dropout: probability that an adapter's input is zeroed while training.
         targets: projection names ("q_proj"), or regular expressions that match a whole module name
-            ("layers.7.self_attn.q_proj"); "experts" and "router" for those.
+            ("layers.7.self_attn.q_proj"); "experts" and "router" for experts and routers.
         train_also: modules that are trained whole: "embed_tokens", "lm_head", norms, or regular expressions.
         layers: indices of the adapted layers, None for all.
         rslora: whether the delta is scaled by alpha / sqrt(rank) instead (Kalajdzievski 2023).
         rank_pattern, alpha_pattern: other ranks and alphas of some projections, as in PEFT: a regular
-            expression for the end of a module's name, the first that matches holds.
+            expression for the end of a module's name; the first match applies.
         kind: "lora", or "dora" with a trained magnitude for each output.
         init: "peft" (A uniform, bound 1/sqrt(fan_in)), "qwix" (he_uniform, bound sqrt(6/fan_in)), "gaussian"
-            (normal, deviation 1/rank), "zero_a" (A zero, B uniform, bound 1/sqrt(rank)), or what
-            principal.py computes.
-        plus_ratio: LoRA+ (Hayou et al. 2024): B's learning rate is so many times A's; None for the same.
+            (normal, deviation 1/rank), "zero_a" (A zero, B uniform, bound 1/sqrt(rank)), or one of the
+            starts that principal.py computes.
+        plus_ratio: LoRA+ (Hayou et al. 2024): B's learning rate divided by A's; None for the same rate.
         dtype: of the adapters.
-        kv: "independent" adapters for fused projections, as PEFT, or "shared" A, as Qwix.
-        quantize: "nf4", "int8" or "fp8" for frozen base weights stored so, None for the model's dtype.
-        products: "forward" or "both": the passes whose products are in the weights' eight bits; or None.
-        start_from: a PEFT adapter whose values training begins with: a path, a relative one from --data-dir,
-            or an address; None for fresh ones.
+        kv: "independent" adapters for fused projections, as in PEFT, or "shared" A, as in Qwix.
+        quantize: "nf4", "int8" or "fp8" to store frozen base weights so, None for the model's dtype.
+        products: passes that multiply in the weights' eight bits: "forward" or "both"; None for neither.
+        start_from: a PEFT adapter whose values training begins with: a path (if relative, to --data-dir)
+            or an address; None for fresh adapters.
     """
 
     rank: int
@@ -80,33 +79,33 @@ class LoraSettings:
 
     @property
     def principal(self) -> bool:
-        """Whether A and B start from the base's weights (principal.py)."""
+        """Return whether A and B start from the base's weights (principal.py)."""
         return principal(self.init)
 
     def rank_of(self, module: str) -> int:
-        """The rank of a projection ("layers.7.self_attn.q_proj")."""
+        """Return the rank of a projection ("layers.7.self_attn.q_proj")."""
         return by_pattern(self.rank_pattern, module, self.rank)
 
     def alpha_of(self, module: str) -> float:
-        """The alpha of a projection."""
+        """Return the alpha of a projection."""
         return by_pattern(self.alpha_pattern, module, self.alpha)
 
     def scale_of(self, module: str) -> float:
-        """What a projection's B @ A is multiplied by."""
+        """Return the factor of a projection's B @ A."""
         rank = self.rank_of(module)
         return self.alpha_of(module) / (math.sqrt(rank) if self.rslora else rank)
 
 
 @dataclass(frozen=True)
 class Projection:
-    """A trained projection's part of an adapter.
+    """One trained projection's part of an adapter.
 
     Attributes:
         name: of the Hugging Face module, e.g. "layers.0.self_attn.k_proj".
         slot: index into the projections of the adapter's target.
-        start: of its block of the rank axis, which is its own, or which it shares.
+        start: the first index of its block of the rank axis, which projections may share.
         rank: length of that block.
-        scale: what its B @ A is multiplied by, in Tunix and in Hugging Face alike.
+        scale: factor of its B @ A, the same in Tunix and in Hugging Face.
     """
 
     name: str
@@ -126,11 +125,11 @@ class Adapter:
 
     Attributes:
         target: the weight.
-        projections: those that are trained, in the order of the target's.
-        a_shape, b_shape: [*contracted, rank] and [rank, *rest of the weight]; of experts both have them as
-            first axis.
+        projections: the trained projections, in the order of the target's.
+        a_shape, b_shape: [*contracted, rank] and [rank, *rest of the weight]; for experts both have a first
+            axis of experts.
         a_spec, b_spec: their shardings, following the weight's.
-        dora: whether there are magnitudes, of the shape of the weight's outputs.
+        dora: whether there are magnitudes, with the shape of the weight's outputs.
     """
 
     target: LoraTarget
@@ -143,7 +142,7 @@ class Adapter:
 
     @property
     def arrays(self) -> tuple[tuple[str, tuple[int, ...], Spec], ...]:
-        """Path, shape and sharding of A, of B and, with DoRA, of the magnitudes."""
+        """Return path, shape and sharding of A, of B and, with DoRA, of the magnitudes."""
         pair = (self.a_path, self.a_shape, self.a_spec), (self.b_path, self.b_shape, self.b_spec)
         return (*pair, (self.m_path, self.b_shape[1:], self.b_spec[1:])) if self.dora else pair
 
@@ -161,47 +160,47 @@ class Adapter:
 
     @property
     def module(self) -> str:
-        """Path of the Tunix module: what a Qwix rule matches, with dots for slashes."""
+        """Return the path of the Tunix module that a Qwix rule matches, with dots instead of slashes."""
         return self.target.weight.rpartition(".")[0]
 
     @property
     def rank(self) -> int:
-        """Length of the arrays' rank axis: the ranks of all blocks."""
+        """Return the length of the arrays' rank axis: the sum of all blocks' ranks."""
         return self.a_shape[-1]
 
     @property
     def shared(self) -> bool:
-        """Whether several projections have one A."""
+        """Return whether several projections share one A."""
         return len(self.projections) > 1 and self.projections[1].start == 0
 
     @property
     def blocks(self) -> tuple[Projection, ...]:
-        """One projection for each block of the rank axis, in order."""
+        """Return one projection for each block of the rank axis, in order."""
         return self.projections[:1] if self.shared else self.projections
 
     @property
     def masked(self) -> bool:
-        """Whether part of B must be held at zero."""
+        """Return whether part of B must be held at zero."""
         return self.target.fused and (
             len(self.blocks) > 1 or len(self.projections) < len(self.target.projections)
         )
 
     @property
     def trained_size(self) -> int:
-        """Trained numbers, without those of B that are held at zero."""
+        """Count the trained numbers, without the entries of B that are held at zero."""
         slots = len(self.target.projections) if self.target.fused else 1
         slot_size = math.prod(self.b_shape) // self.rank // slots
         rows = sum(p.rank for p in self.projections) + self.dora * len(self.projections)
         return math.prod(self.a_shape) + rows * slot_size
 
     def split(self, a: np.ndarray, b: np.ndarray, m: np.ndarray | None = None) -> dict[str, Matrices]:
-        """A [rank, in], B [out, rank] and with DoRA the magnitudes [out] of each trained projection, as PEFT
-        names and lays them out.
+        """Return A [rank, in], B [out, rank] and with DoRA the magnitudes [out] of each trained projection,
+        named and laid out as in PEFT.
 
-        Of experts PEFT has A [experts * rank, in] and B [out, rank * experts].
+        For experts PEFT has A [experts * rank, in] and B [out, rank * experts].
 
         Args:
-            a, b, m: as `arrays` has them.
+            a, b, m: the arrays that `arrays` describes.
         """
         if self.target.experts:
             count, rank = self.target.experts, self.rank
@@ -221,7 +220,7 @@ class Adapter:
         return out
 
     def shapes(self, part: Projection) -> tuple[tuple[int, ...], ...]:
-        """Of what `split` gives of a trained projection: A [rank, in], B [out, rank], magnitudes [out]."""
+        """Return the shapes of one projection in `split`: A [rank, in], B [out, rank], magnitudes [out]."""
         if self.target.experts:
             ranks = self.rank * self.target.experts
             low, high = math.prod(self.a_shape[1:-1]), math.prod(self.b_shape[2:])
@@ -232,12 +231,12 @@ class Adapter:
 
     @property
     def _outputs(self) -> tuple[int, ...]:
-        """The axes of B of experts, with the outputs in the order that Hugging Face has."""
+        """Return the axes of the experts' B, with the outputs in Hugging Face's order."""
         rest = tuple(range(2, len(self.b_shape)))
         return 0, 1, *(rest[::-1] if self.target.alternate else rest)
 
     def join(self, parts: Mapping[str, Matrices]) -> Matrices:
-        """The inverse of `split`: what `arrays` describes, zero where nothing is trained.
+        """Invert `split`: return the arrays that `arrays` describes, zero where nothing is trained.
 
         Args:
             parts: A [rank, in], B [out, rank] and with DoRA the magnitudes [out] of each trained projection,
@@ -276,10 +275,10 @@ class Adapter:
 
 
 def meant(target: str, site: LoraTarget) -> tuple[str, ...]:
-    """Which of a weight's modules a recipe's target means.
+    """Return the modules of a weight that a recipe's target matches.
 
-    Experts and routers are meant by a target that names them: PEFT too has its `target_modules`, whatever
-    they match, reach linear layers alone.
+    Only a target that names experts or routers matches them: in PEFT too, `target_modules` reach only linear
+    layers, whatever else they match.
     """
     if site.words and target == site.words[0]:
         return site.modules
@@ -289,7 +288,7 @@ def meant(target: str, site: LoraTarget) -> tuple[str, ...]:
 
 
 def matches(target: str, module: str) -> bool:
-    """Whether a recipe's target means a Hugging Face module ("layers.7.self_attn.q_proj").
+    """Return whether a recipe's target matches a Hugging Face module ("layers.7.self_attn.q_proj").
 
     As in PEFT's list of target_modules, a target is the module's name or the end of it after a dot.
     """
@@ -300,7 +299,7 @@ def matches(target: str, module: str) -> bool:
 
 
 def trained_whole(parameters: Sequence[Parameter], lora: LoraSettings | None) -> tuple[Parameter, ...]:
-    """The arrays that a recipe's lora.train_also means, in the model's order."""
+    """Return the arrays that a recipe's lora.train_also selects, in the model's order."""
     names = lora.train_also if lora is not None else ()
     return tuple(
         parameter
@@ -312,7 +311,7 @@ def trained_whole(parameters: Sequence[Parameter], lora: LoraSettings | None) ->
 
 @functools.cache
 def _pattern(target: str) -> re.Pattern[str] | None:
-    """A target as a regular expression, None where it is none."""
+    """Compile a target as a regular expression; None if it is not a valid one."""
     try:
         return re.compile(target)
     except re.error:
@@ -320,13 +319,13 @@ def _pattern(target: str) -> re.Pattern[str] | None:
 
 
 def by_pattern(patterns: Mapping[str, Value], module: str, default: Value) -> Value:
-    """The value of the first pattern that means a module, as PEFT reads rank_pattern and alpha_pattern.
+    """Return the value of the first pattern that matches a module, as PEFT's rank_pattern and alpha_pattern.
 
     A pattern is a regular expression that matches a module's whole name, or the end of it after a dot.
 
     Args:
         module: e.g. "layers.7.self_attn.q_proj".
-        default: where no pattern matches.
+        default: the value if no pattern matches.
     """
     for pattern, value in patterns.items():
         if any(means(pattern, spelling) for spelling in _spellings(module)):
@@ -335,9 +334,9 @@ def by_pattern(patterns: Mapping[str, Value], module: str, default: Value) -> Va
 
 
 def means(pattern: str, name: str) -> bool:
-    """Whether a key of PEFT's rank_pattern or alpha_pattern means a module of exactly this full name.
+    """Return whether a key of PEFT's rank_pattern or alpha_pattern matches exactly this full module name.
 
-    One that is no regular expression means nothing.
+    A key that is not a valid regular expression matches nothing.
     """
     try:
         return re.match(rf"(.*\.)?({pattern})$", name) is not None
@@ -348,10 +347,10 @@ def means(pattern: str, name: str) -> bool:
 def build_adapters(
     family: Family, architecture: Architecture, lora: LoraSettings, specs: Mapping[str, Spec] | None = None
 ) -> list[Adapter]:
-    """Every adapter that a recipe's `lora` section gives rise to, in layer order.
+    """Make all adapters of a recipe's `lora` section, in layer order.
 
     Args:
-        specs: the final sharding of each weight by its path; the family's defaults when None.
+        specs: the final sharding of each weight by its path; None for the family's defaults.
 
     Raises:
         ValueError: when projections that share A are given different ranks or alphas.
@@ -384,14 +383,14 @@ def build_adapters(
 
 
 def principal(init: str) -> bool:
-    """Whether adapters that start so are a part of the base's weights (principal.py)."""
+    """Return whether this kind of start computes the adapters from the base's weights (principal.py)."""
     return init.startswith("pissa") or init in ("olora", "loftq")
 
 
 def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
-    """Reads the `lora` section of a resolved recipe, as recipe.lock.json records it.
+    """Read the `lora` section of a resolved recipe, as recipe.lock.json records it.
 
-    Records of older versions lack what they did not know. Patterns are recorded as pairs, whose order
+    Records of older versions lack the keys that were added later. Patterns are recorded as pairs, whose order
     JSON keeps.
     """
     layers = section["layers"]
@@ -417,10 +416,10 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
 
 
 def parse_layers(layers: str | Sequence[int], num_layers: int) -> tuple[int, ...]:
-    """Layer indices of "all", "20-59", "0-4,10" or a list.
+    """Return the layer indices of "all", "20-59", "0-4,10" or a list.
 
     Raises:
-        ValueError: on another spelling, or an index that is not in 0..num_layers-1.
+        ValueError: for other text, or an index that is not in 0..num_layers-1.
     """
     if layers == "all":
         return tuple(range(num_layers))
@@ -432,7 +431,7 @@ def parse_layers(layers: str | Sequence[int], num_layers: int) -> tuple[int, ...
                 raise ValueError(f"{part.strip()!r} is neither a layer nor a range such as 20-59")
             first = int(match[1])
             last = int(match[2] or first)
-            # A range of more would be made before it is refused.
+            # A larger range would fill memory before it is refused.
             chosen += range(first, min(last, first + num_layers) + 1)
     else:
         chosen = list(layers)
@@ -445,7 +444,7 @@ def parse_layers(layers: str | Sequence[int], num_layers: int) -> tuple[int, ...
 
 
 def _projections(target: LoraTarget, lora: LoraSettings) -> tuple[Projection, ...]:
-    """The trained projections of a weight, each with its block of the rank axis."""
+    """Return the trained projections of a weight, each with its block of the rank axis."""
     out: list[Projection] = []
     named = {module for one in lora.targets for module in meant(one, target)}
     for i, name in enumerate(target.modules):
@@ -463,7 +462,7 @@ def _projections(target: LoraTarget, lora: LoraSettings) -> tuple[Projection, ..
 
 
 def _spellings(module: str) -> tuple[str, ...]:
-    """What a module may be called: without a checkpoint's prefix, or with one of transformers'."""
+    """Return a module's possible names: without a checkpoint's prefix, or with one of transformers'."""
     return tuple(
         prefix + module for prefix in ("", "model.", "model.language_model.", "language_model.model.")
     )

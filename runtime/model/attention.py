@@ -1,8 +1,8 @@
 """Splash attention: the TPU's block-sparse kernel, over padded and packed rows.
 
-Tunix's own path to this kernel ignores masks, knows no packing, and takes blocks that do not fit a
-TPU's memory at a head size of 512. Here the segments reach the kernel, which never holds the [T, T]
-scores and skips the blocks that the causal mask or the window leaves empty.
+Tunix's own call of this kernel ignores masks, does not support packing, and uses blocks that do not fit a
+TPU's memory at a head size of 512. Here the kernel gets the segments. It never holds the [T, T] scores, and
+skips the blocks that the causal mask or the window leaves empty.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from . import context
 from .partition_rules import TOKENS, row_axes
 
 BLOCKS = (2048, 1024, 512, 256, 128)
-"""Tokens of a block. The kernel visits fewer of the larger ones, which compute more of what the mask drops
-and need more VMEM."""
+"""Sizes of a block, in tokens. With larger blocks the kernel visits fewer of them, but computes more scores
+that the mask drops, and needs more VMEM."""
 
 MOST = 512
-"""Tokens of the largest block where a recipe's settings say nothing: it compiles for all TPUs and heads."""
+"""The largest block where a recipe does not set one, in tokens: it compiles for all TPUs and head sizes."""
 
 FUSED = 1024
-"""Tokens of a block from which on the backward pass is one kernel, which computes the scores once for all
-gradients. It leaves a part of the queries' gradient for each block of keys: of small blocks these cost more
-than is saved (blocks of 512, Llama 3.2 1B on v5e: a step takes 1.5 % longer by the time model)."""
+"""From this block size on, in tokens, the backward pass is one kernel, which computes the scores once for all
+gradients. It writes a partial gradient of the queries for each block of keys. With small blocks these cost
+more than they save (blocks of 512, Llama 3.2 1B on v5e: a step takes 1.5 % longer by the time model)."""
 
 PARTS = 8
-"""The most blocks of keys that may leave such a part: they take their number times the queries' memory."""
+"""The most blocks of keys that may write partial gradients: each takes as much memory as the queries."""
 
 PADDING = 1 / 8
-"""The share of a row that may be added to it so that it splits into larger blocks."""
+"""The share of a row that may be added as padding, so that the row splits into larger blocks."""
 
 RESIDUALS = "attention"
-"""What the kernel's output and its row sums are called in jax.checkpoint's policies: saving them spares
-the backward pass a second run of the forward kernel."""
+"""The name of the kernel's output and its row sums in jax.checkpoint's policies. If they are saved, the
+backward pass does not run the forward kernel again."""
 
 Attend = Callable[..., jax.Array]
-"""`splash` with a batch's segments: attend(q, k, v, window=None, softcap=None, sinks=None, parts=None)."""
+"""`splash` for a batch's segments: attend(q, k, v, window=None, softcap=None, sinks=None, parts=None)."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What attention does with its scores, beside the softmax.
+    """What attention does with its scores, in addition to the softmax.
 
     Attributes:
-        window: how many tokens a token sees, itself included; None for all before it.
+        window: how many tokens a token sees, itself included; None for all earlier ones.
         softcap: s becomes tanh(s / softcap) * softcap; None for none.
-        sinks: [N], of each query head a score that has no value; None for none.
+        sinks: [N], for each query head an extra score without a value; None for none.
     """
 
     window: int | None = None
@@ -64,16 +64,16 @@ class Scores:
 
 
 PLAIN = Scores()
-"""Nothing but the softmax."""
+"""Softmax only."""
 
 
 def attend_within(segment_ids: jax.Array, most: int | None = None) -> Attend:
-    """`splash` for one batch, over the mesh that is in scope when a layer is traced.
+    """Bind `splash` to one batch, over the mesh that is in scope when a layer is traced.
 
-    Where tokens see parts of a segment alone, those are its segments: `parts`, int32[B, T].
+    Where tokens see only parts of a segment, the parts are passed as segments: `parts`, int32[B, T].
 
     Args:
-        most: tokens of the largest block; MOST where it is None.
+        most: tokens of the largest block; None for MOST.
     """
 
     def attend(
@@ -101,18 +101,18 @@ def splash(
     mesh: Mesh | None = None,
     most: int = MOST,
 ) -> jax.Array:
-    """Causal attention within segments. Scores and sums are float32.
+    """Compute causal attention within segments. Scores and sums are float32.
 
     Rows are split over the mesh's dcn and fsdp and heads over tp, each where it divides. Query head n uses
-    key/value head n * K // N; nothing is repeated. A row is lengthened to a multiple of the block.
-    Padding attends to padding, so that no row of scores is empty. Over cp each device has the queries of
-    its tokens, in the order of `context.deal`, and gathers all keys and values.
+    key/value head n * K // N; nothing is repeated. A row is padded to a multiple of the block. Padding
+    attends to padding, so that no row of scores is empty. Over cp each device has the queries of its tokens,
+    in the order of `context.deal`, and gathers all keys and values.
 
     Args:
         q: [B, T, N, H], multiplied by the attention's scale.
         k, v: [B, T, K, H], K dividing N.
         segment_ids: int32[B, T]; tokens of one segment lie together.
-        scores: what is done with them.
+        scores: what attention does with its scores.
         mesh: None for one device.
         most: tokens of the largest block.
 
@@ -136,19 +136,19 @@ def splash(
 
 
 def block_size(length: int, most: int = MOST) -> int:
-    """The largest block, of `most` tokens at the most, to whose multiple a row can be lengthened without
-    computing much for nothing."""
+    """Return the largest block, of at most `most` tokens, for which padding a row to a multiple of it adds
+    little work."""
     allowed = [block for block in BLOCKS if block <= most]
     return next((block for block in allowed if -length % block <= PADDING * length), BLOCKS[-1])
 
 
 def _dividing(length: int, most: int) -> int:
-    """The largest block, of `most` tokens at the most, that divides a piece of a row."""
+    """Return the largest block, of at most `most` tokens, that divides a piece of a row."""
     return next((block for block in BLOCKS if block <= most and length % block == 0), BLOCKS[-1])
 
 
 def _on_tpu(mesh: Mesh | None) -> bool:
-    """Whether the program is for TPUs: the default backend says nothing of one that is compiled ahead."""
+    """Return whether the program is for TPUs; ahead of time the default backend does not tell."""
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     return bool(platform == "tpu")
 
@@ -162,14 +162,14 @@ def _sharded(
     ids: jax.Array,
     sinks: jax.Array | None,
 ) -> jax.Array:
-    """Attention of each device's rows, heads and tokens: [B, N, T, H].
+    """Compute the attention of each device's rows, heads and tokens: [B, N, T, H].
 
     Args:
-        kernel: from the heads of a device to its kernel.
+        kernel: makes the kernel for a device's number of heads.
     """
     tp, heads, kv_heads = mesh.shape.get("tp", 1), q.shape[1], k.shape[1]
     rows = row_axes(q.shape[0], mesh.shape)
-    # A device's query heads need whole key/value heads, or all the same one.
+    # A device's query heads need complete groups of key/value heads, or all the same one.
     split = "tp" in mesh.shape and heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)
     shared = split and kv_heads % tp != 0
     tokens = TOKENS if TOKENS in mesh.shape else None
@@ -203,20 +203,20 @@ def _attend(
     sinks: jax.Array | None,
     key_ids: jax.Array | None = None,
 ) -> jax.Array:
-    """[B, N, T, H] on one device, T a multiple of the block.
+    """Compute [B, N, T, H] on one device, with T a multiple of the block.
 
     Args:
-        key_ids: segments of the keys; those of the queries where it is None.
+        key_ids: segments of the keys; None if they are the queries' segments.
     """
     segments = kernels.SegmentIds(q=ids, kv=ids if key_ids is None else key_ids)
     return jax.vmap(lambda *row: kernel(*row, sinks=sinks))(q, k, v, segments)
 
 
 class _Causal(kernels.LocalMask):
-    """What a token sees: itself and those before it, within a window where there is one.
+    """The mask of what a token sees: itself and earlier tokens, within a window if there is one.
 
-    The kernel's tables are made by asking for each block of this mask. One that is all seen or all hidden is
-    told by its corners: of rows of 131,072 tokens the others' entries alone are computed.
+    The kernel's tables are made by asking for each block of this mask. The corners of a block show whether it
+    is all visible or all hidden. So for rows of 131,072 tokens only the other blocks' entries are computed.
     """
 
     def __init__(self, length: int, window: int | None) -> None:
@@ -235,10 +235,10 @@ class _Causal(kernels.LocalMask):
 
 
 def causal_mask(length: int, window: int | None = None, parts: int = 1) -> Any:
-    """The kernel's mask of a row.
+    """Return the kernel's mask of a row.
 
     Args:
-        window: how many tokens a token sees, itself included; None for all before it.
+        window: how many tokens a token sees, itself included; None for all earlier ones.
         parts: devices that the row is dealt to (context.py).
     """
     mask = _Causal(length, window)
@@ -256,11 +256,11 @@ def _kernel(
     interpret: bool,
     parts: int = 1,
 ) -> Any:
-    """The kernel with its tables of blocks to visit: those of all devices of cp, one after the other.
+    """Return the kernel with its tables of blocks to visit, for all devices of cp, one after the other.
 
-    Where its backward pass is one kernel, the gradient to the queries is summed over the blocks of keys
-    afterwards, from parts in the queries' own type. Within a window it is two kernels, whose grids leave out
-    the blocks that the window leaves empty.
+    If its backward pass is one kernel, the queries' gradient is summed afterwards over the blocks of keys,
+    from partial gradients in the queries' own type. With a window the backward pass is two kernels, whose
+    grids leave out the blocks that the window leaves empty.
     """
     mask = causal_mask(length, window if window is not None and window < length else None, parts)
     fused = block >= FUSED and length <= PARTS * block and mask.window is None

@@ -1,8 +1,8 @@
-"""The attention of Tunix's Gemma models with splash attention at its heart.
+"""The attention of Tunix's Gemma models, with splash attention for the scores.
 
-Projections, norms, rotations and scales are Tunix's, called in Tunix's order; only the scores, their mask
-and their product with the values are computed otherwise. A block takes the place of `Attention.block`
-while a model is traced. It has no cache: nothing here generates text.
+Projections, norms, rotations and scales are Tunix's, called in Tunix's order. Only the scores, their mask and
+their product with the values are computed differently. While a model is traced, a block here replaces
+`Attention.block`. It has no cache: this code generates no text.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def gemma2(module: Any, attend: Attend) -> Block:
 
 
 def _gemma_projections(attention: Any, x: jax.Array) -> list[jax.Array]:
-    """Query [B, T, N, H], key and value [B, T, K, H] of Gemma 2 and 3."""
+    """Return query [B, T, N, H], key and value [B, T, K, H] of Gemma 2 and 3."""
     if attention.use_qkv_einsum:
         projected = attention.qkv_einsum(x)
     else:

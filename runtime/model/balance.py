@@ -1,7 +1,7 @@
-"""How the tokens of a micro-batch spread over experts, and the loss that keeps them spread.
+"""Measure how a micro-batch's tokens spread over experts, and compute the loss that balances them.
 
-Each layer with experts notes its load while it is computed, where a caller collects them. A block that is
-recomputed hands on what is noted within it beside its output, for nothing else may leave it.
+Each layer with experts notes its load while it is computed, if a caller collects loads. A block that is
+recomputed returns its notes together with its output, because nothing else may leave it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Out = TypeVar("Out")
 
 
 class Load(NamedTuple):
-    """What the experts of a layer get, by row. Padding counts for nothing.
+    """The load of a layer's experts, by row. Padding does not count.
 
     Attributes:
-        tokens: int32[B, E], the row's tokens that go through each expert.
+        tokens: int32[B, E], the number of the row's tokens that go through each expert.
         probabilities: float32[B, E], the sums over its tokens of the softmax of the router's logits; None
-            where no loss is made of them.
+            where no loss is computed from them.
     """
 
     tokens: jax.Array
@@ -39,8 +39,8 @@ class Collected:
 
     Attributes:
         real: bool[B, T], the tokens that count.
-        probable: whether probabilities are wanted too.
-        loads: of each layer with experts, in their order.
+        probable: whether to record probabilities too.
+        loads: of each layer with experts, in layer order.
     """
 
     real: jax.Array
@@ -48,16 +48,16 @@ class Collected:
     loads: list[Load] = field(default_factory=list)
 
     def tokens(self) -> jax.Array:
-        """int32[L, E]: the tokens of all rows that go through each expert of each layer."""
+        """Return int32[L, E]: the tokens of all rows that go through each expert of each layer."""
         return _over_rows([load.tokens for load in self.loads])
 
     def loss(self) -> jax.Array:
-        """float32[]: the load-balancing loss, equations 4 to 6 of Switch Transformers (Fedus et al. 2021), as
-        transformers' `load_balancing_loss_func` has it.
+        """Return float32[], the load-balancing loss: equations 4 to 6 of Switch Transformers (Fedus et al.
+        2021), as in transformers' `load_balancing_loss_func`.
 
-        It is E * sum over the experts of f * p, with f the tokens that go through an expert and p the
-        probability that the router gives it, each a mean over the tokens of all layers together. It is K
-        where every expert gets the same of tokens that go through K experts each. 0 of padding alone.
+        It is E * sum over the experts of f * p. f is the mean number of times that a token goes through an
+        expert, p the mean probability that the router gives it, both over the tokens of all layers. It is K
+        if each token goes through K experts and all experts get the same. It is 0 if all tokens are padding.
         """
         tokens = self.tokens().sum(0).astype(jnp.float32)
         probabilities = _over_rows([_given(load.probabilities) for load in self.loads]).sum(0)
@@ -70,11 +70,11 @@ _collected: ContextVar[Collected | None] = ContextVar("collected", default=None)
 
 @contextmanager
 def collected(segment_ids: jax.Array, probable: bool) -> Iterator[Collected]:
-    """Collects the loads of the layers that are traced within.
+    """Collect the loads of the layers that are traced in this context.
 
     Args:
         segment_ids: int32[B, T] of the batch, 0 for padding.
-        probable: whether probabilities are wanted too.
+        probable: whether to record probabilities too.
     """
     found = Collected(segment_ids > 0, probable)
     with _put(found):
@@ -83,16 +83,16 @@ def collected(segment_ids: jax.Array, probable: bool) -> Iterator[Collected]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Collects nothing within."""
+    """Collect no loads in this context."""
     with _put(None):
         yield
 
 
 def note(logits: jax.Array, choices: jax.Array) -> None:
-    """Adds a layer's load to those that are collected, if they are.
+    """Add a layer's load to the collected ones, if loads are collected.
 
     Args:
-        logits: [B, T, E], of the router.
+        logits: [B, T, E], the router's.
         choices: int32[B, T, K], the experts of each token.
     """
     found = _collected.get()
@@ -108,7 +108,7 @@ def note(logits: jax.Array, choices: jax.Array) -> None:
 
 
 def through(transform: Callable[..., Any], block: Callable[..., Out]) -> Callable[..., Out]:
-    """A block under a transformation such as jax.checkpoint, out of which loads come."""
+    """Apply a transformation such as jax.checkpoint to a block, and pass the block's loads out of it."""
 
     def noting(*args: Any) -> tuple[Out, list[Load]]:
         outer = _collected.get()
@@ -142,7 +142,7 @@ def _put(one: Collected | None) -> Iterator[None]:
 
 
 def _over_rows(arrays: Sequence[jax.Array]) -> jax.Array:
-    """[L, E]: the sums over the rows of arrays [B, E], the same on every device."""
+    """Return [L, E]: the sums over the rows of arrays [B, E], the same on every device."""
     return sharding.constrain(jnp.stack(arrays).sum(1), (None, None))
 
 

@@ -1,9 +1,9 @@
 """Context parallelism: the tokens of a row, split over the devices of the mesh axis cp.
 
-Splash attention leaves out what the causal mask hides, so that the last tokens of a row cost the most. For it
-a row is cut into twice as many pieces as there are devices. Each device takes one piece from the front and
-its mirror image from the back, so that all of them compute the same number of blocks. Queries stay where they
-are; keys and values are gathered. Attention dot computes every score, and takes tokens in the row's order.
+Splash attention skips what the causal mask hides, so the last tokens of a row cost the most. For splash
+attention a row is therefore cut into twice as many pieces as there are devices. Each device takes one piece
+from the front and its mirror image from the back, so that all devices compute the same number of blocks.
+Queries stay in place; keys and values are gathered. "dot" attention computes all scores in the row's order.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .partition_rules import TOKENS, dealt_length
 
 
 def devices() -> int:
-    """Among how many devices of the mesh in scope the tokens of a row are split."""
+    """Return the number of devices in the mesh in scope that the tokens of a row are split over."""
     return int(pxla.thread_resources.env.physical_mesh.shape.get(TOKENS, 1))
 
 
 def order(length: int, count: int) -> np.ndarray:
-    """int32[length]: the place in the row of each token as it is dealt.
+    """Return int32[length]: for each token of the dealt row, its place in the original row.
 
     Args:
         length: of the dealt row.
@@ -32,9 +32,9 @@ def order(length: int, count: int) -> np.ndarray:
 
 
 def deal(x: jax.Array) -> jax.Array:
-    """Puts the tokens of [B, T, ...] in the order in which the devices of cp hold them, zeros at the end.
+    """Put the tokens of [B, T, ...] in the order in which the devices of cp hold them, with zeros at the end.
 
-    All that is computed of a batch is in this order then. Without cp it is the row's own.
+    Everything computed from a batch is then in this order. Without cp it is the row's own order.
     """
     if (count := devices()) == 1:
         return x
@@ -44,17 +44,17 @@ def deal(x: jax.Array) -> jax.Array:
 
 
 def collect(x: jax.Array, length: int) -> jax.Array:
-    """[B, dealt tokens, ...] in the row's order again, [B, length, ...]."""
+    """Return [B, dealt tokens, ...] in the row's own order, [B, length, ...]."""
     if (count := devices()) == 1:
         return x
     return x[:, np.argsort(order(x.shape[1], count))[:length]]
 
 
 def gather(x: jax.Array, axis: int) -> jax.Array:
-    """All tokens of what each device of cp has a part of, in the row's order. For use within jax.shard_map.
+    """Gather all tokens of an array that is split over cp, in the row's order. For use within jax.shard_map.
 
     Args:
-        axis: that of the tokens.
+        axis: the axis of the tokens.
     """
     front, back = jnp.split(x, 2, axis)
     front = jax.lax.all_gather(front, TOKENS, axis=axis, tiled=True)

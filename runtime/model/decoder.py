@@ -1,7 +1,7 @@
-"""The decoder that computes every family of which Tunix has no model, or not a right one.
+"""The decoder for every family that Tunix has no model for, or no correct one.
 
-It is made of parts that a DecoderArchitecture chooses. Its modules have the names that Tunix's have, so that
-LoRA, recomputation and the output head are the same code for both. It generates no text: there is no cache.
+A DecoderArchitecture chooses its parts. Its modules have the same names as Tunix's, so that LoRA,
+recomputation and the output head use the same code for both. It generates no text: there is no cache.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Turn = tuple[jax.Array, jax.Array]
 
 
 class Seen(NamedTuple):
-    """What a layer's attention sees beside its mask.
+    """Which tokens a layer's attention sees, in addition to its mask.
 
     Attributes:
         window: how many tokens a token sees, itself included; None for all that the mask allows.
-        sinks: [N], of each head a score that has no value; None for none.
-        parts: int32[B, T]: tokens see those of the same part alone; None for one part.
+        sinks: [N], for each head an extra score without a value; None for none.
+        parts: int32[B, T]: tokens see only tokens of the same part; None for a single part.
     """
 
     window: int | None = None
@@ -47,14 +47,14 @@ def attend(
     scale: float,
     seen: Seen,
 ) -> jax.Array:
-    """Attention by its scores, which are normalized in float32.
+    """Compute attention from its full scores, which are normalized in float32.
 
     Args:
         q: [B, T, N, H].
         k, v: [B, T, K, H], K dividing N: query head n reads head n * K // N.
         mask: bool[B, T, T], what each token may see, by row, query and key.
-        scale: of the scores.
-        seen: what is seen beside that.
+        scale: factor of the scores.
+        seen: further limits on what a token sees.
 
     Returns:
         [B, T, N, H] in q's dtype.
@@ -80,10 +80,10 @@ def attend(
 
 
 def by_kernel(kernel: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """`attend` by splash attention, which knows the segments itself: parts are segments, or within them.
+    """Make `attend` from splash attention, which handles the segments itself: parts are segments, or in them.
 
     Args:
-        kernel: of attention.attend_within.
+        kernel: the function that attention.attend_within returns.
     """
 
     def attend(
@@ -100,7 +100,7 @@ def by_kernel(kernel: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def chunks(segment_ids: jax.Array, positions: jax.Array, size: int) -> jax.Array:
-    """A number for each chunk of each segment; those of padding are no segment's.
+    """Number the chunks of all segments; the numbers of padding belong to no segment.
 
     Args:
         segment_ids: int32[B, T], 0 for padding.
@@ -163,7 +163,7 @@ class Attention(nnx.Module):
         return constrain(self.o_proj(out), STREAM)
 
     def projected(self, x: jax.Array) -> tuple[jax.Array, ...]:
-        """Queries [B, T, N, H], with a gate [B, T, N, 2 H], keys and values [B, T, K, H]."""
+        """Return queries [B, T, N, H] (with a gate: [B, T, N, 2 H]), keys and values [B, T, K, H]."""
         a = self.config.architecture
         if "qkv" in a.fused:
             return tuple(jnp.split(self.qkv_proj(x), (a.num_heads, a.num_heads + a.num_kv_heads), axis=2))
@@ -243,12 +243,12 @@ class Decoder(nnx.Module):
     def __call__(
         self, tokens: jax.Array, positions: jax.Array, cache: None, mask: jax.Array | None
     ) -> tuple[jax.Array, None]:
-        """Logits [B, T, V], and no cache.
+        """Return logits [B, T, V], and no cache.
 
         Args:
             tokens, positions: int32[B, T].
-            cache: none; Tunix's models take one.
-            mask: bool[B, T, T], what each token may see; None where the attention knows it.
+            cache: None; Tunix's models take a cache.
+            mask: bool[B, T, T], what each token may see; None if the attention handles it.
         """
         a = self.config.architecture
         x = self.embedder.encode(tokens)

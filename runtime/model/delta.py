@@ -1,13 +1,13 @@
-"""Gated delta nets: linear attention with a state that forgets and is corrected, over packed rows.
+"""Gated delta nets: linear attention over packed rows, with a state that decays and is corrected.
 
-A head's state S of [Dk, Dv] goes along the row. At each token (Yang, Kautz and Hatamizadeh 2024,
+A head updates its state S of [Dk, Dv] at each token of the row (Yang, Kautz and Hatamizadeh 2024,
 arXiv 2412.06464, equation 10, which has S transposed):
 
     S <- exp(g) S
     S <- S + k (beta (v - S^T k))^T
     o = S^T q
 
-A segment starts with S = 0, wherever in a row it begins.
+A segment starts with S = 0, wherever it begins in a row.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .remat import recomputed
 from .sharding import constrain
 
 CHUNK = 64
-"""Tokens that are computed at once. More of them cost more products of [C, C], fewer more states."""
+"""Tokens of a chunk. Larger chunks cost larger products of [C, C], smaller chunks cost more states."""
 
 NORM_EPS = 1e-6
-"""Added to the squared length of queries and keys, as transformers does."""
+"""Added to the squared length of queries and keys, as in transformers."""
 
 
 class DeltaNet(nnx.Module):
@@ -61,8 +61,8 @@ class DeltaNet(nnx.Module):
         return constrain(self.out_proj((out.astype(jnp.float32) * gate).astype(x.dtype)), STREAM)
 
     def projected(self, x: jax.Array) -> tuple[jax.Array, ...]:
-        """Queries, keys and values beside each other [B, T, C], gates [B, T, N, Dv], and what beta and decay
-        are made of, [B, T, N] each."""
+        """Return queries, keys and values concatenated as [B, T, C], gates [B, T, N, Dv], and the inputs of
+        beta and decay, [B, T, N] each."""
         description = self.config.architecture
         delta = description.delta
         assert delta is not None
@@ -74,7 +74,7 @@ class DeltaNet(nnx.Module):
         return jnp.concatenate((q, k, v), axis=-1), z.reshape(*x.shape[:2], -1, delta.value_dim), b, a
 
     def convolved(self, mixed: jax.Array) -> tuple[jax.Array, ...]:
-        """Queries and keys [B, T, K, Dk] and values [B, T, N, Dv] of what lies beside each other."""
+        """Convolve and split: queries and keys [B, T, K, Dk], values [B, T, N, Dv]."""
         delta = self.config.architecture.delta
         assert delta is not None
         mixed = jax.nn.silu(causal_conv(mixed, self.conv1d.get_value(), layers.segments()))
@@ -90,7 +90,7 @@ class DeltaNet(nnx.Module):
 
 
 def causal_conv(x: jax.Array, weight: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """A convolution along the row, each channel by itself, that sees the token and those before it.
+    """Convolve each channel along the row; a token sees itself and earlier tokens.
 
     Taps outside of a token's own segment read zeros. Sums are float32.
 
@@ -120,31 +120,31 @@ def gated_delta_rule(
     segment_ids: jax.Array,
     chunk: int = CHUNK,
 ) -> jax.Array:
-    """The outputs o of the gated delta rule.
+    """Compute the outputs o of the gated delta rule.
 
-    Everything is float32, but for what products a TPU makes of it: of operands rounded to bfloat16, with
-    sums in float32. Queries and keys are scaled to length 1, and queries then by Dk^-0.5. Value head n uses
-    key head n * K // N; nothing is repeated. Rows are split over the mesh's dcn and fsdp and key heads over
-    tp, each where it divides.
+    Everything is float32, except the products on a TPU: it rounds their operands to bfloat16, and sums in
+    float32. Queries and keys are scaled to length 1, and queries then by Dk^-0.5. Value head n uses key head
+    n * K // N; nothing is repeated. Rows are split over the mesh's dcn and fsdp and key heads over tp, each
+    where it divides.
 
-    Of a chunk with tokens i, and the state S before it, let D_ij = exp(g_j+1 + ... + g_i) for j <= i of
-    i's own segment, else 0, and d_i the same from the chunk's beginning for the segment that came into it.
-    What the tokens write, U of [C, Dv], is then the solution of a triangular system (the WY form of
-    arXiv 2406.06484, section 3.2, with decay), and the rest products of matrices:
+    For a chunk with tokens i and the state S before it, let D_ij = exp(g_j+1 + ... + g_i) if j <= i is in i's
+    segment, else 0. d_i is the same product from the chunk's beginning, for the segment that continues into
+    the chunk. The tokens' updates U, [C, Dv], then solve a triangular system (the WY form of arXiv
+    2406.06484, section 3.2, with decay), and the other terms are products of matrices:
 
         U = (I + beta tril(K K^T * D, -1))^-1 beta (V - d K S)
         O = d Q S + (Q K^T * D) U
         S <- d_C S + K^T (D_C U)
 
-    A border is thus a zero in D and d: no exponent is infinite, nor any gradient undefined.
+    A segment border is thus a zero in D and d: no exponent is infinite, and no gradient is undefined.
 
     Args:
         q, k: [B, T, K, Dk].
         v: [B, T, N, Dv], K dividing N.
-        g: float32[B, T, N], the logarithm of what a state keeps, not above 0.
+        g: float32[B, T, N], the logarithm of the factor by which a state decays, at most 0.
         beta: [B, T, N], how much of an error is corrected, from 0 to 1.
-        segment_ids: int32[B, T], 0 for padding; tokens of one segment lie together.
-        chunk: tokens of a chunk; rows are lengthened to a multiple of it.
+        segment_ids: int32[B, T], 0 for padding; tokens of one segment are adjacent.
+        chunk: tokens of a chunk; rows are padded to a multiple of it.
 
     Returns:
         [B, T, N, Dv] in q's dtype.
@@ -153,7 +153,7 @@ def gated_delta_rule(
     extra = -length % chunk
 
     def by_chunk(x: jax.Array) -> jax.Array:
-        """[B, T, ...] as [chunks, B, ..., C]; heads of values as [K, N / K]."""
+        """Reshape [B, T, ...] to [chunks, B, ..., C]; value heads to [K, N / K]."""
         x = jnp.pad(x, ((0, 0), (0, extra), *((0, 0) for _ in x.shape[2:])))
         return jnp.moveaxis(x.reshape(rows, -1, chunk, *x.shape[2:]), (1, 2), (0, -1))
 
@@ -171,7 +171,7 @@ def gated_delta_rule(
     place = jnp.arange(chunk)
     later = place[:, None] > place
     seen = (place[:, None] >= place) & (ids[..., :, None] == ids[..., None, :])
-    # Summed from j on, not taken from sums over the chunk, whose difference would be rounded at their size.
+    # Summed from j on: a difference of two sums over the chunk would be rounded at the sums' size.
     sums = jnp.cumsum(jnp.where(later, g[..., :, None], 0), axis=-2)
     within = jnp.where(seen[:, :, None, None], jnp.exp(sums), 0)
     carried = jnp.where((ids == before)[:, :, None, None], jnp.exp(jnp.cumsum(g, axis=-1)), 0)
@@ -199,11 +199,11 @@ def gated_delta_rule(
 
 @jax.custom_vjp
 def unit_lower_inverse(lower: jax.Array) -> jax.Array:
-    """The inverse of I + L, for L that is zero on and above its diagonal.
+    """Return the inverse of I + L, for L that is zero on and above its diagonal.
 
-    By blocks, each time of twice the size: [[P, 0], [L, Q]] has the inverse [[P', 0], [-Q' L P', Q']]. These
-    are few products of matrices, where substitution is many of vectors; and where keys repeat, as in a row
-    of the same token, the powers of L of a series grow beyond what float32 can subtract.
+    By blocks of doubling size: [[P, 0], [L, Q]] has the inverse [[P', 0], [-Q' L P', Q']]. That takes few
+    products of matrices; substitution takes many of vectors. A series of powers of L fails where keys repeat,
+    as in a row of the same token: the powers grow beyond what float32 can subtract.
 
     Args:
         lower: float32[..., C, C].

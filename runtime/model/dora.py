@@ -1,4 +1,4 @@
-"""DoRA: a magnitude for each output of a projection beside LoRA (Liu et al. 2024), as PEFT computes it."""
+"""DoRA adds to LoRA a magnitude for each output of a projection (Liu et al. 2024), computed as in PEFT."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .adapters import Adapter
 def magnitude_scale(
     adapter: Adapter, w_axes: str, weight: jax.Array, pair: tuple[jax.Array, jax.Array], m: jax.Array
 ) -> jax.Array:
-    """What the outputs of W + B A are multiplied by, [*rest of the weight]: m / |W + B A|; 1 of projections
-    that carry no adapter.
+    """Return the factor of the outputs of W + B A, [*rest of the weight]: m / |W + B A|; 1 for projections
+    without an adapter.
 
-    The length of each output's column is no part of the gradient (section 4.3 of the paper). It comes from
-    the lengths and the products of its parts, so that W + B A is never made: |W|^2 + 2 W.(B A) + |B A|^2.
+    The length of each output's column gets no gradient (section 4.3 of the paper). It is computed without
+    W + B A itself, as |W|^2 + 2 W.(B A) + |B A|^2.
 
     Args:
         w_axes: a letter for each axis of the weight.
@@ -40,5 +40,5 @@ def magnitude_scale(
 
 
 def magnitudes(adapter: Adapter, weight: jax.Array) -> jax.Array:
-    """The magnitudes that training starts from, float32[*rest of the weight]: the lengths of W's columns."""
+    """Return the first magnitudes, float32[*rest of the weight]: the lengths of W's columns."""
     return jnp.sqrt(jnp.square(weight.astype(jnp.float32)).sum(adapter.target.contract))

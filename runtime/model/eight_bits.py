@@ -1,11 +1,11 @@
-"""Products in eight bits: activations are quantized as they come, and multiply the codes of frozen weights.
+"""Products in eight bits: activations are quantized on the fly, and multiply the codes of frozen weights.
 
-Each row of activations has a scale, the largest of its magnitudes over the type's largest number; each output
-of the weight has one already (quantize.py). The product of the codes is exact in int32, or summed in float32
-for fp8, and is multiplied by both scales. Qwix's einsum computes it. Qwix's own training
-(dot_general_qt) quantizes weights anew in each pass and keeps them for the backward pass, so that the
-backward pass is written here: the weight's scales are multiplied into the gradient of the output, which is
-rounded by row as activations are, or multiplies the codes in its own type.
+Each row of activations gets a scale: its largest magnitude divided by the type's largest number. Each output
+of the weight already has a scale (quantize.py). Qwix's einsum multiplies the codes, exactly in int32, or for
+fp8 with sums in float32. The product is then multiplied by both scales. Qwix's own training (dot_general_qt)
+quantizes weights in each pass and keeps them for the backward pass, so this file has its own backward pass:
+the gradient of the output is multiplied by the weight's scales, and is then either rounded by row like
+activations, or multiplies the codes in its own type.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .quantize import quantized_weight
 
 
 def product_of(both: bool) -> Callable[..., jax.Array]:
-    """The computation of a module's product, as `runtime.model.lora.Product`.
+    """Return the function that computes a module's product, a `runtime.model.lora.Product`.
 
     Args:
-        both: whether the gradient of the activations is a product in eight bits too.
+        both: whether the gradient of the activations is computed in eight bits too.
     """
 
     def product(
@@ -49,10 +49,10 @@ def product_of(both: bool) -> Callable[..., jax.Array]:
 def product_of_codes(
     equation: str, both: bool, x: jax.Array, codes: jax.Array, scale: jax.Array
 ) -> jax.Array:
-    """An einsum of activations and a weight's codes; the result has the activations' type.
+    """Multiply activations by a weight's codes in an einsum; the result has the activations' type.
 
     Args:
-        scale: float32 of the codes' dimensions, 1 along those that are summed over.
+        scale: float32, broadcastable to the codes: 1 along the axes that are summed over.
     """
     x_axes, w_axes, _ = _letters(equation)
     rows = _rows(x, x_axes, w_axes, codes.dtype)
@@ -68,7 +68,7 @@ def _forward(
 def _backward(
     equation: str, both: bool, kept: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, Any, jax.Array]:
-    """The gradient of the activations, as if neither they nor it had been rounded; none for the weight."""
+    """Return the gradient of the activations, ignoring the rounding of all operands; none for the weight."""
     codes, scale = kept
     x_axes, w_axes, output = _letters(equation)
     dtype = gradient.dtype
@@ -88,20 +88,20 @@ product_of_codes.defvjp(_forward, _backward)
 
 
 def _letters(equation: str) -> tuple[str, str, str]:
-    """The axes of both operands and of the result."""
+    """Return the axes of both operands and of the result."""
     inputs, output = equation.replace(" ", "").split("->")
     x_axes, w_axes = inputs.split(",")
     return x_axes, w_axes, output
 
 
 def _rows(x: jax.Array, axes: str, others: str, dtype: Any) -> qwix.QArray:
-    """Activations, or gradients, with a scale for all that is summed over."""
+    """Quantize activations, or gradients, with one scale over all axes that are summed over."""
     kept = [number for number, axis in enumerate(axes) if axis not in others]
     return qwix.quantize(x.astype(jnp.float32), dtype, channelwise_axes=kept)
 
 
 def _along(scale: jax.Array, w_axes: str, x_axes: str, output: str) -> jax.Array:
-    """The scales of a weight's outputs, broadcast along the result of the product."""
+    """Return the scales of a weight's outputs, broadcast along the result of the product."""
     outputs = [axis for axis in output if axis in w_axes and axis not in x_axes]
     size = {axis: scale.shape[w_axes.index(axis)] for axis in outputs}
     ordered = jnp.transpose(scale, [*map(w_axes.index, outputs), *_summed(w_axes, outputs)])

@@ -1,9 +1,9 @@
-"""Mixtures of experts: who computes which token, and the products of all experts at once.
+"""Mixtures of experts: which device computes which token, and the products of all experts at once.
 
-No token is dropped. Each device sends its own rows through all experts, sorted by expert so that each is one
-block of a ragged product. The experts' weights are gathered for that over fsdp, as any other weight is;
-features within an expert are split over tp. Over ep the experts themselves are split: rows are sent to the
-devices that have them, and back.
+No token is dropped. Each device sends its own rows through all experts, sorted by expert, so that the rows of
+an expert are one block of a ragged product. The experts' weights are gathered over fsdp for this, like all
+other weights; features within an expert are split over tp. Over ep the experts themselves are split: rows are
+sent to the devices that hold their experts, and back.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from .partition_rules import row_axes
 SPLIT = "tp"
 """The mesh axis that features of an expert are split over."""
 SPLIT_AXIS = {"gate_up": 3, "down": 1, "gate_up_bias": 2, "gate_up_lora_b": 3, "down_lora_a": 1}
-"""The axis of each array that holds the features of an expert."""
+"""The axis of each array along which an expert's features lie."""
 EXPERTS = "ep"
 """The mesh axis that experts are split over."""
 
 TILE = (512, 1024, 512)
-"""Of the kernel of `outer`: rows, in and out; 12 MiB of VMEM in float32, of the 16 that a kernel has."""
+"""Tile of `outer`'s kernel: rows, in and out; 12 MiB of VMEM in float32, of the 16 that a kernel has."""
 LEAST_TILE = 128
-"""Rows."""
+"""The smallest tile, in rows."""
 LANES = 128
 """Values side by side in a tile of a TPU's memory."""
 BY_ROWS = jax.lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
 )
-"""The products of `outer`, as XLA has them."""
+"""The products of `outer` in XLA's terms."""
 
 LIMIT, SLOPE = 7.0, 1.702
-"""Of gpt-oss's experts, built into transformers' GptOssExperts."""
+"""The limit and the slope of gpt-oss's experts, built into transformers' GptOssExperts."""
 
 Activation = Callable[[jax.Array, jax.Array], jax.Array]
-"""Of gate and up."""
+"""(gate, up) -> the features of an expert."""
 Stored = Any
-"""An array, or the QArray of quantize.py that it is stored as."""
+"""An array, or the QArray that quantize.py stores for it."""
 
 
 def adapters_of(module: Any, x: jax.Array, **names: str) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """What `run` takes of the adapters of a module that holds experts; {} where it has none.
+    """Return what `run` takes for the adapters of a module that holds experts; {} without adapters.
 
     Args:
-        x: what the experts read.
-        names: what the module calls gate_up and down, where it calls them otherwise.
+        x: the experts' input.
+        names: the module's names of gate_up and down, where they differ.
 
     Returns:
-        x, to be read in its place, and the arrays.
+        x, to be used in place of the argument, and the arrays.
     """
     provider = getattr(module, "adapters", None)
     if provider is None:
@@ -72,7 +72,7 @@ def adapters_of(module: Any, x: jax.Array, **names: str) -> tuple[jax.Array, dic
 
 
 def clamped(gate: jax.Array, up: jax.Array) -> jax.Array:
-    """gpt-oss's activation."""
+    """Apply gpt-oss's activation."""
     gate = jnp.minimum(gate, LIMIT)
     return (jnp.clip(up, -LIMIT, LIMIT) + 1) * gate * jax.nn.sigmoid(gate * SLOPE)
 
@@ -80,11 +80,11 @@ def clamped(gate: jax.Array, up: jax.Array) -> jax.Array:
 def route(
     logits: jax.Array, experts: Experts, correction: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Each token's experts and their weights. Of experts with equal scores the first is chosen.
+    """Return each token's experts and their weights. Of experts with equal scores the first is chosen.
 
     Args:
-        logits: [B, T, E], of the router.
-        correction: [E], added to the scores for the choice alone.
+        logits: [B, T, E], the router's.
+        correction: [E], added to the scores only for the choice.
 
     Returns:
         float32[B, T, K] and int32[B, T, K].
@@ -95,7 +95,7 @@ def route(
         scores = jax.nn.softmax(wide, axis=-1)
     elif experts.scores == "sigmoid":
         scores = jax.nn.sigmoid(wide)
-    # By the logits where sigmoids are not added to anything: those of large ones are all 1.
+    # If nothing is added to sigmoids, choose by the logits: the sigmoids of large logits are all 1.
     alone = correction is None and experts.groups == 1
     ranked = wide if experts.scores == "sigmoid" and alone else scores
     if correction is not None:
@@ -112,7 +112,7 @@ def route(
 
 
 def _within_groups(ranked: jax.Array, experts: Experts) -> jax.Array:
-    """The scores, minus infinity outside the groups that experts are chosen of."""
+    """Return the scores, with minus infinity outside the groups that experts are chosen from."""
     grouped = ranked.reshape(*ranked.shape[:-1], experts.groups, -1)
     best = jax.lax.top_k(grouped, min(2, grouped.shape[-1]))[0].sum(-1)
     chosen = jax.lax.top_k(best, experts.chosen_groups)[1]
@@ -128,16 +128,16 @@ def run(
     activation: Activation,
     on_inputs: bool = False,
 ) -> jax.Array:
-    """The weighted sum of each token's experts.
+    """Return the weighted sum of each token's experts.
 
     Args:
         x: [B, T, D].
         weights: float32[B, T, K].
         choices: int32[B, T, K].
-        arrays: `gate_up` [E, D, 2, F], `down` [E, F, D] and, where experts have biases, `gate_up_bias`
-            [E, 2, F] and `down_bias` [E, D]; of `adapters_of`, where they are adapted. Of weights that are
-            stored quantized, codes and scales are what is gathered, and each device dequantizes its own.
-        on_inputs: whether the weights are multiplied with what the experts read.
+        arrays: `gate_up` [E, D, 2, F], `down` [E, F, D] and, if experts have biases, `gate_up_bias`
+            [E, 2, F] and `down_bias` [E, D]; if experts are adapted, the arrays of `adapters_of` too. Codes
+            and scales of quantized weights are gathered as such, and each device dequantizes its own.
+        on_inputs: whether the weights are multiplied with the experts' inputs.
 
     Returns:
         [B, T, D] in x's dtype.
@@ -148,7 +148,7 @@ def run(
         return compute(x, weights, choices, dict(arrays))
     rows, axes = row_axes(x.shape[0], mesh.shape), mesh.shape
     split = SPLIT if SPLIT in axes and _splits(arrays, axes[SPLIT]) else None
-    # Rows that the devices do not divide are all on each of them: so are the experts then.
+    # If the devices do not divide the rows, each device holds all rows: then it holds all experts too.
     apart = EXPERTS if EXPERTS in (rows or ()) and arrays["down"].shape[0] % axes[EXPERTS] == 0 else None
     placed = {name: _placed(name, array, split, apart) for name, array in arrays.items()}
     tokens = PartitionSpec(rows)
@@ -163,7 +163,7 @@ def run(
 
 
 def _splits(arrays: Mapping[str, Stored], devices: int) -> bool:
-    """Whether features can be split over so many devices. Blocks that share a scale are not cut."""
+    """Return whether features can be split over so many devices. Blocks that share a scale are not cut."""
     return all(
         leaf.shape[axis] % devices == 0 or leaf.shape[axis] == 1
         for name, axis in SPLIT_AXIS.items()
@@ -172,7 +172,7 @@ def _splits(arrays: Mapping[str, Stored], devices: int) -> bool:
 
 
 def _placed(name: str, array: Stored, split: str | None, apart: str | None) -> Any:
-    """The PartitionSpec of an array, or of its codes and scales; one scale for all features is not split."""
+    """Return the PartitionSpec of an array, or of its codes and scales; a shared scale is not split."""
     if name == "down_bias":  # added to the sums, on the devices whose tokens they are
         return PartitionSpec()
     axis = SPLIT_AXIS.get(name)
@@ -194,7 +194,7 @@ def _run(
     on_inputs: bool,
     axes: tuple[str | None, str | None] = (None, None),
 ) -> jax.Array:
-    """`run` for the rows of one device, and its share of the experts and of their features.
+    """Compute `run` for the rows of one device, with its share of the experts and of their features.
 
     Args:
         axes: the mesh axes that features and experts are split over, None for none.
@@ -223,12 +223,12 @@ def _run(
 
 
 Places = tuple[jax.Array, jax.Array, jax.Array]
-"""Of the rows that tokens send to their experts, [T * K]: the order by expert, its inverse, int32[T * K], and
-int32[E], the rows of each expert."""
+"""For the rows that tokens send to their experts, [T * K]: the order by expert and its inverse, int32[T * K],
+and the number of rows of each expert, int32[E]."""
 
 
 def _summed(rows: jax.Array, share: jax.Array, places: Places) -> jax.Array:
-    """What the experts made of a token, times their shares.
+    """Sum the experts' outputs of each token, times the experts' shares.
 
     Args:
         rows: [T * K, D], sorted by expert.
@@ -245,11 +245,11 @@ def _summed(rows: jax.Array, share: jax.Array, places: Places) -> jax.Array:
 def _products(
     arrays: Mapping[str, Stored], activation: Activation, rows: jax.Array, sizes: jax.Array
 ) -> jax.Array:
-    """Each expert's output for its rows.
+    """Return each expert's output for its rows.
 
     Args:
-        arrays: of the experts that are here.
-        rows: [M, D], sorted by expert; what comes after the last expert's rows is of no expert.
+        arrays: of the experts on this device.
+        rows: [M, D], sorted by expert; rows after the last expert's belong to no expert.
         sizes: int32[E], rows of each expert.
 
     Returns:
@@ -261,7 +261,7 @@ def _products(
 def _features(
     arrays: Mapping[str, Stored], activation: Activation, rows: jax.Array, sizes: jax.Array
 ) -> jax.Array:
-    """Of `_products`, what each expert's last product is of: [M, F]."""
+    """Return the inputs of the last product in `_products`: [M, F]."""
     both = _product(rows, "gate_up", arrays, sizes)
     if (bias := arrays.get("gate_up_bias")) is not None:
         of_row = jnp.repeat(jnp.arange(len(bias)), sizes, total_repeat_length=len(rows))
@@ -278,20 +278,20 @@ def _exchanged(
     places: Places,
     arrays: dict[str, Stored],
 ) -> jax.Array:
-    """Sends rows to the devices that have their experts, and sums what comes of them back.
+    """Send rows to the devices that have their experts, and sum the results that come back.
 
-    It takes as many turns as the fullest exchange of two devices needs: one where the experts are used nearly
-    alike, and none is dropped whatever is chosen. The gradient takes the same turns, and computes anew what
-    each needs: how many there will be is not known while a program is compiled. It does not need what came
-    back: a share's gradient is the product of an expert's output and its gradient, which is found where the
-    expert is, from its features, as an output without bias is linear in them. So a layer that is recomputed
-    exchanges nothing anew.
+    This takes as many turns as the largest transfer between two devices needs: one turn if the experts are
+    used about equally. No row is dropped. The number of turns is not known when a program is compiled, so the
+    gradient takes the same turns, and recomputes what each turn needs. It does not need the results that came
+    back: a share's gradient is the product of an expert's output and its gradient. It is computed on the
+    expert's device, from the expert's features, because an output without bias is linear in them. So a layer
+    that is recomputed does not repeat the exchange.
 
     Args:
         rows: [T * K, D], this device's, sorted by expert.
-        share: float32[T, K], of each expert of a token in the sum.
-        places: with the rows of each expert of all devices.
-        arrays: of `_products`, of the experts of this device.
+        share: float32[T, K], the share of each of a token's experts in the sum.
+        places: includes the number of rows for each expert on all devices.
+        arrays: as in `_products`, for the experts of this device.
 
     Returns:
         float32[T, D].
@@ -309,7 +309,7 @@ def _exchanged(
 def _exchanged_forward(
     activation: Activation, axis: str, rows: Any, share: Any, places: Any, arrays: dict[str, Any]
 ) -> tuple[jax.Array, Any]:
-    """The arguments are those of `_exchanged`, each leaf with whether its gradient is asked for."""
+    """Take the arguments of `_exchanged`, where each leaf says whether its gradient is needed."""
     given = {name: jax.tree.map(lambda leaf: leaf.value, array) for name, array in arrays.items()}
     trained = {
         name for name, array in arrays.items() if any(leaf.perturbed for leaf in jax.tree.leaves(array))
@@ -343,7 +343,7 @@ def _exchanged_backward(activation: Activation, axis: str, kept: Any, gradient: 
         )
         of_features, of_down = pull_down(of_outputs)
         of_rows, of_trained = pull(of_features)
-        # What share * output's gradient is; in as many lanes as a row of a tile has, and all of them alike.
+        # The gradient of share * output, repeated over as many equal lanes as a row of a tile has.
         of_shares = jnp.sum(of_features.astype(jnp.float32) * features.astype(jnp.float32), -1, keepdims=True)
         of_shares = jnp.broadcast_to(of_shares, (len(of_shares), LANES))
         return (
@@ -358,7 +358,7 @@ def _exchanged_backward(activation: Activation, axis: str, kept: Any, gradient: 
         jax.tree.map(jnp.zeros_like, trained),
     )
     of_rows, of_shares, of_trained = jax.lax.fori_loop(0, exchange.turns, turn, zeros)
-    # A share of 0 is of an expert whose score is 0, and has none of the score's gradient.
+    # A share is 0 if the expert's score is 0; the score then gets no gradient.
     of_shares = of_shares[inverse, 0].reshape(share.shape) / jnp.where(share == 0, 1, share)
     return of_rows, of_shares, None, {**dict.fromkeys(frozen), **of_trained}
 
@@ -366,18 +366,18 @@ def _exchanged_backward(activation: Activation, axis: str, kept: Any, gradient: 
 _exchanged.defvjp(_exchanged_forward, _exchanged_backward, symbolic_zeros=True)
 
 ROOM = 2
-"""Rows that a device has room for in a turn, by those that it gets where all experts get as many."""
+"""Room for rows on a device in a turn, as a multiple of its rows if all experts get equally many."""
 
 
 @dataclass(frozen=True)
 class _Exchange:
-    """Who has how many rows for whom.
+    """How many rows each device has for each other device.
 
     Attributes:
-        axis: the mesh axis over which the experts lie.
+        axis: the mesh axis that the experts are split over.
         every: int32[P, P, E], rows by sender, receiver and the receiver's expert.
-        most: rows that a device sends to another in a turn.
-        turns: int32, how many there are.
+        most: the most rows that a device sends to another in a turn.
+        turns: int32, the number of turns.
     """
 
     axis: str
@@ -393,7 +393,7 @@ class _Exchange:
         return cls(axis, every, most, -(-every.sum(-1).max() // most))
 
     def turn(self, number: jax.Array) -> _Turn:
-        """The rows of a turn: of each sender's for each receiver the next `most`."""
+        """Return the rows of a turn: the next `most` rows of each sender for each receiver."""
         amounts = self.every.sum(-1)
         starts = jnp.cumsum(amounts, 1) - amounts
         first = number * self.most
@@ -405,10 +405,10 @@ class _Exchange:
 
 @dataclass(frozen=True)
 class _Turn:
-    """Rows that are exchanged at a time.
+    """The rows that one turn exchanges.
 
     Attributes:
-        axis, most: as of _Exchange.
+        axis, most: as in _Exchange.
         counts: int32[P, P, E], rows by sender, receiver and the receiver's expert.
         starts: int32[P, P], where the receiver's rows begin among the sender's.
     """
@@ -419,16 +419,16 @@ class _Turn:
     starts: jax.Array
 
     def there(self, rows: jax.Array) -> jax.Array:
-        """What this device gets of all devices' rows: [P * most, D], zeros after the last."""
+        """Return the rows that this device receives from all devices: [P * most, D], zeros after the last."""
         room = jnp.zeros((self.counts.shape[0] * self.most, rows.shape[1]), rows.dtype)
         return _all_to_all(rows, room, self.starts, self._amounts, self._places, self.axis)
 
     def back(self, rows: jax.Array, out: jax.Array) -> jax.Array:
-        """`out` [M, D] with what other devices made of its rows of this turn."""
+        """Return `out` [M, D] with the other devices' results for its rows of this turn."""
         return _all_to_all(rows, out, self._places.T, self._amounts.T, self.starts.T, self.axis)
 
     def by_expert(self, rows: jax.Array) -> tuple[jax.Array, jax.Array, Callable[[jax.Array], jax.Array]]:
-        """Rows that lie by sender, sorted by expert; how many each has here; and what sorts them back."""
+        """Sort rows that lie by sender by expert; return each expert's count here and the inverse too."""
         counts = self.counts[:, jax.lax.axis_index(self.axis)]
         order, inverse = _regrouped(counts, rows.shape[0])
         return _take(rows, order, inverse), counts.sum(0), lambda rows: _take(rows, inverse, order)
@@ -439,15 +439,15 @@ class _Turn:
 
     @property
     def _places(self) -> jax.Array:
-        """[P, P]: where the sender's rows begin among those that the receiver gets."""
+        """[P, P]: where the sender's rows begin among the rows that the receiver gets."""
         return jnp.cumsum(self._amounts, 0) - self._amounts
 
 
 def _regrouped(counts: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
-    """Where rows that lie by sender, and by expert within a sender, go to lie by expert.
+    """Compute the order that regroups rows by expert, from rows by sender, and by expert within a sender.
 
     Args:
-        counts: int32[P, E], the rows of each sender and expert; those after the last stay in their places.
+        counts: int32[P, E], the rows of each sender and expert; rows after the last keep their places.
         rows: R.
 
     Returns:
@@ -470,11 +470,11 @@ def _regrouped(counts: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
 def _all_to_all(
     rows: jax.Array, room: jax.Array, starts: jax.Array, amounts: jax.Array, places: jax.Array, axis: str
 ) -> jax.Array:
-    """Sends blocks of rows between the devices of an axis, by ragged_all_to_all where there is one.
+    """Send blocks of rows between the devices of an axis, by ragged_all_to_all where it exists.
 
     Args:
         rows: [M, D].
-        room: [R, D], where it is received; other rows of it stay.
+        room: [R, D], the array that receives the blocks; its other rows stay.
         starts, amounts, places: int32[P, P], by sender and receiver: where a block begins in the sender's
             rows, its length, and where it begins in the receiver's room.
     """
@@ -498,18 +498,18 @@ def _all_to_all(
 
 
 def _tiles(rows: jax.Array) -> jax.Array:
-    """Rows [M, D] as [M, D / 128, 128], where 128 divides D: what is sent is a row, which is whole tiles of a
-    TPU's memory then. Otherwise libtpu makes tiles of 2 x 128 of it, and counts four times the cycles to
-    fill a room."""
+    """Return rows [M, D] as [M, D / 128, 128], if 128 divides D. A row is sent as whole tiles of a TPU's
+    memory then. Otherwise libtpu makes tiles of 2 x 128, and estimates four times as many cycles to fill a
+    room."""
     return rows.reshape(rows.shape[0], -1, LANES) if rows.shape[1] % LANES == 0 else rows
 
 
 def _product(rows: jax.Array, name: str, arrays: Mapping[str, Stored], sizes: jax.Array) -> jax.Array:
-    """Rows times the weight of their expert, to which adapters add (rows A) B of that expert.
+    """Multiply rows by the weight of their expert, and add (rows A) B of that expert if it has an adapter.
 
     Args:
         rows: [N, in], sorted by expert.
-        sizes: int32[E], the rows of each.
+        sizes: int32[E], the rows of each expert.
 
     Returns:
         [N, out] in the rows' dtype.
@@ -523,7 +523,7 @@ def _product(rows: jax.Array, name: str, arrays: Mapping[str, Stored], sizes: ja
 
 
 def _grouped(rows: jax.Array, weight: Stored, sizes: jax.Array) -> jax.Array:
-    """Each row with its own expert's weight.
+    """Multiply each row by its own expert's weight.
 
     Args:
         weight: [E, in, ...], the outputs' axes last.
@@ -541,18 +541,18 @@ def _grouped(rows: jax.Array, weight: Stored, sizes: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _ragged(rows: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
-    """`jax.lax.ragged_dot`, whose gradient to the weight is `outer`.
+    """Compute `jax.lax.ragged_dot` with `outer` as the gradient of the weight.
 
     Args:
         rows: [N, in], sorted by expert.
         weight: [E, in, out].
-        sizes: int32[E], the rows of each.
+        sizes: int32[E], the rows of each expert.
     """
     return jax.lax.ragged_dot(rows, weight, sizes)
 
 
 def _ragged_forward(rows: Any, weight: Any, sizes: Any) -> tuple[jax.Array, Any]:
-    """Keeps what the gradients that are asked for need: of a frozen weight no rows."""
+    """Keep only what the needed gradients use: for a frozen weight no rows."""
     kept = rows.value if weight.perturbed else None, weight.value if rows.perturbed else None, sizes.value
     return _ragged(rows.value, weight.value, sizes.value), kept
 
@@ -570,16 +570,16 @@ _ragged.defvjp(_ragged_forward, _ragged_backward, symbolic_zeros=True)
 def outer(
     rows: jax.Array, gradient: jax.Array, sizes: jax.Array, on_tpu: bool, interpret: bool = False
 ) -> jax.Array:
-    """Each expert's rows^T gradient.
+    """Return each expert's rows^T gradient.
 
-    XLA computes it on TPUs once for every expert with all rows; megablox's kernel reads each row once.
+    On TPUs XLA multiplies all rows once per expert; megablox's kernel reads each row once.
 
     Args:
         rows: [N, in], sorted by expert.
         gradient: [N, out].
-        sizes: int32[E], the rows of each.
+        sizes: int32[E], the rows of each expert.
         on_tpu: whether to use the kernel, which takes whole tiles of rows.
-        interpret: runs the kernel without a TPU.
+        interpret: run the kernel without a TPU.
 
     Returns:
         float32[E, in, out].
@@ -601,9 +601,9 @@ def _on_tpu() -> bool:
 
 @jax.custom_vjp
 def _take(x: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
-    """Row order[i] // K of x as row i, where each row of x is taken K times.
+    """Take row order[i] // K of x as row i, where each row of x is taken K times.
 
-    `inverse` is the inverse permutation of `order`: with it the gradient is a gather too, where that of
+    `inverse` is the inverse permutation of `order`. It makes the gradient a gather too; the gradient of
     indexing would be a scatter.
 
     Args:

@@ -1,9 +1,9 @@
-"""A model, computed as the recipe means it.
+"""Run a model as the recipe describes it.
 
-Tunix fixes some things that checkpoints or recipes leave open: rotary frequencies, masks, what is
-recomputed. Whatever has to differ is replaced in Tunix's modules while a model is traced, and put back
-afterwards, so that several models can live in one process. Everything that runs a model goes through
-here.
+Tunix fixes some things that checkpoints or recipes leave open: rotary frequencies, masks, what is recomputed.
+While a model is traced, this module replaces the attributes of Tunix's modules that have to differ.
+Afterwards it puts them back, so that several models can live in one process. All code that runs a model goes
+through here.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from .families import Architecture, Family
 from .families.base import Spec
 
 UNTIED_HEAD = "BTD,DV->BTV"
-"""The einsum of an output head with a weight of its own, by which Tunix's module is told from others."""
+"""The einsum of an output head with its own weight; it identifies Tunix's module for the head."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What turns final hidden states into logits.
+    """The output head, which turns final hidden states into logits.
 
     Attributes:
-        weight: [V, D] where the embedding serves as head, else [D, V].
-        tied: which of the two it is.
-        dtype: of the product, and of its operands; None for what those promote to.
+        weight: [V, D] if the embedding serves as head, else [D, V].
+        tied: whether the embedding serves as head.
+        dtype: of the product and its operands; None for the type that the operands promote to.
         softcap: logits become softcap * tanh(logits / softcap); None for none.
-        cap_dtype: the dtype that this is done in; None for the product's.
-        scale: of the logits.
+        cap_dtype: the dtype of that computation; None for the product's.
+        scale: factor of the logits.
     """
 
     weight: jax.Array
@@ -52,15 +52,15 @@ class Head:
 
     @property
     def spec(self) -> Spec:
-        """The weight's sharding while logits are computed: the vocabulary over tp, features whole."""
+        """Return the weight's sharding for computing logits: the vocabulary over tp, features whole."""
         return ("tp", None) if self.tied else (None, "tp")
 
     def logits(self, hidden: jax.Array, weight: jax.Array) -> jax.Array:
-        """float32[B, T, V], to the bit as Tunix computes them.
+        """Return float32[B, T, V], bit for bit as Tunix computes the logits.
 
         Args:
             hidden: [B, T, D].
-            weight: `self.weight`, as it is placed for this.
+            weight: `self.weight`, placed for this product.
         """
         dtype = self.dtype or jnp.promote_types(hidden.dtype, weight.dtype)
         equation = "BTD,VD->BTV" if self.tied else UNTIED_HEAD
@@ -92,7 +92,7 @@ class Forward:
 
     @contextmanager
     def replaced(self, segment_ids: jax.Array) -> Iterator[None]:
-        """Puts the replacements in place while a model is traced on a batch of these segments."""
+        """Replace attributes of Tunix's modules while a model is traced on a batch of these segments."""
         with ExitStack() as stack:
             for owner, name, value in self._replacements(segment_ids):
                 stack.enter_context(mock.patch.object(owner, name, value))
@@ -101,7 +101,7 @@ class Forward:
     def logits(
         self, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
     ) -> jax.Array:
-        """[B, T, V] of a batch, whole, in the rows' own order.
+        """Return the logits [B, T, V] of a whole batch, in the rows' own order.
 
         Args:
             model: Tunix's, merged with its arrays.
@@ -118,10 +118,10 @@ class Forward:
     def hidden(
         self, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
     ) -> jax.Array:
-        """[B, T, D]: the hidden states after the final norm, which `head` turns into logits.
+        """Return [B, T, D], the hidden states after the final norm, which `head` turns into logits.
 
-        The arguments are those of `logits`; where `dealt` they are in the order of `context.deal`, as the
-        result is.
+        The arguments are those of `logits`. If `dealt`, arguments and result are in the order of
+        `context.deal`.
         """
         module = self.family.tunix_module()
         captured: list[jax.Array] = []
@@ -140,13 +140,13 @@ class Forward:
                 mock.patch.object(module.Embedder, "decode", decode),
                 mock.patch.object(module.Einsum, "__call__", einsum),
             ):
-                # What the model makes of the states that it takes for logits is dropped.
+                # The model's own logits from these states are dropped.
                 model(tokens, positions, None, self._mask(segment_ids))
         (hidden,) = captured
         return hidden
 
     def head(self, model: Any) -> Head:
-        """The output head of a model: its own, or the embedding."""
+        """Return the output head of a model: its own, or the embedding."""
         own = getattr(model, "lm_head", None)
         holder = model.embedder if own is None else own
         config = getattr(holder, "config", None)
@@ -161,11 +161,11 @@ class Forward:
         )
 
     def _mask(self, segment_ids: jax.Array) -> jax.Array | None:
-        """What Tunix's attention is given; splash attention takes the segments themselves."""
+        """Return the mask for Tunix's attention; splash attention takes the segments themselves."""
         return None if self.settings.attention == "splash" else attention_mask(segment_ids)
 
     def _replacements(self, segment_ids: jax.Array) -> Iterator[tuple[Any, str, Any]]:
-        """(owner, attribute, value) of everything that is replaced."""
+        """Yield (owner, attribute, value) for everything that is replaced."""
         module = self.family.tunix_module()
         if module.__name__.startswith("tunix."):
             from tunix.utils import sharding_utils
@@ -183,7 +183,7 @@ class Forward:
 
 
 def attention_mask(segment_ids: jax.Array) -> jax.Array:
-    """What each token may attend to: the earlier tokens of its own segment; nothing from padding.
+    """Return which tokens each token may attend to: the earlier ones of its segment; none from padding.
 
     Args:
         segment_ids: int32[B, T], 0 for padding.

@@ -1,10 +1,10 @@
-"""Gemma 4's experts, computed as the published model does and where the tokens are.
+"""Gemma 4's experts, computed as the published model does, on the devices that hold the tokens.
 
-Three things differ in this version of Tunix. Its router reads the experts' normalized input, where the
-published one reads the residual stream (they agree only where that norm's scale is 1 everywhere); it picks
-experts with an approximate top-k, which on a TPU misses some; and its dispatch sorts the tokens of all
-devices together, so that every device computes all of them. Here each device sends its own rows through
-the experts, whose weights are gathered for that over the data-parallel axis, as any other weight is.
+Tunix differs from the published model in three ways. Its router reads the experts' normalized input instead
+of the residual stream (they agree only if that norm's scale is 1 everywhere). It picks experts with an
+approximate top-k, which on a TPU misses some. Its dispatch sorts the tokens of all devices together, so that
+every device computes all of them. Here each device sends its own rows through the experts, whose weights are
+gathered over the data-parallel axis for this, like all other weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .remat import recomputed
 
 
 def layer(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, jax.Array, Any]:
-    """Replaces DecoderLayer.__call__ as well: what experts get leaves a layer that is recomputed."""
+    """Replace DecoderLayer.__call__, so that the experts' loads leave a layer that is recomputed."""
     block = type(self).block
     if self.config.remat_config.name == "DECODER":
         block = recomputed(block, experts=True)
@@ -39,7 +39,7 @@ def decoder_block(
     per_layer_input: Any = None,
     kv_shared_cache: Any = None,
 ) -> tuple[Any, jax.Array, Any]:
-    """Replaces DecoderLayer.block of Tunix's Gemma 4 in models with experts.
+    """Replace DecoderLayer.block of Tunix's Gemma 4 in models with experts.
 
     Args:
         self: Tunix's DecoderLayer.
@@ -65,19 +65,19 @@ def decoder_block(
 
 
 def mixture(moe: Any, x: jax.Array, residual: jax.Array) -> jax.Array:
-    """The weighted sum of each token's experts.
+    """Return the weighted sum of each token's experts.
 
     Args:
         moe: Tunix's MoERagged.
-        x: [B, T, D], what the experts read.
-        residual: [B, T, D], what the router reads.
+        x: [B, T, D], the experts' input.
+        residual: [B, T, D], the router's input.
 
     Returns:
         [B, T, D] in x's dtype.
     """
     weights, choices = route(moe, residual)
     gate_up, down = (weight.get_raw_value() for weight in (moe.gating_einsum, moe.linear))
-    # Of codes and scales, where they are stored quantized.
+    # Codes and scales, if the weights are stored quantized.
     arrays = {"gate_up": jax.tree.map(lambda array: jnp.moveaxis(array, 3, 1), gate_up), "down": down}
     x, adapters = adapters_of(moe, x, gate_up="gating_einsum", down="linear")
     return run(
@@ -86,10 +86,10 @@ def mixture(moe: Any, x: jax.Array, residual: jax.Array) -> jax.Array:
 
 
 def route(self: Any, residual: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Each token's experts and their weights.
+    """Return each token's experts and their weights.
 
     Args:
-        self: Tunix's MoERagged, by this name for Qwix, which looks for the module that computes a product.
+        self: Tunix's MoERagged; named so for Qwix, which looks for the module that computes a product.
         residual: [B, T, D].
 
     Returns:

@@ -1,4 +1,4 @@
-"""The values that adapters start from: the same for every backend, mesh and machine. Numpy alone."""
+"""The first values of adapters: the same for every backend, mesh and machine. Imports numpy only."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 from .adapters import Adapter, LoraSettings, Matrices
 
 UNIFORM = {"peft": 1.0, "qwix": 6.0}
-"""What the bound's square is, times fan_in."""
+"""The square of the bound, times fan_in."""
 
 
 def initial_pair(adapter: Adapter, settings: LoraSettings, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A's and B's initial values, of `a_shape` and `b_shape` in float32; one of the two is zero.
+    """Return the first values of A and B, float32 of `a_shape` and `b_shape`; one of the two is zero.
 
-    A is uniform within 1/sqrt(fan_in) as PEFT's (kaiming_uniform with a = sqrt(5)), or within
-    sqrt(6/fan_in) as Qwix's (he_uniform), where fan_in is one expert's, or normal with the deviation 1/rank
-    as PEFT's gaussian. With zero_a it is B that is drawn, within 1/sqrt(rank). They depend on the seed and
-    the projection's name alone: not on the mesh, nor on what else is trained.
+    A is uniform within 1/sqrt(fan_in) as in PEFT (kaiming_uniform with a = sqrt(5)), uniform within
+    sqrt(6/fan_in) as in Qwix (he_uniform), or normal with deviation 1/rank as PEFT's gaussian. fan_in is that
+    of a single expert. With zero_a B is drawn instead, within 1/sqrt(rank). The values depend only on the
+    seed and the projection's name, not on the mesh or on the other trained weights.
     """
     if settings.init == "zero_a":
         parts = {}
@@ -43,7 +43,7 @@ def initial_pair(adapter: Adapter, settings: LoraSettings, seed: int) -> tuple[n
 
 
 def initial_adapters(adapters: Sequence[Adapter], settings: LoraSettings, seed: int) -> dict[str, Matrices]:
-    """A and B of each projection in float32, as Adapter.split lays them out.
+    """Return A and B of each projection in float32, in the layout of Adapter.split.
 
     Returns:
         By module name within the decoder ("layers.0.self_attn.q_proj").
@@ -55,12 +55,12 @@ def initial_adapters(adapters: Sequence[Adapter], settings: LoraSettings, seed: 
 
 
 def path_hash(path: str) -> int:
-    """A number for a path that is the same on every machine and Python."""
+    """Hash a path to a number that is the same on every machine and Python version."""
     return zlib.crc32(path.encode())
 
 
 def random_for(seed: int, name: str) -> np.random.Generator:
-    """Random numbers that hang on the seed and a name alone."""
+    """Return a generator of random numbers that depend only on the seed and a name."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, path_hash(name)])))
 
 

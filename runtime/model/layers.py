@@ -1,7 +1,7 @@
 """The parts that layers of the decoder (decoder.py) are made of.
 
-Their names are those that Tunix's have, so that LoRA, recomputation and the output head are the same code for
-both.
+They have the same names as Tunix's parts, so that LoRA, recomputation and the output head use the same code
+for both.
 """
 
 from __future__ import annotations
@@ -55,33 +55,33 @@ class Config:
 
     @property
     def experts(self) -> bool:
-        """Whether a layer has experts."""
+        """Return whether a layer has experts."""
         return bool(self.architecture.expert_layers)
 
 
 def segments() -> jax.Array:
-    """int32[B, T]: the segments of the batch that is traced, for what the mask does not say."""
+    """Return int32[B, T], the segments of the batch that is traced, which the mask does not tell."""
     raise NotImplementedError("runtime.model.forward puts a batch's segments here while it is traced")
 
 
 def unit(x: jax.Array, axes: tuple[int, ...], eps: float) -> jax.Array:
-    """What is divided by its root mean square, in float32."""
+    """Divide x by its root mean square over the axes, in float32."""
     return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True) + eps)
 
 
 class Einsum(nnx.Module):
-    """The product with a weight, and a bias where there is one.
+    """A product with a weight, and an optional bias.
 
     Attributes:
         einsum_str: the product's equation.
-        weight: the name of the weight's attribute: "w" or, of dense layers, "kernel".
-        bias: what is added to the product, of the shape of its last dimensions; None for nothing.
+        weight: the name of the weight's attribute: "w", or "kernel" in dense layers.
+        bias: added to the product, in the shape of its last dimensions; None for no bias.
     """
 
     def __init__(
         self, einsum_str: str, shape: tuple[int, ...], dtype: Any, weight: str = "w", bias: int = 0
     ) -> None:
-        """bias: dimensions of the bias, the last ones of the shape; 0 for none."""
+        """bias: the number of its dimensions, the last ones of the shape; 0 for none."""
         self.einsum_str, self.weight = einsum_str, weight
         setattr(self, weight, nnx.Param(jnp.zeros(shape, dtype)))
         self.bias = nnx.Param(jnp.zeros(shape[-bias:], dtype)) if bias else None
@@ -92,7 +92,7 @@ class Einsum(nnx.Module):
 
 
 class Embedder(nnx.Module):
-    """Token embeddings, which may serve as output head."""
+    """Token embeddings, which can also serve as the output head."""
 
     def __init__(self, vocabulary: int, features: int, dtype: Any) -> None:
         self.input_embedding = nnx.Param(jnp.zeros((vocabulary, features), dtype))
@@ -128,7 +128,7 @@ class Normalization(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """The feed-forward block of one layer, or the expert that every token goes through."""
+    """The feed-forward block of one layer, or the shared expert that every token goes through."""
 
     def __init__(self, config: Config, features: int) -> None:
         a = config.architecture

@@ -1,4 +1,4 @@
-"""A Tunix model with LoRA, its weights placed shard by shard straight from a checkpoint."""
+"""Load a Tunix model with LoRA: each weight's shards are placed straight from a checkpoint."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ flax.config.update("flax_always_shard_variable", False)
 
 
 class Frozen(nnx.Variable[Any]):
-    """What full fine-tuning does not train: buffers, and arrays that the checkpoint does not fill."""
+    """Arrays that full fine-tuning does not train: buffers, and arrays that the checkpoint does not fill."""
 
 
 class Whole(nnx.LoRAParam[Any]):
-    """A weight that is trained beside the adapters, in their type; the model computes with it in its own."""
+    """A weight trained with the adapters, in their dtype; the model computes with it in its own dtype."""
 
     def get_value(self, **index: Any) -> Any:
         return super().get_value(**index).astype(self.get_metadata("computed_in"))
 
 
 MAPPED_BYTES = 128 * 2**20
-"""Of a checkpoint's file, how much is mapped at a time while a tensor is read."""
+"""Bytes of a checkpoint's file that are mapped at a time while a tensor is read."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """A model and what it was made from.
+    """A model and what it was built from.
 
     Attributes:
         model: Tunix's. Its LoRAParams are trained, or, without LoRA, every nnx.Param.
         parameters: the base weights with their final shardings.
         adapters: in layer order, () without LoRA.
-        whole: of the parameters those that are trained beside the adapters.
-        lora: what the adapters were made by, None without LoRA.
+        whole: the parameters that are trained with the adapters.
+        lora: the settings of the adapters, None without LoRA.
         provider: computes the adapters' deltas, None without LoRA.
-        quantized: how the weights that are stored quantized lie, by path; {} for none.
+        quantized: the layouts of weights that are stored quantized, by path; {} for none.
         forward: how the model is computed.
     """
 
@@ -83,9 +83,9 @@ def abstract_model(
     axes: Mapping[str, int],
     rules: Sequence[Rule] = (),
 ) -> Built:
-    """The model with shapes for values: nothing is allocated, no device is asked for.
+    """Build the model with shapes instead of values: nothing is allocated, no device is needed.
 
-    Every variable carries its final sharding as metadata, which the optimizer's state and restored
+    Each variable carries its final sharding as metadata, which the optimizer's state and restored
     checkpoints follow.
 
     Args:
@@ -93,7 +93,7 @@ def abstract_model(
         rules: the recipe's sharding rules.
 
     Raises:
-        UserError: when Tunix's parameters are not the family's, or a rule does not fit.
+        UserError: when Tunix's parameters differ from the family's, or a rule does not fit.
     """
     if settings.attention == "splash" and not family.flash_attention:
         raise UserError(f"{family.name} has no splash attention here", "set model.attention to dot")
@@ -138,7 +138,7 @@ def abstract_model(
 def placed_parameters(
     family: Family, architecture: Architecture, rules: Sequence[Rule], axes: Mapping[str, int]
 ) -> tuple[Parameter, ...]:
-    """The base weights with their final shardings.
+    """Return the base weights with their final shardings.
 
     Raises:
         UserError: when a rule does not fit.
@@ -164,12 +164,12 @@ def build(
     start: int | Mapping[str, Matrices] = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Built:
-    """The model of a checkpoint on a mesh, its adapters initialized.
+    """Build the model of a checkpoint on a mesh, with its adapters initialized.
 
     Args:
         start: the adapters' seed, or their values by projection (A, B and with DoRA the magnitudes). They
             do not depend on the mesh.
-        progress: called with the parameters placed so far and their number.
+        progress: called with the number of parameters placed so far, and the number of all.
 
     Raises:
         UserError: when the checkpoint is of another family, or lacks a tensor.
@@ -225,7 +225,7 @@ def build(
 
 
 def put(built: Built, arrays: Mapping[str, np.ndarray], mesh: Mesh) -> None:
-    """Puts other values in the place of what is trained of a model with adapters.
+    """Replace the trained values of a model with adapters.
 
     Args:
         arrays: by path, of lora.dtype.
@@ -240,7 +240,7 @@ def put(built: Built, arrays: Mapping[str, np.ndarray], mesh: Mesh) -> None:
 class _ConstantKeys:
     """Random keys for a model that is built only for its shapes.
 
-    nnx.Rngs counts its draws; under a trace each count makes jax describe every equation so far,
+    nnx.Rngs counts its draws. Under a trace each count makes jax describe every equation so far,
     which takes minutes at 60 layers.
     """
 
@@ -260,7 +260,7 @@ class _ConstantKey:
 
 
 def _variables(model: nnx.Module) -> dict[str, nnx.Variable]:
-    """The model's variables by dotted path."""
+    """Return the model's variables by dotted path."""
     return {
         ".".join(map(str, path)): node
         for path, node in nnx.iter_graph(model)
@@ -296,7 +296,7 @@ def _freeze(model: nnx.Module, parameters: Sequence[Parameter]) -> None:
 def _holders(
     model: nnx.Module, parameters: Sequence[Parameter]
 ) -> Iterator[tuple[nnx.Module, str, Parameter]]:
-    """The module that holds each parameter, and the parameter's name in it."""
+    """Return the module that holds each parameter, and the parameter's name in it."""
     modules = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
     for parameter in parameters:
         module, _, name = parameter.path.rpartition(".")
@@ -304,7 +304,7 @@ def _holders(
 
 
 def rematerialize(model: nnx.Module, policy: str) -> None:
-    """Switches recomputation on. Gemma 3's attention holds a setting of its own beside the config."""
+    """Turn recomputation on. Gemma 3's attention holds its own setting in addition to the config."""
     for _, module in nnx.iter_modules(model):
         holders: tuple[Any, ...] = (getattr(module, "config", None), module)
         for holder in holders:
@@ -319,10 +319,10 @@ def rematerialize(model: nnx.Module, policy: str) -> None:
 
 
 def _place(base: HFCheckpoint, parameter: Parameter, mesh: Mesh, dtype: np.dtype) -> jax.Array:
-    """One parameter, each shard of it read from the checkpoint's file, cast and placed by itself.
+    """Place one parameter: each shard is read from the checkpoint's file, cast and placed on its own.
 
-    In host memory there is one shard at a time, and the part of the file that it is being copied from; of
-    what is stored quantized, all of the parameter's tensor in the type that it is dequantized to.
+    Host memory holds one shard at a time, and the part of the file that it is copied from. For a tensor that
+    is stored quantized, it holds the whole tensor in the type that it is dequantized to.
     """
     placed = sharding.named(mesh, parameter.spec)
     indices = placed.addressable_devices_indices_map(parameter.shape)
@@ -339,13 +339,13 @@ def _place(base: HFCheckpoint, parameter: Parameter, mesh: Mesh, dtype: np.dtype
 
 
 Bounds = tuple[tuple[int, ...], ...]
-"""First and last element, exclusive, along each axis of a parameter."""
+"""First and last element (exclusive) along each axis of a parameter."""
 
 
 def read_shards(
     base: HFCheckpoint, parameter: Parameter, wanted: Sequence[Bounds], dtype: np.dtype
 ) -> Iterator[tuple[Bounds, np.ndarray]]:
-    """Parts of a parameter, one after the other. Of each tensor the rows that any of them has are read, once.
+    """Yield parts of a parameter, one after the other. The rows that they need of a tensor are read once.
 
     Args:
         wanted: the shards of this process's devices.
@@ -362,13 +362,13 @@ def read_shards(
 
 
 def _holds(parameter: Parameter, number: int, bounds: Bounds) -> bool:
-    """Whether a part of a parameter has something of one of its sources."""
+    """Return whether a part of a parameter overlaps with one of its sources."""
     place = parameter.place(number)
     return all(bounds[axis][0] <= cast(int, place[axis]) < bounds[axis][1] for axis in parameter.stacked)
 
 
 def _file_axis(parameter: Parameter, source: Source) -> int:
-    """The parameter's axis that the bytes of a source's tensor run along."""
+    """Return the parameter's axis along which the bytes of a source's tensor run."""
     own = [axis for axis in range(len(parameter.shape)) if axis not in parameter.stacked]
     return own[source.transpose.index(0)]
 
@@ -380,7 +380,7 @@ def _read(
     bounds: Bounds,
     dtype: np.dtype,
 ) -> np.ndarray:
-    """A part of a parameter.
+    """Assemble a part of a parameter.
 
     Args:
         views: its sources' tensors in the layout of the parameter, with their first row.
@@ -401,7 +401,7 @@ def _read(
             )
         ]
         target = out[tuple(place)]
-        # Along the axis that the file's bytes run along; what was copied is unmapped as the copy goes on.
+        # Copy along the axis that the file's bytes run along; pages are unmapped as they are copied.
         axis = source.transpose.index(0)
         step = max(1, MAPPED_BYTES * view.shape[axis] // max(1, view.nbytes))
         for start in range(0, part.shape[axis], step):

@@ -1,9 +1,9 @@
 """LoRA in a Tunix model: its arrays, its computation, and the gradients that are held at zero.
 
-Qwix intercepts the model's matrix products; what is added to them is computed here. The products of all
-experts at once (experts.py) are no matrix products: their modules know the provider, which gives them A and
-B. Adapters are attached before rematerialization is switched on and every one of them must then take part in
-the traced computation, so that none can be missing unnoticed.
+Qwix intercepts the model's matrix products; this module adds the adapters to them. The products of all
+experts at once (experts.py) are not intercepted: their modules hold the provider, which gives them A and B.
+Adapters are attached before rematerialization is switched on. Every adapter must then take part in the
+traced computation, so that a missing one is noticed.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ from .remat import PROJECTION
 from .sharding import constrain
 
 Product = Callable[[Callable[[jax.Array, jax.Array], jax.Array], str, jax.Array, jax.Array, Any], jax.Array]
-"""(how, the einsum that it is, activations, weight, the module that has it) -> the product of the two."""
+"""(computes the einsum, its equation, activations, weight, the weight's module) -> the product."""
 
 Pair = tuple[jax.Array, jax.Array]
-"""A and B of all experts, [E, *in, R] and [E, R, *out], where B holds LoRA's scale."""
+"""A and B of all experts, [E, *in, R] and [E, R, *out]; B includes LoRA's scale."""
 
 
 class AdapterProvider(qwix.QuantizationProvider):
-    """Adds each adapter's delta to the product of the weight it belongs to.
+    """Add each adapter's delta to the product of the weight it belongs to.
 
     A product of activations x and weight W becomes x W + scale * (dropout(x) A) B, where projections
-    that share W may have scales of their own. The delta is
-    computed in the adapters' dtype, and the sum is cast back to the product's, so that float32
-    adapters leave the activations of a bfloat16 model in bfloat16.
+    that share W may have different scales. The delta is computed in the adapters' dtype, and the sum is
+    cast back to the product's. So float32 adapters leave the activations of a bfloat16 model in bfloat16.
 
     Attributes:
         used: paths of the adapted weights that took part since `used` was last cleared.
@@ -70,7 +69,7 @@ class AdapterProvider(qwix.QuantizationProvider):
 
     @contextmanager
     def training(self, seed: int, index: jax.Array, rows: int) -> Iterator[None]:
-        """Switches dropout on while a loss is traced.
+        """Turn dropout on while a loss is traced.
 
         Args:
             seed: of the run.
@@ -85,10 +84,10 @@ class AdapterProvider(qwix.QuantizationProvider):
 
     @contextmanager
     def before_training(self, kept: bool) -> Iterator[None]:
-        """Computes the model that training started from: without dropout, and without the deltas.
+        """Compute the model that training started from: no dropout, and no deltas unless `kept`.
 
         Args:
-            kept: whether that model had deltas, which are those of the model that is computed.
+            kept: whether that model had deltas; they are the deltas of the model that is computed.
         """
         before = self._adapters, self._experts, self._salts
         self._salts = None
@@ -100,7 +99,7 @@ class AdapterProvider(qwix.QuantizationProvider):
             self._adapters, self._experts, self._salts = before
 
     def check_used(self) -> None:
-        """Raises UserError unless every adapter took part in what was traced."""
+        """Raise UserError unless every adapter took part in the traced computation."""
         missing = {adapter.target.weight for adapter in self._all} - self.used
         if missing:
             raise UserError(
@@ -110,13 +109,13 @@ class AdapterProvider(qwix.QuantizationProvider):
             )
 
     def pairs(self, module: Any, x: jax.Array) -> tuple[jax.Array, dict[str, Pair]]:
-        """A and B of the experts that a module holds, by the names of its weights; B times its scale.
+        """Return A and B of the experts that a module holds, by the names of its weights; B times its scale.
 
-        Their gradients are cut over the mesh as they are, before that of x is there: whole ones of all layers
-        would wait in memory for the optimizer.
+        Their gradients are split over the mesh at once, before the gradient of x is computed. Otherwise whole
+        gradients of all layers would wait in memory for the optimizer.
 
         Args:
-            x: what the experts read.
+            x: the experts' input.
 
         Returns:
             x, and the pairs.
@@ -132,7 +131,7 @@ class AdapterProvider(qwix.QuantizationProvider):
         return x, out
 
     def einsum(self, equation: str, *operands: Any, **kwargs: Any) -> jax.Array:
-        """Replaces jax.numpy.einsum while the model runs."""
+        """Replace jax.numpy.einsum while the model runs."""
         module, adapter = self._current()
         if len(operands) != 2:
             return jnp.einsum(equation, *operands, **kwargs)
@@ -144,9 +143,9 @@ class AdapterProvider(qwix.QuantizationProvider):
         return self._adapted(product, operands, module, adapter, (x_axes, w_axes, output))
 
     def dot_general(self, lhs: jax.Array, rhs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-        """Replaces jax.lax.dot_general while the model runs."""
+        """Replace jax.lax.dot_general while the model runs."""
         module, adapter = self._current()
-        # The only such products are dense layers': x's last axis with a matrix's first.
+        # The only such products are dense layers: x's last axis with a matrix's first.
         letters = "abcdefgh"[: lhs.ndim - 1]
         equation = f"{letters}i,io->{letters}o"
         product = self._product(
@@ -157,7 +156,7 @@ class AdapterProvider(qwix.QuantizationProvider):
         return self._adapted(product, (lhs, rhs), module, adapter, (f"{letters}i", "io", f"{letters}o"))
 
     def _current(self) -> tuple[Any, Adapter | None]:
-        """The module whose code calls, and its adapter."""
+        """Return the calling module, and its adapter."""
         module = qwix_current_module()
         path = tuple(map(str, getattr(module, "qwix_path", ())))
         return module, self._adapters.get(path)
@@ -170,7 +169,7 @@ class AdapterProvider(qwix.QuantizationProvider):
         adapter: Adapter,
         axes: tuple[str, str, str],
     ) -> jax.Array:
-        """The product with the adapter's delta.
+        """Add the adapter's delta to the product.
 
         Args:
             operands: activations and weight.
@@ -190,7 +189,7 @@ class AdapterProvider(qwix.QuantizationProvider):
         if self._salts is None:
             inner = jnp.einsum(down, x, a)
         else:
-            # As in PEFT, each projection drops inputs of its own.
+            # As in PEFT, each projection has its own dropout.
             inner = jnp.concatenate(
                 [
                     jnp.einsum(down, dropped(x, self._salts, part.name, self._dropout), a[..., part.block])
@@ -213,10 +212,10 @@ class AdapterProvider(qwix.QuantizationProvider):
 
 @jax.custom_vjp
 def together(*operands: jax.Array) -> tuple[jax.Array, ...]:
-    """Inputs and their adapters themselves, whose gradients are computed at one time.
+    """Return inputs and adapters unchanged, but have their gradients computed at the same time.
 
-    A's gradient is a product with x, and nothing before the optimizer waits for it. The TPU's compiler may
-    then put such products off until the end, and holds the inputs of all projections of all layers for them.
+    A's gradient is a product with x, and only the optimizer waits for it. The TPU's compiler may otherwise
+    put such products off until the end, and keep the inputs of all projections of all layers for them.
     """
     return operands
 
@@ -233,12 +232,12 @@ together.defvjp(_together_forward, _together_backward)
 
 
 def _product(compute: Any, equation: str, x: jax.Array, weight: jax.Array, module: Any) -> jax.Array:
-    """The product with a module's weight as it is; of weights that are stored quantized, see quantize.py."""
+    """Multiply by a module's weight as it is; for weights that are stored quantized see quantize.py."""
     return compute(x, weight)
 
 
 def scales(adapter: Adapter, dtype: Any) -> jax.Array:
-    """What each entry of the rank axis is multiplied by: [rank], or [] where that is one number."""
+    """Return the factor of each entry of the rank axis: [rank], or [] if all are equal."""
     parts = adapter.blocks
     if len({part.scale for part in parts}) == 1:
         return jnp.asarray(parts[0].scale, dtype)
@@ -246,10 +245,10 @@ def scales(adapter: Adapter, dtype: Any) -> jax.Array:
 
 
 def row_salts(seed: int, index: jax.Array, rows: int) -> jax.Array:
-    """uint32[rows]: a number for each row of a micro-batch, which decides what dropout drops of it.
+    """Return uint32[rows]: a number for each row of a micro-batch, which decides what dropout drops of it.
 
-    It hangs on the seed and on the row's number in the run alone, counted over its micro-batches: a step's
-    rows are the same however many micro-batches they are cut into, on whatever mesh.
+    It depends only on the seed and on the row's number in the run, counted over the run's micro-batches. So a
+    step's rows are the same for any number of micro-batches per step, and on any mesh.
 
     Args:
         seed: of the run.
@@ -261,12 +260,12 @@ def row_salts(seed: int, index: jax.Array, rows: int) -> jax.Array:
 
 
 def dropped(x: jax.Array, salts: jax.Array, projection: str, rate: float) -> jax.Array:
-    """A projection's input with some of its elements zero and the others made larger for it.
+    """Apply dropout to a projection's input: set some elements to zero, and scale the others up.
 
     Args:
         x: [B, ...].
-        salts: uint32[B], of `row_salts`.
-        projection: Hugging Face's name of it, "layers.0.self_attn.q_proj".
+        salts: uint32[B], from `row_salts`.
+        projection: its Hugging Face name, "layers.0.self_attn.q_proj".
         rate: probability that an element is dropped.
     """
     kept = keep_mask(salts ^ jnp.uint32(path_hash(projection)), x.shape, rate)
@@ -274,20 +273,20 @@ def dropped(x: jax.Array, salts: jax.Array, projection: str, rate: float) -> jax
 
 
 def keep_mask(salts: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
-    """bool of `shape`, False with probability `rate`."""
+    """Return bool of `shape`, False with probability `rate`."""
     return random_bits(salts, shape) >= jnp.uint32(round(rate * 2**32))
 
 
 def random_bits(salts: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """uint32 of `shape`: a hash of each element's place in its row and of the row's salt.
+    """Return uint32 of `shape`: a hash of each element's place in its row and of the row's salt.
 
-    A pure function of both that no sharding changes. It costs a few integer operations an element,
+    This is a pure function of both, which no sharding changes. It costs a few integer operations an element,
     fused into the product that reads it; jax.random's generators cost far more to run and to compile.
 
     Args:
-        salts: uint32 of the length of the first dimension, one for each row.
+        salts: uint32, one for each index of the first dimension.
     """
-    # Of the whole shape: XLA would write the places of one row to memory, and read them for each.
+    # Over the whole shape: XLA would write the places of one row to memory, and read them for each row.
     place = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape[1:], 1):
         place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
@@ -296,14 +295,14 @@ def random_bits(salts: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 
 def mix(x: jax.Array) -> jax.Array:
-    """A bijection of uint32 that leaves no trace of its input's order: the hash lowbias32 (C. Wellons)."""
+    """Scramble uint32 by a bijection that hides its input's order: the hash lowbias32 (C. Wellons)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
 
 
 def qwix_current_module() -> Any:
-    """The flax module that is calling, which Qwix finds on the stack."""
+    """Return the flax module that is calling, which Qwix finds on the stack."""
     from qwix._src.utils import flax_util
 
     return flax_util.get_current_module()
@@ -312,7 +311,7 @@ def qwix_current_module() -> Any:
 def attach(
     model: nnx.Module, adapters: Sequence[Adapter], settings: LoraSettings
 ) -> tuple[nnx.Module, AdapterProvider]:
-    """Gives an abstract model its LoRA parameters, and the computation that uses them.
+    """Add LoRA parameters to an abstract model, and the computation that uses them.
 
     Args:
         model: with shapes for values, rematerialization and splash attention off.
@@ -347,7 +346,7 @@ def attach(
 
 
 def trained_mask(adapter: Adapter) -> np.ndarray:
-    """1 where B is trained, 0 where it stays zero: [rank, slots, 1, ...]."""
+    """Return 1 where B is trained, 0 where it stays zero: [rank, slots, 1, ...]."""
     mask = np.zeros((adapter.rank, len(adapter.target.projections)), np.float32)
     for part in adapter.projections:
         mask[part.block, part.slot] = 1.0
@@ -355,9 +354,9 @@ def trained_mask(adapter: Adapter) -> np.ndarray:
 
 
 def mask_gradients(adapters: Sequence[Adapter]) -> optax.GradientTransformation:
-    """Zeroes the gradients of the entries of B that belong to no trained projection.
+    """Zero the gradients of the entries of B that belong to no trained projection.
 
-    First in an optimizer chain, so that the norm that clipping sees is of trained entries alone.
+    Put this first in an optimizer chain, so that clipping sees the norm of trained entries only.
     """
     masks: Mapping[str, np.ndarray] = {
         adapter.b_path: trained_mask(adapter) for adapter in adapters if adapter.masked

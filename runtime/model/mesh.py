@@ -1,4 +1,4 @@
-"""The devices of a run, virtual ones on a CPU, laid out as the recipe's mesh."""
+"""The devices of a run (virtual ones on a CPU), arranged as the recipe's mesh."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
 
 
 def start(settings: MeshSettings, processes: int = 1) -> Mesh:
-    """Starts JAX on the recipe's platform and returns its mesh.
+    """Start JAX on the recipe's platform, and return its mesh.
 
-    Call it before anything else asks JAX for devices: the number of virtual CPU devices is fixed
+    Call this before anything else asks JAX for devices: the number of virtual CPU devices is fixed
     when the backend starts.
 
     Args:
-        processes: of the run, this one included; JAX has connected them.
+        processes: of the run, including this one; JAX has connected them.
 
     Raises:
         UserError: when the machines do not have the devices that the recipe names.
@@ -69,7 +69,7 @@ def start(settings: MeshSettings, processes: int = 1) -> Mesh:
 
 
 def compile_with(flags: Sequence[str]) -> None:
-    """Gives libtpu its flags, which it reads when it is loaded. One of the environment wins."""
+    """Pass flags to libtpu, which reads them when it is loaded. The environment's flags take precedence."""
     own = os.environ.get(LIBTPU_FLAGS, "").split()
     names = {flag.partition("=")[0] for flag in own}
     for flag in flags:
@@ -81,10 +81,10 @@ def compile_with(flags: Sequence[str]) -> None:
 
 
 def arrange(axes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
-    """Devices as a mesh whose neighbors are neighbors in hardware.
+    """Arrange devices as a mesh in which neighbors are neighbors in hardware.
 
-    Slices are what the axis dcn counts, so that fsdp and tp never cross the network between them. Virtual
-    CPU devices have no slices: there dcn is an axis like the others.
+    The axis dcn counts slices, so that fsdp and tp never cross the network between slices. Virtual CPU
+    devices have no slices: for them dcn is an axis like the others.
     """
     sizes = tuple(axes.values())
     slices = len({getattr(device, "slice_index", 0) for device in devices})

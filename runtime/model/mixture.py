@@ -1,4 +1,4 @@
-"""The experts of a layer of the decoder (decoder.py), in the place of its feed-forward block."""
+"""The experts of a layer of the decoder (decoder.py), which replace its feed-forward block."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ExpertWeights(nnx.Module):
             self.down_bias = nnx.Param(jnp.zeros((e, hidden), dtype))
 
     def arrays(self, x: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
-        """What the experts read, and their arrays, as runtime.model.experts.run takes them: those that are
-        stored quantized as they are."""
+        """Return the experts' input, and their arrays in the form that runtime.model.experts.run takes;
+        quantized arrays are passed as stored."""
         names = ("gate_up", "down", "gate_up_bias", "down_bias")
         own = {name: getattr(self, name).get_raw_value() for name in names if hasattr(self, name)}
         x, adapters = adapters_of(self, x)
@@ -37,7 +37,7 @@ class ExpertWeights(nnx.Module):
 
 
 class Mixture(nnx.Module):
-    """The experts of one layer, in the place of its feed-forward block."""
+    """The experts of one layer, which replace its feed-forward block."""
 
     def __init__(self, config: Config, experts: Experts) -> None:
         d, dtype = config.architecture.hidden_size, config.dtype

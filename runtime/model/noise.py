@@ -15,16 +15,16 @@ from .lora import random_bits
 
 
 def noisy_embeddings(forward: Forward, alpha: float, salts: jax.Array) -> AbstractContextManager[Any]:
-    """Adds noise, uniform within alpha / sqrt(T * D), to embeddings [B, T, D] that are traced within.
+    """Add noise, uniform within alpha / sqrt(T * D), to embeddings [B, T, D] that are traced in this context.
 
     Args:
         forward: how the model is computed.
-        alpha: the paper's. Padding counts among the T tokens of a row.
-        salts: uint32[B], of `lora.row_salts`.
+        alpha: the paper's alpha. Padding counts among the T tokens of a row.
+        salts: uint32[B], from `lora.row_salts`.
     """
     embedder: Any = forward.family.tunix_module().Embedder
     encode = embedder.encode
-    # Where transformers' embedding scales what it gives, and the decoder here does so afterwards.
+    # transformers' embedding scales its own output in some families; the decoder here scales it afterwards.
     a: Any = forward.architecture
     later = a.embedding_scale if forward.family.scaled_embedding else 1.0
 

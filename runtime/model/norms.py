@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 
 def offset_rms_norm(self: Any, x: jax.Array) -> jax.Array:
-    """Replaces RMSNorm.__call__ of Tunix's Gemma 2 and 3: x / rms(x) * (1 + scale), as transformers does it.
+    """Replace RMSNorm.__call__ of Tunix's Gemma 2 and 3: x / rms(x) * (1 + scale), as in transformers.
 
-    In bfloat16, 1 + scale would lose what is below 2^-8 of it.
+    In bfloat16, 1 + scale would lose the part of scale below 2^-8.
 
     Args:
         self: Tunix's module, with `scale` of [D].

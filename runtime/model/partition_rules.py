@@ -1,5 +1,5 @@
-"""Which mesh axis each dimension of each parameter is split over. Pure: the compiler decides with it
-what the runtime does."""
+"""Which mesh axis each dimension of each parameter is split over. These are pure functions: the compiler and
+the runtime decide with the same code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rule = tuple[str, Spec]
 
 @dataclass(frozen=True)
 class Indivisible:
-    """A dimension that its axis does not divide.
+    """A dimension whose length the devices of its mesh axis do not divide.
 
     Attributes:
         path: of the array.
@@ -44,18 +44,18 @@ def resolve_specs(
     axes: Mapping[str, int],
     on_indivisible: str = "error",
 ) -> tuple[Parameter, ...]:
-    """The parameters with their final shardings, by axes that the mesh has.
+    """Return the parameters with their final shardings, over the axes that the mesh has.
 
     The first rule whose expression matches a parameter's whole path replaces the family's default.
-    An axis of one device is left in place: it splits nothing.
+    An axis of one device stays in the sharding: it splits nothing.
 
     Args:
         parameters: with the family's default shardings.
         rules: the recipe's `sharding.rules`.
         axes: devices along each mesh axis.
-        on_indivisible: what becomes of a dimension that its axis does not divide: "error", or
-            "replicate", which leaves that dimension whole. The compiler has refused what a recipe
-            does not allow, so the runtime can say "replicate".
+        on_indivisible: what to do with a dimension that its axis does not divide: "error", or
+            "replicate", which does not split that dimension. The compiler has refused what a recipe
+            does not allow, so the runtime can use "replicate".
 
     Raises:
         ValueError: naming the first dimension, when `on_indivisible` is "error".
@@ -78,7 +78,7 @@ def resolve_specs(
 
 
 def apply_rules(parameters: Sequence[Parameter], rules: Sequence[Rule]) -> tuple[Parameter, ...]:
-    """The parameters, each with the sharding of the first rule that matches its whole path."""
+    """Give each parameter the sharding of the first rule that matches its whole path."""
     if not rules:
         return tuple(parameters)
     compiled = [(re.compile(pattern), tuple(spec)) for pattern, spec in rules]
@@ -90,7 +90,7 @@ def apply_rules(parameters: Sequence[Parameter], rules: Sequence[Rule]) -> tuple
 
 
 def indivisible(path: str, shape: Sequence[int], spec: Spec, axes: Mapping[str, int]) -> list[Indivisible]:
-    """The dimensions of one array that their axes do not divide."""
+    """Return the dimensions of one array that their axes do not divide."""
     return [
         Indivisible(path, i, length, axis, shards(axis, axes))
         for i, (length, axis) in enumerate(zip(shape, spec, strict=True))
@@ -99,11 +99,11 @@ def indivisible(path: str, shape: Sequence[int], spec: Spec, axes: Mapping[str, 
 
 
 TOKENS = "cp"
-"""The mesh axis that the tokens of each row are split over, and with fsdp the weights."""
+"""The mesh axis that the tokens of each row are split over, and together with fsdp the weights."""
 
 
 def axes_of(axis: str | None, axes: Mapping[str, int]) -> tuple[str, ...]:
-    """The axes of a mesh that an axis in a weight's sharding stands for: "fsdp" stands for cp too.
+    """Return the mesh axes that an axis in a weight's sharding stands for: "fsdp" includes cp.
 
     Args:
         axes: size of each mesh axis.
@@ -114,35 +114,35 @@ def axes_of(axis: str | None, axes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def shards(axis: str | None, axes: Mapping[str, int]) -> int:
-    """Over how many devices an axis in a weight's sharding splits a dimension."""
+    """Return the number of devices over which an axis in a weight's sharding splits a dimension."""
     return math.prod(axes[name] for name in axes_of(axis, axes))
 
 
 PIECE = 128
-"""A piece of a dealt row is a multiple of so many tokens: the smallest block of splash attention."""
+"""A piece of a dealt row is a multiple of this many tokens: the smallest block of splash attention."""
 
 
 def dealt_length(length: int, count: int) -> int:
-    """Tokens of a row that is dealt to `count` devices (context.py): whole pieces, two for each."""
+    """Return the tokens of a row that is dealt to `count` devices (context.py): two whole pieces for each."""
     return length if count == 1 else length + -length % (2 * count * PIECE)
 
 
 DATA = ("fsdp", "dcn", "ep")
-"""The mesh axes that rows of a batch are split over: devices of a slice, which share the weights, slices, and
+"""The mesh axes that rows of a batch are split over: devices of a slice, which share the weights; slices; and
 devices that share the experts.
 
-In this order: of rows over (dcn, fsdp), XLA's partitioner (jaxlib 0.10.2) takes those of one slice for those
-of another where a product sums over tp, its weight is cut over fsdp, and tp and fsdp are of the same size.
+The order matters: with rows over (dcn, fsdp), XLA's partitioner (jaxlib 0.10.2) confuses rows of different
+slices if a product sums over tp, its weight is split over fsdp, and tp and fsdp are of the same size.
 """
 
 
 def data_parallel(axes: Mapping[str, int]) -> int:
-    """Devices among which the rows of a micro-batch are split, from the size of each mesh axis."""
+    """Return the number of devices that split the rows of a micro-batch, from the size of each mesh axis."""
     return math.prod(axes.get(axis, 1) for axis in DATA)
 
 
 def row_axes(rows: int, axes: Mapping[str, int]) -> str | tuple[str, ...] | None:
-    """What a batch's rows are split over in a PartitionSpec; None where the devices do not divide them.
+    """Return the entry of a PartitionSpec that splits a batch's rows; None if the devices do not divide them.
 
     Args:
         axes: size of each mesh axis.
@@ -154,7 +154,7 @@ def row_axes(rows: int, axes: Mapping[str, int]) -> str | tuple[str, ...] | None
 
 
 def divisible(shape: Sequence[int], spec: Sequence[str | None], axes: Mapping[str, int]) -> Spec:
-    """A sharding without the axes that do not divide their dimension, or that the mesh lacks."""
+    """Return a sharding without the axes that do not divide their dimension, or that the mesh lacks."""
     return tuple(
         axis if axis in axes and size % shards(axis, axes) == 0 else None
         for size, axis in zip(shape, spec, strict=False)

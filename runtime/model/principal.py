@@ -1,11 +1,11 @@
 """Adapters that start from the base's weights: PiSSA, OLoRA and LoftQ, as PEFT computes them.
 
 With PiSSA (Meng et al. 2024) B A is the principal part of a weight W, with OLoRA (Büyükakyüz 2024) the first
-columns and rows of its QR decomposition; what is frozen is the rest, W - scale * B A. With LoftQ (Li et al.
-2023, one iteration) W is frozen as it is stored quantized, and B A is the principal part of what that lost.
+columns and rows of its QR decomposition; the rest, W - scale * B A, is frozen. With LoftQ (Li et al. 2023,
+one iteration) W is frozen in its quantized form, and B A is the principal part of the quantization error.
 
-Whatever is trained, W + scale * (B A - B0 A0) is what it makes of the base, where A0 and B0 are the first
-values: a plain adapter of twice the rank. So they are kept beside a run's checkpoints. Numpy alone, float32.
+In all cases training turns the base's W into W + scale * (B A - B0 A0), where A0 and B0 are the first values:
+a plain adapter of twice the rank. So A0 and B0 are kept next to a run's checkpoints. Numpy only, float32.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ Start = dict[str, Matrices]
 
 
 def first_values(settings: LoraSettings, name: str, weight: np.ndarray, seed: int) -> Matrices:
-    """A projection's first A, B and with DoRA magnitudes, in float32: of A and B, numbers of settings.dtype.
+    """Return a projection's first A and B, rounded to settings.dtype, and with DoRA magnitudes, in float32.
 
     Args:
         name: of the projection.
-        weight: [out, in] that scale * B A is a part of: the base's, or with LoftQ what quantizing it loses.
+        weight: [out, in] to factor as scale * B A: the base's, or with LoftQ the quantization error.
         seed: of the run, for `pissa_niter_N`.
     """
     import ml_dtypes
 
     weight, rank, scale = weight.astype(np.float32), settings.rank_of(name), settings.scale_of(name)
     if settings.init == "olora":
-        # The first columns of Q are of the first columns of W alone. PEFT divides by no scale here.
+        # The first columns of Q depend only on W's first columns. PEFT does not divide by the scale here.
         high = np.linalg.qr(weight[:, :rank])[0]
         low = high.T @ weight
     else:
@@ -56,15 +56,15 @@ def first_values(settings: LoraSettings, name: str, weight: np.ndarray, seed: in
         low, high = root[:, None] * v, u * root
     dtype = ml_dtypes.bfloat16 if settings.dtype == "bfloat16" else np.float32
     pair = (np.ascontiguousarray(part).astype(dtype).astype(np.float32) for part in (low, high))
-    # W's own lengths: those of what is frozen with scale * B A, as PEFT has them.
+    # The lengths of W's own columns: of the frozen weight plus scale * B A, as in PEFT.
     return *pair, *([np.linalg.norm(weight, axis=1)] if settings.kind == "dora" else [])
 
 
 def largest(weight: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """U [out, rank], S [rank] and V^T [rank, in] of the largest singular values.
+    """Return U [out, rank], S [rank] and V^T [rank, in] of the largest singular values.
 
-    By the eigenvectors of W W^T or W^T W in float64, which take 16 bytes for each number of that: an eighth
-    of the time of LAPACK's SVD, and no less exact than that is in float32.
+    Computed from the eigenvectors of W W^T or W^T W in float64, which take 16 bytes for each number of that
+    matrix. This takes an eighth of the time of LAPACK's SVD, and is at least as exact as the SVD in float32.
     """
     if len(weight) > weight.shape[1]:
         v, s, u = largest(weight.T, rank)
@@ -82,8 +82,8 @@ def largest(weight: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray, np.n
 def svd_lowrank(
     weight: np.ndarray, rank: int, iterations: int, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """U [out, rank], S [rank] and V^T [rank, in] by subspace iteration, as torch.svd_lowrank (Halko et al.
-    2009, algorithms 4.4 and 5.1), without oversampling."""
+    """Compute U [out, rank], S [rank] and V^T [rank, in] by subspace iteration, as torch.svd_lowrank (Halko
+    et al. 2009, algorithms 4.4 and 5.1), without oversampling."""
     if len(weight) < weight.shape[1]:
         v, s, u = svd_lowrank(weight.T, rank, iterations, random)
         return u.T, s, v.T
@@ -95,7 +95,7 @@ def svd_lowrank(
 
 
 def plain(settings: LoraSettings) -> LoraSettings:
-    """The settings of adapters of twice the rank whose products are scaled as these are."""
+    """Return the settings of adapters of twice the rank whose products are scaled like these."""
     factor = math.sqrt(2) if settings.rslora else 2
     return replace(
         settings,
@@ -108,13 +108,13 @@ def plain(settings: LoraSettings) -> LoraSettings:
 
 
 def joined(values: Mapping[str, Matrices], initial: Mapping[str, Matrices]) -> Start:
-    """What was trained, as `plain` adapters of the base itself: [A; A0] and [B, -B0].
+    """Return the trained values as `plain` adapters of the base itself: [A; A0] and [B, -B0].
 
-    As PEFT's `subtract_mutated_init`; by module, so that ranks and alphas may differ with rsLoRA too.
+    As PEFT's `subtract_mutated_init`, but by module, so that ranks and alphas may differ with rsLoRA too.
 
     Args:
         values: A, B and with DoRA the magnitudes, by projection.
-        initial: the first ones.
+        initial: the first values of the same.
     """
     out: Start = {}
     for name, (a, b, *magnitude) in values.items():
@@ -124,7 +124,7 @@ def joined(values: Mapping[str, Matrices], initial: Mapping[str, Matrices]) -> S
 
 
 def halved(values: Mapping[str, Matrices]) -> tuple[Start, Start]:
-    """The inverse of `joined`: what was trained, and what it began with."""
+    """Invert `joined`: return the trained values and the first values."""
     trained: Start = {}
     initial: Start = {}
     for name, (a, b, *magnitude) in values.items():
@@ -135,7 +135,7 @@ def halved(values: Mapping[str, Matrices]) -> tuple[Start, Start]:
 
 
 def write_initial(directory: str | Path, values: Mapping[str, Matrices]) -> None:
-    """Keeps a run's first values beside its checkpoints, in float32.
+    """Store a run's first values next to its checkpoints, in float32.
 
     Raises:
         UserError: when they cannot be written.
@@ -157,10 +157,10 @@ def write_initial(directory: str | Path, values: Mapping[str, Matrices]) -> None
 
 
 def read_initial(directory: str | Path) -> Start:
-    """The A and B that a run began with.
+    """Return the A and B that a run began with.
 
     Raises:
-        UserError: when they are not beside its checkpoints, or damaged.
+        UserError: when they are not next to its checkpoints, or are damaged.
     """
     path = path_of(directory) / INITIAL
     try:

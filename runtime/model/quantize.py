@@ -1,10 +1,10 @@
-"""QLoRA: frozen weights that are stored in 4 or 8 bits and computed with in the model's dtype.
+"""QLoRA: frozen weights are stored in 4 or 8 bits; products are computed in the model's dtype.
 
-A model's linear layers and its experts are held as Qwix's QArrays: codes and scales. nf4 is the 4-bit
-NormalFloat of QLoRA (Dettmers et al. 2023, appendix E) in blocks of 64 inputs that share a float32 scale,
-which is bitsandbytes' layout without double quantization; int8 and fp8 (float8_e4m3fn) have one scale for
-each output channel, of each expert. Products are of the numbers that codes stand for, or of the codes
-themselves (eight_bits.py). Embeddings, norms, routers and the head keep the model's dtype.
+A model's linear layers and its experts are stored as Qwix's QArrays: codes and scales. nf4 is the 4-bit
+NormalFloat of QLoRA (Dettmers et al. 2023, appendix E), in blocks of 64 inputs that share a float32 scale.
+This is bitsandbytes' layout without double quantization. int8 and fp8 (float8_e4m3fn) have one scale for each
+output channel, of each expert. Products use dequantized weights, or the codes themselves (eight_bits.py).
+Embeddings, norms, routers and the head keep the model's dtype.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Layout:
         return tuple(size // block for size, block in zip(self.shape, self.blocks, strict=True))
 
     def abstract(self) -> qwix.QArray:
-        """The codes' and the scales' shapes."""
+        """Return the codes' and the scales' shapes."""
         dtype = TYPES[self.kind]
         return qwix.QArray(
             jax.ShapeDtypeStruct(self.shape, dtype),
@@ -71,7 +71,7 @@ def layouts(
     kind: str,
     axes: Mapping[str, int],
 ) -> dict[str, Layout]:
-    """The layout of each weight that is quantized, by its path.
+    """Return the layout of each weight that is quantized, by its path.
 
     Args:
         parameters: with their final shardings.
@@ -88,12 +88,12 @@ def layouts(
 def layout(
     shape: tuple[int, ...], spec: Spec, contract: tuple[int, ...], kind: str, axes: Mapping[str, int]
 ) -> Layout:
-    """How a weight is quantized.
+    """Return how a weight is quantized.
 
-    nf4's blocks lie along the contracted axes, where neighbors are neighboring inputs of one output: along
-    the last one, and where that is whole in a block (heads of 16 or 32), over neighbors of the one before.
-    A block is the largest divisor of a device's part of that axis that is at most 64, so that no block is
-    split over devices; the whole part where there is no divisor from 8 on.
+    nf4's blocks lie along the contracted axes, where neighbors are neighboring inputs of one output. They lie
+    along the last axis. If that axis fits in a block (heads of 16 or 32), they extend over the axis before
+    it. A block is the largest divisor of a device's part of the axis that is at most 64, so that no block is
+    split over devices; it is the whole part if there is no divisor of at least 8.
 
     Args:
         spec: its sharding, in which each axis divides its dimension.
@@ -127,12 +127,12 @@ class QuantizedParam(nnx.Param[Any]):
 
 
 def attach(model: nnx.Module, weights: Mapping[str, Layout], dtype: Any) -> None:
-    """Puts quantized parameters into an abstract model in the place of its own.
+    """Replace an abstract model's parameters with quantized ones.
 
     Args:
-        model: with shapes for values.
+        model: with shapes instead of values.
         weights: by path.
-        dtype: that products are computed in.
+        dtype: of the products.
     """
     modules = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
     for path, how in weights.items():
@@ -142,18 +142,18 @@ def attach(model: nnx.Module, weights: Mapping[str, Layout], dtype: Any) -> None
 
 
 def quantize(weight: jax.Array, how: Layout, mesh: Mesh) -> qwix.QArray:
-    """A weight's codes and scales, sharded as it is; the weight's own memory is given back."""
+    """Return a weight's codes and scales, sharded like the weight, and free the weight's memory."""
     out = _quantizer(how, mesh)(weight)
     weight.delete()
     return out
 
 
 def dequantize(weight: qwix.QArray, dtype: Any) -> jax.Array:
-    """The weight that codes and scales stand for, computed in float32 and cast once.
+    """Return the weight that codes and scales represent, computed in float32 and cast once.
 
-    Bit for bit what qwix.dequantize gives. For nf4 that flattens the codes, which gathers a sharded weight
-    on every device, and looks each one up by a gather: compiled for v5p, a product of 2048 x 4096 by
-    4096 x 4096 takes 3.3 times a bfloat16 weight's time. Choosing among the table's entries takes 1.07 times.
+    The result equals qwix.dequantize's bit for bit. For nf4 Qwix flattens the codes, which gathers a sharded
+    weight on every device, and looks each code up by a gather. Compiled for v5p, a product of 2048 x 4096 by
+    4096 x 4096 then takes 3.3 times a bfloat16 weight's time; choosing among the table's entries takes 1.07.
     """
     if weight.qtype != "nf4":
         return qwix.dequantize(weight).astype(dtype)
@@ -165,7 +165,7 @@ def dequantize(weight: qwix.QArray, dtype: Any) -> jax.Array:
 
 
 def quantized_weight(module: Any, weight: jax.Array) -> qwix.QArray | None:
-    """What a module's weight was dequantized from, None where it was not.
+    """Return the QArray that a module's weight was dequantized from, None if it was not.
 
     Args:
         weight: the operand of the product that the module computes.
@@ -183,7 +183,7 @@ def product(
     weight: jax.Array,
     module: Any,
 ) -> jax.Array:
-    """The product with a module's weight, from codes and scales where it is stored quantized."""
+    """Multiply by a module's weight, from codes and scales if it is stored quantized."""
     stored = quantized_weight(module, weight)
     return compute(x, weight) if stored is None else dequantized(compute, x, stored, weight.dtype)
 
@@ -191,14 +191,14 @@ def product(
 def dequantized(
     compute: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, stored: qwix.QArray, dtype: Any
 ) -> jax.Array:
-    """The product with a weight that is dequantized for it, and again for the backward pass: as a residual,
-    it would be kept from the forward pass on, in the model's dtype."""
+    """Multiply by a weight that is dequantized for the product, and again for the backward pass. As a
+    residual it would be kept in the model's dtype from the forward pass on."""
     return jax.checkpoint(lambda x, stored: compute(x, dequantize(stored, dtype)))(x, stored)
 
 
 @functools.cache
 def _quantizer(how: Layout, mesh: Mesh) -> Any:
-    """The compiled function that quantizes weights of one layout."""
+    """Compile the function that quantizes weights of one layout."""
     channels = tuple(i for i, block in enumerate(how.blocks) if block == 1)
     # An axis whose entries share one scale is neither a channel nor tiled.
     tiles = {i: b for i, b in enumerate(how.blocks) if 1 < b < how.shape[i]}
@@ -209,7 +209,7 @@ def _quantizer(how: Layout, mesh: Mesh) -> Any:
         return qwix.quantize(weight.astype(jnp.float32), qtype, channelwise_axes=channels, tiled_axes=tiled)
 
     if how.kind == "nf4":
-        # Device by device: a block lies on one, and Qwix flattens what it looks up.
+        # Per device: a block lies on one device, and Qwix flattens the codes that it looks up.
         spec = PartitionSpec(*how.spec)
         return jax.jit(jax.shard_map(codes, mesh=mesh, in_specs=spec, out_specs=spec))
 

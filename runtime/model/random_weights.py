@@ -1,6 +1,6 @@
-"""Checkpoints of random weights in a family's layout: written to a folder, or made as they are read.
+"""Checkpoints of random weights in a family's layout, written to a folder or generated as they are read.
 
-Numpy alone, and safetensors where a folder is written.
+Imports numpy only, and safetensors where a folder is written.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .families import family_of
 from .families.base import Source
 
 BLOCK = 1 << 20
-"""Random numbers that a large tensor repeats: what it costs to compute with them does not depend on them."""
+"""A block of random numbers that large tensors repeat: the time to compute does not depend on the values."""
 
 
 def random_tensor(name: str, shape: tuple[int, ...], offset: float, seed: int) -> np.ndarray:
-    """float32: matrices keep their input's variance, norms stay near the one that does nothing.
+    """Return float32: matrices keep their input's variance, norms stay near the one that changes nothing.
 
     Args:
         offset: what the family's norms add to their weight.
-        seed: of all tensors; each tensor's stream depends on its name as well.
+        seed: of all tensors; each tensor's stream depends on its name too.
     """
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     values = generator.standard_normal(shape, dtype=np.float32)
@@ -46,17 +46,17 @@ def random_tensor(name: str, shape: tuple[int, ...], offset: float, seed: int) -
 
 
 def deviation(shape: tuple[int, ...]) -> np.float32:
-    """Of a matrix that keeps its input's variance; of matrices that lie in one tensor, such as all experts',
-    each by itself."""
+    """Return the deviation of a matrix that keeps its input's variance; of several matrices in one tensor,
+    such as all experts', the deviation of one."""
     inputs = shape[-1] if len(shape) == 3 else math.prod(shape[1:])
     return np.float32(inputs**-0.5)
 
 
 def write_text_model(folder: Path, config: Mapping[str, Any], seed: int = 0) -> None:
-    """Writes config.json and random text weights in float32; no tokenizer, and no tower for images.
+    """Write config.json and random text weights in float32; no tokenizer, and no image encoder.
 
     Args:
-        folder: exists.
+        folder: an existing folder.
     """
     from safetensors.numpy import save_file
 
@@ -77,7 +77,7 @@ def write_text_model(folder: Path, config: Mapping[str, Any], seed: int = 0) -> 
 
 @dataclass(frozen=True)
 class RandomCheckpoint(HFCheckpoint):
-    """A checkpoint of any size whose weights are made as they are read, and lie nowhere."""
+    """A checkpoint of any size whose weights are generated as they are read, and never stored."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> RandomCheckpoint:
@@ -90,13 +90,13 @@ class RandomCheckpoint(HFCheckpoint):
         return "random weights"
 
     def verify(self) -> None:
-        """Nothing can be missing."""
+        """Do nothing: no tensor can be missing."""
 
     def unused(self) -> list[str]:
         return []
 
     def release(self, name: str, forget: bool = False) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there is no memory to release."""
 
     def read_rows(self, source: Source, start: int, stop: int) -> np.ndarray:
         name, shape = source.full_name(self.prefix), (stop - start, *source.reshape[1:])

@@ -1,4 +1,4 @@
-"""Which share of a model's parameters adapters reach; the compiler and the model card say it alike."""
+"""The share of a model's parameters that adapters reach, for both the compiler and the model card."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .families.base import EXPERTS, Parameter
 
 @dataclass(frozen=True)
 class Reach:
-    """What adapters reach of a model.
+    """What adapters reach in a model.
 
     Attributes:
-        reached: parameters of the weights that carry an adapter; of a fused one, of its trained projections.
+        reached: parameters of the weights that carry an adapter; in a fused weight, of trained projections.
         total: parameters of the model that the checkpoint fills.
         expert_layers: layers whose experts carry no adapter.
     """
@@ -39,7 +39,7 @@ class Reach:
 
 
 def reach(parameters: Sequence[Parameter], adapters: Iterable[Adapter]) -> Reach:
-    """What the adapters of a run reach.
+    """Return what the adapters of a run reach.
 
     Args:
         parameters: of the model, as its family lists them.
@@ -58,5 +58,5 @@ def reach(parameters: Sequence[Parameter], adapters: Iterable[Adapter]) -> Reach
 
 
 def expert_layer(parameter: Parameter) -> str | None:
-    """The layer whose experts a parameter is of ("layers.7"); None for other parameters."""
+    """Return the layer whose experts a parameter belongs to ("layers.7"); None for other parameters."""
     return ".".join(parameter.path.split(".")[:2]) if EXPERTS.search(parameter.path) else None

@@ -1,8 +1,8 @@
 """What the backward pass recomputes, and what the forward pass keeps for it.
 
-Tunix knows none, block (attention and feed-forward block each recomputed from its input) and decoder
-(each layer recomputed from its input). The policies here recompute each layer too, except for what they
-name: those values are kept on the device, or sent to the host's memory and fetched again.
+Tunix itself has none, block (attention and feed-forward block each recomputed from its input) and decoder
+(each layer recomputed from its input). The policies here recompute each layer too, except for named values:
+these are kept on the device, or sent to the host's memory and fetched again.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from jax.ad_checkpoint import checkpoint_name
 from ..settings import ModelSettings
 
 ATTENTION = "attention"
-"""Name of each attention's output before its output projection. Splash attention's kernel gives it to
-what it keeps for its backward pass (output and logsumexp)."""
+"""Name of each attention's output before its output projection. Splash attention's kernel gives this name
+to the values that it keeps for its backward pass (output and logsumexp)."""
 OUTPUT_PROJECTION = "BTNH,NHD->BTD"
 """The einsum of the output projection, in every Tunix model."""
 
 PROJECTION = "projection"
-"""Name of what each projection gives, which is the sum of its weight's product and its adapter's, and of the
+"""Name of each projection's output, the sum of its weight's product and its adapter's delta, and of the
 adapter's product with A."""
 
 Policy = Callable[..., Any]
@@ -44,26 +44,26 @@ POLICIES: dict[str, Policy | None] = {
         offload_dst="pinned_host",
     ),
 }
-"""By the recipe's name. None stands for what Tunix does itself. save_dots keeps what each projection and each
-attention gives. No product with a weight is computed twice, nor is a weight gathered again for it; norms,
-rotations, activation functions and, with attention dot, the scores are computed again. A projection keeps one
-array, and none where the backward pass does not need it, as before a sum with the residual stream.
-offload_dots sends the same values to the host; on a CPU, which has no other memory, it is save_dots. The
-experts' products have no name: they are computed again."""
+"""Policies by the recipe's name. None leaves recomputation to Tunix. save_dots keeps the output of each
+projection and of each attention. No product with a weight is computed twice, and no weight is gathered again
+for it. Norms, rotations, activation functions and, with attention dot, the scores are computed again. A
+projection keeps one array, or none if the backward pass does not need it, as before a sum with the residual
+stream. offload_dots sends the same values to the host; on a CPU, which has no other memory, it equals
+save_dots. The experts' products have no name: they are computed again."""
 
 
 def tunix_name(policy: str) -> str:
-    """The name in Tunix's RematConfig under which a policy runs."""
+    """Return the name in Tunix's RematConfig under which a policy runs."""
     return "NONE" if POLICIES[policy] is not None else policy.upper()
 
 
 def recomputed(
     block: Callable[..., Out], experts: bool = False, policy: Policy | None = None
 ) -> Callable[..., Out]:
-    """nnx.remat of a module's block, which may be called with names for arguments.
+    """Apply nnx.remat to a module's block; the result also accepts keyword arguments.
 
     Args:
-        experts: whether there are any in the block, whose loads come out of it then (balance.py).
+        experts: whether the block has experts, whose loads then leave it (balance.py).
         policy: of jax.checkpoint: what is kept for the backward pass.
     """
     again: Callable[..., Any] = partial(nnx.remat, policy=policy, graph_updates=False)
@@ -82,10 +82,10 @@ def recomputed(
 
 
 def replacements(module: Any, settings: ModelSettings, experts: bool) -> Iterator[tuple[Any, str, Any]]:
-    """What is replaced in a Tunix model's module while it is traced: (owner, attribute, value).
+    """Yield (owner, attribute, value) of everything to replace in a Tunix model's module while it is traced.
 
     Args:
-        experts: whether layers have any.
+        experts: whether layers have experts.
     """
     policy = POLICIES[settings.remat]
     if policy is None:

@@ -1,7 +1,7 @@
 """Rotary position embeddings at the frequencies that a checkpoint was trained with.
 
-Every kind that transformers' modeling_rope_utils has for text, but Gemma 4's "proportional". Frequencies are
-rounded where transformers rounds them: at position 131,071, the last bit of a frequency is 0.008 radians.
+All kinds of transformers' modeling_rope_utils for text, except Gemma 4's "proportional". Frequencies are
+rounded where transformers rounds them: at position 131,071, a frequency's last bit is 0.008 radians.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ class Rope:
 
     Attributes:
         theta: base frequency.
-        kind: one of KINDS. "linear" divides all frequencies by `factor`. "llama3" and "yarn" divide those
-            that turned too seldom in training. "longrope" divides each by a number of its own. "dynamic"
-            raises the base for a batch that is longer than the model was trained for.
+        kind: one of KINDS. "linear" divides all frequencies by `factor`. "llama3" and "yarn" divide the
+            frequencies that turned too seldom in training. "longrope" divides each by its own number.
+            "dynamic" raises the base for a batch that is longer than the model was trained for.
         factor: by how much the context was extended; 1.0 for "default" and "longrope".
-        low, high: of "llama3" and "yarn": a frequency that turns less than `low` times within `original`
-            tokens is divided by `factor`, one that turns more than `high` times is left as it is, those
-            between are interpolated; of "llama3" the two may be one. Their names in transformers are
+        low, high: for "llama3" and "yarn": a frequency that turns less than `low` times within `original`
+            tokens is divided by `factor`; one that turns more than `high` times stays; those between are
+            interpolated. For "llama3" the two may be equal. Their names in transformers are
             low_freq_factor and high_freq_factor, or beta_slow and beta_fast.
-        original: the context length, in tokens, before it was extended; of all kinds but "default" and
+        original: the context length, in tokens, before it was extended; for all kinds but "default" and
             "linear".
-        attention: what sines and cosines are multiplied by; of "yarn" and "longrope".
-        truncate: of "yarn": whether the interpolated range begins and ends at whole features.
-        short, long: of "longrope": what each frequency is divided by in a batch of at most `original`
+        attention: factor of sines and cosines; for "yarn" and "longrope".
+        truncate: for "yarn": whether the interpolated range begins and ends at whole features.
+        short, long: for "longrope": the divisor of each frequency in a batch of at most `original`
             tokens, and in a longer one.
-        share: how much of a head turns: its first features, the rest pass.
-        interleaved: whether neighboring features make a pair, rather than one of each half.
+        share: the share of a head's features that turns: its first ones; the rest pass unchanged.
+        interleaved: whether a pair is two neighboring features, rather than one from each half.
     """
 
     theta: float
@@ -55,22 +55,22 @@ class Rope:
     interleaved: bool = False
 
     def turned(self, head_dim: int) -> int:
-        """How many of a head's features turn."""
+        """Return the number of a head's features that turn."""
         return int(head_dim * self.share)
 
     def exponents(self, head_dim: int) -> np.ndarray:
-        """float32[turned / 2] from 0 to almost 1: the default frequencies are theta to minus them."""
+        """Return float32[turned / 2] from 0 to almost 1: the default frequencies are theta to minus these."""
         import numpy as np
 
         turned = self.turned(head_dim)
         return np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned)
 
     def frequencies(self, head_dim: int, long: bool = False) -> np.ndarray:
-        """Radians a token of each pair of features: float32[turned / 2].
+        """Return the radians a token of each pair of features: float32[turned / 2].
 
         Args:
-            long: of "longrope": those of a batch longer than `original`. For "dynamic", `sin_cos` goes on
-                from what is returned here.
+            long: for "longrope": the frequencies of a batch longer than `original`. For "dynamic", `sin_cos`
+                derives its frequencies from these.
         """
         import numpy as np
 
@@ -93,20 +93,20 @@ class Rope:
         return plain
 
     def _kept_by_yarn(self, head_dim: int) -> np.ndarray:
-        """How much of each frequency is kept: falls from 1 to 0, in a straight line over the features between
+        """Return how much of each frequency is kept: it falls linearly from 1 to 0 over the features between
         `high` and `low` turns (https://arxiv.org/abs/2309.00071, section 3.2)."""
         import numpy as np
 
         turned = self.turned(head_dim)
 
         def feature(turns: float) -> float:
-            """Which pair of features turns this often within the original context."""
+            """Return which pair of features turns this often within the original context."""
             return turned * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
 
         first, last = feature(self.high), feature(self.low)
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
-        # The last pair is turned / 2 - 1; transformers and the paper's authors bound the range by this.
+        # The last pair is turned / 2 - 1, but transformers and the paper's authors bound the range by this.
         first, last = max(first, 0), min(last, turned - 1)
         width = last - first or 0.001
         pairs = np.arange(turned // 2, dtype=np.float32)
@@ -114,11 +114,11 @@ class Rope:
 
 
 def sin_cos(rope: Rope, positions: jax.Array, head_dim: int) -> tuple[jax.Array, jax.Array]:
-    """Sines and cosines of angles, times the attention factor: two of float32[B, T, turned / 2].
+    """Return sines and cosines of angles, times the attention factor: two of float32[B, T, turned / 2].
 
-    "dynamic" and "longrope" depend on the longest position of the whole batch, as in transformers; of packed
-    rows, the longest segment counts. Call this where all of the batch's positions are at hand: within
-    `shard_map` each shard would have frequencies of its own. No state is kept from batch to batch: in
+    "dynamic" and "longrope" depend on the longest position of the whole batch, as in transformers; in packed
+    rows the longest segment counts. Call this where all of the batch's positions are available: within
+    `shard_map` each shard would have its own frequencies. No state is kept from batch to batch. In
     transformers, the frequencies of "dynamic" stay at those of the longest batch that a process has seen,
     until a batch fits the original context.
 
@@ -142,12 +142,12 @@ def sin_cos(rope: Rope, positions: jax.Array, head_dim: int) -> tuple[jax.Array,
 
 
 def rotate(x: jax.Array, sin: jax.Array, cos: jax.Array, interleaved: bool = False) -> jax.Array:
-    """Turns the first features of each head in float32; the rest pass.
+    """Rotate the first features of each head in float32; the rest pass unchanged.
 
     Args:
         x: [B, T, N, H].
         sin, cos: float32[B, T, turned / 2], as from `sin_cos`.
-        interleaved: whether neighboring features make a pair, rather than one of each half.
+        interleaved: whether a pair is two neighboring features, rather than one from each half.
 
     Returns:
         [B, T, N, H], in the dtype of x.

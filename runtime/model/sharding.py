@@ -1,9 +1,9 @@
 """Sharding constraints on activations.
 
-Tunix's models annotate their activations through a helper that does nothing when the first device
-is a CPU, and that fails when a mesh axis does not divide a dimension. runtime.model.forward puts `constrain`
-in its place, which constrains on every platform, so that virtual devices run the program that TPUs run,
-and which leaves an axis out where it does not divide.
+Tunix's models annotate their activations through a helper. It does nothing if the first device is a CPU, and
+fails if a mesh axis does not divide a dimension. runtime.model.forward replaces it with `constrain`. That
+constrains on every platform, so that virtual devices run the program that TPUs run, and it leaves out an axis
+that does not divide its dimension.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .partition_rules import TOKENS, axes_of, data_parallel, divisible, row_axes
 
 
 def constrain(x: jax.Array, spec: Sequence[str | None], eager: bool = False) -> jax.Array:
-    """Constrains an activation to a sharding over the mesh that is in scope, if one is.
+    """Constrain an activation to a sharding over the mesh that is in scope, if one is.
 
     Args:
-        x: any array whose first dimension is the batch's rows, and whose second one is their tokens.
-        spec: the mesh axis of each dimension; that of rows is "fsdp", and means slices too. Tokens that have
-            no axis are split over cp.
+        x: any array whose first dimension is the batch's rows, and whose second is their tokens.
+        spec: the mesh axis of each dimension. "fsdp" for rows includes slices. Tokens without an axis are
+            split over cp.
         eager: place a concrete array now instead of constraining a traced one.
     """
     mesh = pxla.thread_resources.env.physical_mesh
@@ -50,7 +50,7 @@ def constrain(x: jax.Array, spec: Sequence[str | None], eager: bool = False) -> 
 
 
 def constrain_weight(x: jax.Array, spec: Sequence[str | None]) -> jax.Array:
-    """Constrains a weight, or its gradient, to its sharding over the mesh in scope, if one is."""
+    """Constrain a weight, or its gradient, to its sharding over the mesh in scope, if one is."""
     mesh = pxla.thread_resources.env.physical_mesh
     if mesh.empty:
         return x
@@ -58,20 +58,20 @@ def constrain_weight(x: jax.Array, spec: Sequence[str | None]) -> jax.Array:
 
 
 def parts(size: int, axis: str) -> int:
-    """Over how many devices of the mesh in scope an axis splits a dimension; 1 where it does not divide."""
+    """Return over how many devices in scope an axis splits a dimension; 1 if it does not divide."""
     axes = pxla.thread_resources.env.physical_mesh.shape
     return axes[axis] if axis in axes and size % axes[axis] == 0 else 1
 
 
 def row_parts(rows: int) -> int:
-    """Over how many devices of the mesh in scope a batch's rows are split."""
+    """Return over how many devices of the mesh in scope a batch's rows are split."""
     axes = pxla.thread_resources.env.physical_mesh.shape
     over = row_axes(rows, axes)
     return math.prod(axes[axis] for axis in ((over,) if isinstance(over, str) else over or ()))
 
 
 def named(mesh: Mesh, spec: Iterable[str | None]) -> NamedSharding:
-    """A parameter's sharding on a mesh."""
+    """Return a parameter's sharding on a mesh."""
     over = (axes_of(axis, mesh.shape) for axis in spec)
     return NamedSharding(
         mesh, PartitionSpec(*(axes if len(axes) > 1 else next(iter(axes), None) for axes in over))
@@ -84,7 +84,7 @@ class Rows:
 
     Attributes:
         total: rows of the micro-batch.
-        here: those that this process's devices hold, ascending; all of them in a run of one process.
+        here: the rows that this process's devices hold, ascending; all of them in a run of one process.
     """
 
     mesh: Mesh
@@ -104,10 +104,10 @@ class Rows:
         return cls(mesh, total, tuple(sorted(here)))
 
     def place(self, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Puts a micro-batch on the devices.
+        """Put a micro-batch on the devices.
 
         Args:
-            batch: by row what `here` names, the rest whole.
+            batch: arrays by row hold the rows that `here` names, the others are whole.
         """
         out = {}
         for name, value in batch.items():
@@ -121,7 +121,7 @@ class Rows:
         return out
 
     def _part(self, value: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
-        """The rows of one device, from those of this process."""
+        """Return the rows of one device, from the rows of this process."""
         start, stop, _ = index[0].indices(self.total)
         first = bisect.bisect_left(self.here, start)
         return value[first : first + stop - start]
@@ -140,6 +140,6 @@ def _replicated(value: Any, mesh: Mesh) -> jax.Array:
 
 
 def shard_rows(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.Array]:
-    """Puts a whole micro-batch on the devices of this process, its rows split over the data-parallel ones."""
+    """Put a whole micro-batch on this process's devices, with rows split over the data-parallel ones."""
     total = next(len(value) for value in batch.values() if np.ndim(value))
     return Rows.of(mesh, total).place(batch)

@@ -1,7 +1,7 @@
-"""Greedy answers of the model that is trained, on its mesh, for train.samples.
+"""Write greedy answers with the model in training, on its mesh, for train.samples.
 
-Nothing is kept between tokens: each computes the whole rows anew, so that an answer of N tokens costs N
-forward passes, and what computes them is what trains.
+No KV cache is kept: each new token runs the forward pass over the whole rows again. An answer of N tokens
+costs N forward passes, and the code that computes them is the training code.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Answer = Callable[[Any, Any, dict[str, jax.Array]], tuple[jax.Array, jax.Array]]
 def jit_answers(
     forward: Forward, merge: Callable[[Any, Any], Any], mesh: Any, most: int, ends: Sequence[int]
 ) -> Answer:
-    """The compiled loop: a token more of each row, until `most`, or until all rows have ended.
+    """Compile the loop that appends one token to each row, until `most` tokens or until all rows have ended.
 
     Args:
-        merge: makes the model of its trained arrays and the others.
-        mesh: in scope while it is traced.
-        most: tokens of an answer.
-        ends: tokens that end one; such a token is its last.
+        merge: builds the model from its trained arrays and its other arrays.
+        mesh: in scope while the loop is traced.
+        most: the largest number of tokens of an answer.
+        ends: tokens that end an answer; such a token is the answer's last.
     """
     stops = jnp.asarray(ends, jnp.int32)
 
@@ -73,11 +73,11 @@ def jit_answers(
 def answered(
     answer: Callable[[dict[str, jax.Array]], tuple[jax.Array, jax.Array]], prompts: Prompts, rows: Rows
 ) -> list[dict[str, Any]]:
-    """The answers to all prompts, as samples.jsonl has them.
+    """Return the answers to all prompts, in the form that samples.jsonl stores.
 
     Args:
-        answer: of the model as it is now.
-        rows: of a micro-batch, as many of which are computed at once; this process places its own.
+        answer: the compiled loop, with the model's current weights.
+        rows: the rows of a micro-batch, computed at once; each process places its own.
     """
     out = []
     for start in range(0, len(prompts.texts), rows.total):

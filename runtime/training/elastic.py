@@ -1,8 +1,8 @@
-"""What lets a run go on with another number of micro-batches in an optimizer step than it began with.
+"""Convert optimizer state, so that a run can continue with another number of micro-batches per step.
 
-optax.MultiSteps wraps the state of the recipe's chain where an optimizer step has several micro-batches. What
-it adds is known between steps (no gradient is held, the count is the step's), so that checkpoints keep the
-state that it wraps alone.
+optax.MultiSteps wraps the state of the recipe's chain where an optimizer step has several micro-batches.
+Between steps its own fields are known (no gradient, and the step's count), so checkpoints keep only the state
+inside it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Kept(nnx.Module):
 
 
 def between_steps(state: Any) -> Any:
-    """The state of the recipe's chain, of a state with or without optax.MultiSteps'."""
+    """Return the state of the recipe's chain, whether or not optax.MultiSteps wraps it."""
     return state.inner_opt_state if isinstance(state, optax.MultiStepsState) else state
 
 
 def set_step(optimizer: nnx.Optimizer, step: int, accumulation: int) -> None:
-    """Sets the counts of an optimizer whose chain is that of a checkpoint.
+    """Set the counts of an optimizer whose chain was restored from a checkpoint.
 
     Args:
         step: optimizer steps that are done.
-        accumulation: micro-batches of each from now on.
+        accumulation: micro-batches of each later step.
     """
     optimizer.step.set_value(jnp.asarray(step * accumulation, jnp.uint32))
     if isinstance(optimizer.opt_state, optax.MultiStepsState):
@@ -40,7 +40,7 @@ def set_step(optimizer: nnx.Optimizer, step: int, accumulation: int) -> None:
 
 
 def after_step(shapes: Any, kept: Any, step: int) -> Any:
-    """A state with or without optax.MultiSteps' from what a checkpoint kept of it.
+    """Rebuild a state, with or without optax.MultiSteps, from the part that a checkpoint kept.
 
     Args:
         shapes: of the state wanted, jax.ShapeDtypeStruct with shardings.

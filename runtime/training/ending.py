@@ -1,4 +1,4 @@
-"""How the scripts that train with jax end: after their work, an error, a signal, or another process's end."""
+"""How scripts that train with jax end: after their work, an error, a signal, or another process's failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def out_of_memory() -> Iterator[None]:
-    """Within it, what the devices say when their memory does not suffice is an error with a way out."""
+    """Turn an out-of-memory error of the devices in this context into an error that says what to do."""
     import jax
 
     try:
@@ -34,16 +34,16 @@ def out_of_memory() -> Iterator[None]:
 def attended(
     gone: Callable[[int], str], hosts: int, work: Callable[[Interrupts, SingleProcess | ProcessGroup], int]
 ) -> int:
-    """Does the work of a script; errors and signals become a sentence and an exit status.
+    """Run the work of a script, and turn errors and signals into a sentence and an exit status.
 
     Args:
-        gone: the sentence of a signal, from its number.
+        gone: returns the sentence for a signal, from its number.
         hosts: machines that the recipe's mesh spans.
 
     Returns:
-        The work's own status, 1 after an error that was printed, 128 + the signal's number after one. Of
-        several processes, one that fails ends at once, and with it the others: with 1 after an error that a
-        person has to mend, with runtime.errors.PASSING where another process is gone.
+        The status that `work` returns, 1 after an error that was printed, or 128 + the signal's number after
+        a signal. If one of several processes fails, it ends at once, and the others end with it: with 1 if a
+        person has to fix the error, with runtime.errors.PASSING if another process disappeared.
     """
     with Interrupts(gone) as interrupts:
         try:
@@ -64,7 +64,7 @@ def _joined(
 
 
 def farewell(signum: int, directory: str) -> str:
-    """What to say of a run that a signal ends, and of what it leaves."""
+    """Return the message about a run that a signal ends, and about the files that it leaves."""
     from ..checkpoints.adapter_reader import saved_steps
 
     try:

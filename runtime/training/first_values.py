@@ -1,4 +1,4 @@
-"""The start of a run whose adapters are a part of the base's weights (runtime.model.principal)."""
+"""Start a run whose adapters are computed from the base model's weights (runtime.model.principal)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def begin(session: Session, settings: RunSettings) -> tuple[HFCheckpoint, Start]:
-    """The checkpoint whose weights a run freezes, and the values that its adapters begin with.
+    """Return the checkpoint whose weights a run freezes, and the first values of its adapters.
 
-    Process 0 computes these at the run's beginning, on its host, and keeps them beside the checkpoints, where
-    every process reads them: on whatever mesh a run goes on, it goes on from the same numbers.
+    Process 0 computes the values on its host when the run begins, and stores them next to the checkpoints.
+    Every process reads them there, so a run continues from the same numbers on any mesh.
 
     Raises:
         UserError: when they cannot be written or read.
@@ -46,7 +46,7 @@ def begin(session: Session, settings: RunSettings) -> tuple[HFCheckpoint, Start]
 
 
 def computed(base: HFCheckpoint, lora: LoraSettings, seed: int) -> Start:
-    """The first values of PiSSA's or OLoRA's adapters, one projection after the other."""
+    """Compute the first values of PiSSA's or OLoRA's adapters, one projection after the other."""
 
     def weights() -> Iterator[tuple[str, np.ndarray]]:
         for name, source in sources(base, lora).items():
@@ -66,8 +66,8 @@ def _each(lora: LoraSettings, weights: Iterator[tuple[str, np.ndarray]], seed: i
 
 
 def residual(base: HFCheckpoint, lora: LoraSettings, start: Mapping[str, Matrices]) -> HFCheckpoint:
-    """The base without what its adapters start with: W - scale * B A, in float32 as it is read. With LoftQ
-    the base itself, which is quantized as in any other run."""
+    """Return the base minus what its adapters start with: W - scale * B A, computed in float32 as it is read.
+    With LoftQ return the base itself, which is quantized as in any other run."""
     if lora.init == "loftq":
         return base
     changes = {
@@ -78,7 +78,7 @@ def residual(base: HFCheckpoint, lora: LoraSettings, start: Mapping[str, Matrice
 
 
 def sources(base: HFCheckpoint, lora: LoraSettings) -> dict[str, Source]:
-    """The tensor [out, in] of each projection that carries an adapter, by the projection's name."""
+    """Return the tensor [out, in] of each projection that carries an adapter, by the projection's name."""
     parameters = {p.path: p for p in base.family.parameters(base.architecture)}
     return {
         part.name: parameters[adapter.target.weight].sources[part.slot if adapter.target.fused else 0]

@@ -1,7 +1,7 @@
-"""The loss of single answers, each desirable or not, for JAX: by unpaired.py, as TRL's KTOTrainer has it.
+"""The loss of single answers, each desirable or not, for JAX, as TRL's KTOTrainer computes it (unpaired.py).
 
-A row holds a prompt with an answer, and the loss mask covers the answer. The reference model is the one that
-training starts from: of adapters the model without them, as in TRL with PEFT.
+A row holds a prompt with an answer, and the loss mask covers the answer. The reference model is the model
+that training starts from. With adapters it is the base without them, as in TRL with PEFT.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from .preference import predicted, summed
 from .unpaired import losses, mismatched
 
 METRICS = ("kl", "rewards_chosen", "rewards_rejected", "rewards_margin")
-"""What is logged beside the loss: the estimated distance from the reference, in nats an answer, and beta
-times the log-probability of an answer less the reference's, a mean over a step's desirable answers and one
-over the others; 0 of a step that has none."""
+"""Metrics that are logged with the loss: the estimated distance from the reference, in nats an answer; beta
+times the log-probability of an answer minus the reference's, as the mean over a step's desirable answers
+and as the mean over its undesirable ones. A mean is 0 if the step has no answer of that kind."""
 
 
 def kto_loss(
     policy: Logps, still: Logps, reference: Logps, inputs: Batch, train: TrainSettings
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The loss of a micro-batch of answers, and its metrics.
+    """Return the loss of a micro-batch of answers, and its metrics.
 
     Each answer's loss is divided by `norm`, so that a step's mean is over its answers. A row without targets,
-    which fills a last batch up, counts for nothing. The distance from the reference is a mean over the whole
-    micro-batch, as TRL takes it over its processes, and has no gradient.
+    which fills up a last batch, does not count. The distance from the reference is a mean over the whole
+    micro-batch, as TRL averages it over its processes, and has no gradient.
 
     Args:
         policy: the model that is trained.
-        still: the same without a gradient.
+        still: the same model without a gradient.
         reference: the model that training started from.
-        inputs: with `desirable` float32[B], above 0 of desirable answers, below 0 of others and 0 of rows
-            without any; its size is the answer's share of its kind's metrics.
-        train: its objective has single answers.
+        inputs: includes `desirable` float32[B], above 0 for desirable answers, below 0 for undesirable
+            ones and 0 for rows without an answer; its size is the answer's share of its kind's metrics.
+        train: settings whose objective takes single answers.
     """
 
     def gains_of(model: Logps, rows: Any) -> tuple[jax.Array, jax.Array]:
-        """float32[B] of the answers' log-probabilities less the reference's, and which rows have any."""
+        """Return float32[B], log-probabilities minus the reference's, and which rows have an answer."""
         found = [rows[name] for name in ("tokens", "positions", "segment_ids")]
         targets = predicted(rows["loss_mask"], rows["segment_ids"])
         before = jax.lax.stop_gradient(summed(reference(*found), targets))

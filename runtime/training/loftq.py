@@ -1,4 +1,4 @@
-"""LoftQ: what storing weights quantized loses of them, as the run itself will store them."""
+"""LoftQ: compute the error that quantization adds to the weights, with the run's own quantization."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ..weights.checkpoint import HFCheckpoint
 
 
 def lost(base: HFCheckpoint, settings: RunSettings) -> Iterator[tuple[str, np.ndarray]]:
-    """What each projection's weight [out, in] is more than its codes stand for, float32.
+    """Yield each projection's weight [out, in] minus the values of its quantized codes, in float32.
 
-    Computed on the host, a weight at a time, in the blocks of the run's own mesh.
+    The host computes this, one weight at a time, in the blocks of the run's own mesh.
     """
     lora, axes, dtype = settings.lora, settings.mesh.axes, np.dtype(jnp.dtype(settings.model.dtype))
     assert lora is not None and lora.quantize is not None
@@ -40,7 +40,7 @@ def lost(base: HFCheckpoint, settings: RunSettings) -> Iterator[tuple[str, np.nd
 
 
 def stored(weight: np.ndarray, how: Layout) -> np.ndarray:
-    """The float32 numbers that a weight's codes and scales stand for."""
+    """Return the float32 numbers that a weight's codes and scales represent."""
     whole = (None,) * weight.ndim
     mesh = Mesh(np.array([host()]), ("host",))
     codes = quantize(jax.device_put(weight, host()), replace(how, spec=whole, scale_spec=whole), mesh)

@@ -1,7 +1,7 @@
-"""The training loss: next-token cross-entropy over the tokens that carry it.
+"""The training loss: next-token cross-entropy over the tokens that the loss mask selects.
 
-Logits of a whole batch are the largest array of a training step: [B, T, V] in float32, and several times
-that with what their gradient needs. Here they exist for one chunk of T at a time.
+The logits of a whole batch are the largest array of a training step: [B, T, V] in float32, and several times
+as much with the arrays of their gradient. This module computes them for one chunk of T at a time.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Batch = dict[str, Any]
 """tokens, positions and segment_ids int32[B, T], loss_mask bool[B, T], norm float32[], index int32[]."""
 
 LOGITS_BYTES = 256 * 2**20
-"""The most that a chunk's float32 logits take on one device. At Gemma's 262,144 tokens these are 256
-positions (times tp): about as many as it takes for a product with the head's weight to be bound by
-arithmetic and not by reading that weight (a v5p does 166 bfloat16 operations for each byte it reads). More
-of them would not be faster, and some two to three arrays of this size are alive at once."""
+"""The most bytes that a chunk's float32 logits take on one device. With Gemma's 262,144 tokens these are 256
+positions (times tp): about as many as a product with the head's weight needs to be bound by arithmetic
+instead of by reading that weight (a v5p does 166 bfloat16 operations for each byte it reads). More positions
+would not be faster, and two to three arrays of this size are alive at once."""
 LEAST_CHUNKS = 8
-"""A smaller batch is split as well: that is what saves memory."""
+"""The least number of chunks where logits are split: it saves memory in a small batch too."""
 SMALL_BYTES = 32 * 2**20
 """Logits that take no more than this are computed at once."""
 
@@ -37,24 +37,24 @@ Logps = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 class Computed(Protocol):
-    """How a model is computed: runtime.model.forward's for Tunix's, or another backend's for its own."""
+    """How a model is computed: runtime.model.forward's class for Tunix models, or another backend's class."""
 
     @property
     def dealt(self) -> bool:
-        """Whether it takes and gives tokens in the order of `context.deal`."""
+        """Whether the model takes and returns tokens in the order of `context.deal`."""
 
     def hidden(
         self, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array, /
     ) -> jax.Array:
-        """[B, T, D]: the hidden states after the final norm."""
+        """Return [B, T, D], the hidden states after the final norm."""
 
     def head(self, model: Any, /) -> Head:
-        """What turns them into logits."""
+        """Return the head that turns hidden states into logits."""
 
 
 @dataclass(frozen=True)
 class Penalties:
-    """What is added to a target's negative log-likelihood, as `train` of a recipe has it.
+    """Terms that are added to a target's negative log-likelihood, as `train` of a recipe sets them.
 
     Attributes:
         label_smoothing: share of a target that is spread evenly over the vocabulary (Szegedy et al. 2016).
@@ -70,12 +70,12 @@ PLAIN = Penalties()
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def token_nll(logits: jax.Array, targets: jax.Array, penalties: Penalties = PLAIN) -> jax.Array:
-    """Negative log-likelihood of each target in float32: logsumexp minus the target's logit; with penalties
-    (1 - label_smoothing) of that logit and label_smoothing of the mean logit, and z_loss times logsumexp^2.
+    """Return the negative log-likelihood of each target in float32: logsumexp minus the target's logit. With
+    penalties, (1 - label_smoothing) of that logit, label_smoothing of the mean one, and z_loss * logsumexp^2.
 
-    The logit is picked by comparing with an iota, which needs neither a one-hot array nor a gather
-    over a vocabulary that is split over devices. The gradient, softmax - one-hot, is written out, so that
-    it needs the logits alone: jax would keep their exponentials as well.
+    The logit is picked by a comparison with an iota, which needs neither a one-hot array nor a gather over a
+    vocabulary that is split over devices. The gradient, softmax - one-hot, is written out, so that it needs
+    only the logits: jax would keep their exponentials as well.
 
     Args:
         logits: [B, T, V].
@@ -118,7 +118,7 @@ def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def batch_loss(forward: Computed, model: Any, batch: Batch, penalties: Penalties = PLAIN) -> jax.Array:
-    """Summed negative log-likelihood of a micro-batch's targets, with penalties, divided by its `norm`.
+    """Return the summed negative log-likelihood of a micro-batch's targets, with penalties, over its `norm`.
 
     Token t is predicted at t - 1, and only from within its own segment. A micro-batch without targets
     has loss 0.
@@ -139,11 +139,11 @@ def batch_loss(forward: Computed, model: Any, batch: Batch, penalties: Penalties
 def token_logps(
     forward: Computed, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
 ) -> jax.Array:
-    """The log-probability of each next token.
+    """Compute the log-probability of each next token.
 
     Returns:
-        float32[B, T]: at t that of tokens[:, t + 1] given what stands before it in its segment; 0 at the
-        last position and where a segment or the row's tokens end.
+        float32[B, T]: at t the log-probability of tokens[:, t + 1] given the earlier tokens of its
+            segment; 0 at the last position and where a segment or the row's tokens end.
     """
     rows = (tokens, positions, segment_ids, jnp.roll(tokens, -1, axis=1))
     *inputs, targets = map(context.deal, rows) if forward.dealt else rows
@@ -151,10 +151,10 @@ def token_logps(
     head = forward.head(model)
     chunks = Chunks.of(hidden.shape, head.vocab_size)
     dtype = head.weight.dtype
-    # In float32, so that the chunks' gradients of a trained head are summed in it.
+    # In float32, so that the gradients of a trained head are summed over chunks in float32.
     weight = sharding.constrain_weight(head.weight, head.spec).astype(jnp.float32)
 
-    # Nothing is shared between a scan's iterations that recomputing could be merged with.
+    # prevent_cse is off: a scan's iterations share nothing that recomputing could be merged with.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def nll_of(weight: jax.Array, x: jax.Array, targets: jax.Array) -> jax.Array:
         return _chunk_nll(head, weight.astype(dtype), x, targets)
@@ -172,8 +172,8 @@ def token_logps(
 
 @dataclass(frozen=True)
 class Chunks:
-    """A row in `count` chunks. Of each chunk every one of `parts` devices, that the row's tokens are split
-    over, has `size` tokens of its own `length`, the last ones padding."""
+    """A row in `count` chunks. The row's tokens are split over `parts` devices. Each device puts `size` of
+    its `length` tokens into each chunk; padding fills up the last chunk."""
 
     length: int
     count: int
@@ -182,7 +182,7 @@ class Chunks:
 
     @classmethod
     def of(cls, shape: Sequence[int], vocabulary: int) -> Chunks:
-        """Chunks whose logits fit the bytes above on each device of the mesh in scope.
+        """Choose chunks whose logits fit LOGITS_BYTES on each device of the mesh in scope.
 
         Args:
             shape: of the hidden states, [B, T, D].
@@ -192,11 +192,11 @@ class Chunks:
         position = 4 * rows * vocabulary // sharding.parts(vocabulary, "tp")
         limit = min(LOGITS_BYTES, max(SMALL_BYTES, position * length // LEAST_CHUNKS))
         count = -(-length // max(1, limit // position))
-        # As even as can be: padding costs what real positions cost.
+        # Chunks as even as possible: padding costs as much as real positions.
         return cls(length, count, -(-length // count), parts)
 
     def split(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-        """[B, T, ...] -> [count, B, parts * size, ...]; zeros at the end."""
+        """Split [B, T, ...] into [count, B, parts * size, ...], with zeros at the end."""
 
         def one(x: jax.Array) -> jax.Array:
             rows, _, *rest = x.shape
@@ -209,7 +209,7 @@ class Chunks:
         return tuple(map(one, arrays))
 
     def join(self, x: jax.Array) -> jax.Array:
-        """[count, B, parts * size, ...] -> [B, T, ...]."""
+        """Join [count, B, parts * size, ...] to [B, T, ...]."""
         _, rows, _, *rest = x.shape
         x = jnp.moveaxis(x.reshape(self.count, rows, self.parts, self.size, *rest), 0, 2)
         x = x.reshape(rows, self.parts, self.count * self.size, *rest)[:, :, : self.length]
@@ -217,14 +217,14 @@ class Chunks:
 
 
 def _continued(segment_ids: jax.Array) -> jax.Array:
-    """bool[B, T - 1]: whether the token after each one is of its segment."""
+    """Return bool[B, T - 1]: whether the token after each one belongs to the same segment."""
     return segment_ids[:, 1:] == segment_ids[:, :-1]
 
 
 def _chunk_nll(
     head: Head, weight: jax.Array, x: jax.Array, targets: jax.Array, penalties: Penalties = PLAIN
 ) -> jax.Array:
-    """float32[B, size] of one chunk: x [B, size, D], targets int32[B, size]."""
+    """Return float32[B, size] of one chunk: x [B, size, D], targets int32[B, size]."""
     x = sharding.constrain(x, ("fsdp", None, None))
     logits = sharding.constrain(head.logits(x, weight), ("fsdp", None, "tp"))
     return token_nll(logits, targets, penalties)
@@ -238,10 +238,10 @@ def _summed(
     counted: jax.Array,
     norm: jax.Array,
 ) -> jax.Array:
-    """float32[]: the losses of the counted targets, summed and divided by `norm`; 0 for norm 0.
+    """Return float32[], the losses of the counted targets, summed and divided by `norm`; 0 for norm 0.
 
-    Where a gradient is asked for, each chunk's is computed beside its loss, while its logits are there:
-    later, they would have to be computed again.
+    If a gradient is needed, each chunk's gradient is computed together with its loss, while its logits exist.
+    Otherwise the logits would have to be computed again.
 
     Args:
         nll_of: (the head's weight, hidden states, targets, which are counted) of a chunk -> float32[B, size].

@@ -1,6 +1,6 @@
-"""Google Cloud's notices that a machine is about to be taken: they stop a run as SIGTERM does.
+"""Watch Google Cloud's notices that a machine is about to be taken; they stop a run as SIGTERM does.
 
-The metadata server of a machine answers at instance/maintenance-event (NONE, MIGRATE_ON_HOST_MAINTENANCE,
+A machine's metadata server answers at instance/maintenance-event (NONE, MIGRATE_ON_HOST_MAINTENANCE,
 TERMINATE_ON_HOST_MAINTENANCE) and instance/preempted (FALSE, TRUE), and holds an answer back until the value
 changes: https://docs.cloud.google.com/compute/docs/metadata/getting-live-migration-notice and
 https://docs.cloud.google.com/compute/docs/metadata/querying-metadata. A migration leaves the machine running.
@@ -20,29 +20,29 @@ from ..errors import say
 from ..interrupts import Interrupts
 
 HOST = "GCE_METADATA_HOST"
-"""The variable that names another metadata server than Google's, as Google's own clients have it."""
+"""The variable that names a metadata server other than Google's, as in Google's own clients."""
 DEFAULT = "metadata.google.internal"
 NOTICES: Mapping[str, tuple[str, str]] = {
     "maintenance-event": ("TERMINATE_ON_HOST_MAINTENANCE", "this machine will be stopped for maintenance"),
     "preempted": ("TRUE", "this machine is being preempted"),
 }
-"""What is asked, the answer that is a notice, and what it says."""
+"""The keys to ask for, the answer of each that is a notice, and the notice's text."""
 HELD = 60
-"""Seconds that the server holds an answer back at most."""
+"""The most seconds that the server holds an answer back."""
 PATIENCE = 10.0
-"""Seconds to wait for a connection, and beyond HELD for an answer."""
+"""Seconds to wait for a connection, and for an answer in addition to HELD."""
 TRIES = 3
-"""Of the first question; a machine without a metadata server is then asked no more."""
+"""Tries of the first question. A machine without a metadata server is then not asked again."""
 PAUSE = 5.0
 """Seconds between a question that failed and the next one."""
 
 
 @contextmanager
 def watching(interrupts: Interrupts, platform: str) -> Iterator[None]:
-    """Watches for notices in threads of its own; the first one sends this process SIGTERM.
+    """Watch for notices in separate threads; the first notice sends SIGTERM to this process.
 
-    The threads end with the process, wait for nothing that the run needs, and stop where there is no metadata
-    server, with one line on stderr. Nothing is watched but on TPUs, or where GCE_METADATA_HOST is set.
+    The threads end with the process, hold nothing that the run needs, and stop with one line on stderr if
+    there is no metadata server. Notices are watched only on TPUs, or where GCE_METADATA_HOST is set.
 
     Args:
         interrupts: handles the signal.
@@ -62,7 +62,7 @@ def watching(interrupts: Interrupts, platform: str) -> Iterator[None]:
 
 @dataclass
 class _Watch:
-    """What the threads of a run share."""
+    """State that the threads of a run share."""
 
     interrupts: Interrupts
     host: str
@@ -71,7 +71,7 @@ class _Watch:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, key: str) -> None:
-        """Asks for a key until it is a notice, or the run has ended."""
+        """Ask for a key until its value is a notice, or the run has ended."""
         etag: str | None = None
         failed = 0
         while not self.ended.is_set():
@@ -105,7 +105,7 @@ class _Watch:
 
 
 def _ask(host: str, key: str, etag: str | None) -> tuple[str, str]:
-    """A key's value and its ETag: at once where `etag` is None, else when it is another one, or HELD is over.
+    """Return a key's value and its ETag: at once if `etag` is None, else once it changes or HELD is over.
 
     Raises:
         OSError, ValueError: when there is no answer, or it is not the metadata server's.
@@ -114,7 +114,7 @@ def _ask(host: str, key: str, etag: str | None) -> tuple[str, str]:
     request = urllib.request.Request(
         f"http://{host}/computeMetadata/v1/instance/{key}{wait}", headers={"Metadata-Flavor": "Google"}
     )
-    # No proxy of the environment's: the server is the machine's own.
+    # No proxy from the environment: the metadata server is on the machine itself.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=PATIENCE + (HELD if wait else 0)) as answer:
         if answer.headers.get("Metadata-Flavor") != "Google":

@@ -1,7 +1,7 @@
-"""What a run can learn: a row for each `train.objective`. Nothing here imports jax: the compiler reads it.
+"""The objectives that a run can train for, a row for each. Imports no jax: the compiler reads this file.
 
-The losses of pairs are in pair_losses.py, that of single answers in unpaired.py; those of micro-batches in
-step.py, preference.py and kto.py, and for PyTorch in backends/trl/objectives.py.
+The losses of pairs are in pair_losses.py, of single answers in unpaired.py. The losses of micro-batches are
+in step.py, preference.py and kto.py, and for PyTorch in backends/trl/objectives.py.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Objective:
-    """What sets an objective apart.
+    """What distinguishes an objective from the others.
 
     Attributes:
         title: for a model card.
-        format: the `data.format` that it alone learns from; "" where samples are texts to write.
-        losses: of which train.loss_type chooses one where `settings` has that, each with the keys of `train`
-            that it alone reads; none where samples are texts to write. Of pairs they are keys of
+        format: the `data.format` that only this objective reads; "" where samples are texts to write.
+        losses: the losses that train.loss_type chooses from, if `settings` has it, each with the keys of
+            `train` that only it reads; empty where samples are texts to write. For pairs they are keys of
             `pair_losses.PAIR_LOSSES`.
-        reference: whether the model that training starts from is asked as well, by a forward pass of its own.
-        likelihood: what of the chosen texts is learned too, times train.cpo_alpha: "text" with the prompt,
-            "answer", or "" for nothing. It is the mean over a micro-batch's tokens, so that the loss of a
-            step hangs on how many rows its micro-batches have.
-        settings: keys of `train` that it reads, whatever its loss.
-        mismatched: losses that also ask the models for prompts with other rows' answers, so that the loss of
-            a step hangs on which rows its micro-batches have.
+        reference: whether the model that training starts from runs a forward pass too.
+        likelihood: which part of the chosen texts adds its likelihood to the loss, times train.cpo_alpha:
+            "text" (with the prompt), "answer", or "" for none. It is the mean over a micro-batch's tokens,
+            so the loss of a step depends on how many rows its micro-batches have.
+        settings: keys of `train` that the objective reads with every loss.
+        mismatched: losses that also run the models on prompts with other rows' answers, so that the loss
+            of a step depends on which rows its micro-batches have.
     """
 
     title: str
@@ -40,25 +40,25 @@ class Objective:
 
     @property
     def pairs(self) -> bool:
-        """Whether a sample is a preference: two rows, the chosen answer's and the rejected one's."""
+        """Return whether a sample is a preference: two rows, the chosen answer's and the rejected one's."""
         return self.format == "preference"
 
     @property
     def rows(self) -> int:
-        """Rows of a sample."""
+        """Return the number of rows of a sample."""
         return 2 if self.pairs else 1
 
     def forward_passes(self, loss_type: str) -> int:
-        """Of a micro-batch through the model."""
+        """Return the number of forward passes of a micro-batch through the model."""
         return (2 if self.reference else 1) * (2 if loss_type in self.mismatched else 1)
 
     def loss(self, loss_type: str) -> str | None:
-        """The key of `losses` that train.loss_type means; None where there is no such loss."""
+        """Return the key of `losses` that train.loss_type names; None if there is no such loss."""
         name = loss_type if "loss_type" in self.settings else next(iter(self.losses), None)
         return name if name in self.losses else None
 
     def reads(self, loss_type: str) -> tuple[str, ...]:
-        """The keys of `train` that it reads with a loss."""
+        """Return the keys of `train` that the objective reads with a loss."""
         return *self.settings, *self.losses.get(str(self.loss(loss_type)), ())
 
 
@@ -107,20 +107,20 @@ SETTINGS = tuple(
         key for one in OBJECTIVES.values() for keys in (one.settings, *one.losses.values()) for key in keys
     )
 )
-"""Every key of `train` that some objective alone reads."""
+"""All keys of `train` that only some objectives read."""
 
 QUIET = {"label_smoothing": 0.0, "z_loss": 0.0, "desirable_weight": 1.0, "undesirable_weight": 1.0}
-"""Of them, what goes without saying; so does an objective's first loss."""
+"""Values of these keys that `settings_of` leaves out; it leaves out an objective's first loss too."""
 
 
 def keeps_copy(objective: str, lora: Any) -> bool:
-    """Whether a run keeps what it starts from beside what it trains: an objective's reference, which of fresh
-    adapters is the base without them, and of those of lora.start_from a copy, as in TRL."""
+    """Return whether a run keeps a copy of what it starts from, as the objective's reference. Without a copy,
+    the reference is the base without its fresh adapters. A run from lora.start_from keeps one, as in TRL."""
     return OBJECTIVES[objective].reference and (lora is None or lora.start_from is not None)
 
 
 def settings_of(train: Mapping[str, Any]) -> str:
-    """The keys of a recipe's `train` that its objective reads, in words: ", beta 0.1, loss_type ipo"."""
+    """Describe the keys of a recipe's `train` that its objective reads: ", beta 0.1, loss_type ipo"."""
     objective = OBJECTIVES[train["objective"]]
     quiet = {**QUIET, "loss_type": next(iter(objective.losses), None)}
     read = objective.reads(train.get("loss_type", "sigmoid"))

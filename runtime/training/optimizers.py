@@ -1,4 +1,4 @@
-"""What train.py's optimizers are made of beside optax's own rules."""
+"""The optax transformations of train.py that optax itself does not have."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class MasterWeights(NamedTuple):
 
 
 def master_weights(rule: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Runs a rule on a float32 copy of the parameters, to which the parameters are rounded at each step.
+    """Run a rule on a float32 copy of the parameters, and round the copy to the parameters at each step.
 
-    A bfloat16 number has 8 bits of precision: an update below 1/512 of a weight leaves it as it was,
-    however often it comes. On the copy updates add up. On float32 parameters this is the rule itself.
+    A bfloat16 number has 8 bits of precision: an update below 1/512 of a weight leaves the weight as it was,
+    however often it comes. On the copy such updates add up. On float32 parameters this is the rule itself.
 
     Args:
         rule: any optax rule; it sees the copy as its parameters, and float32 gradients.
@@ -43,8 +43,8 @@ def master_weights(rule: optax.GradientTransformation) -> optax.GradientTransfor
             raise ValueError("master_weights needs the parameters")
         changes, inner = rule.update(_float32(updates), state.inner, state.master)
         master = optax.apply_updates(state.master, changes)
-        # The difference of two numbers of the parameter's dtype, in float32, to which optax.apply_updates
-        # adds the old one: the sum is the rounded copy exactly.
+        # The float32 difference of two numbers of the parameter's dtype: optax.apply_updates adds the
+        # old parameter to it, and the sum is exactly the rounded copy.
         rounded = jax.tree.map(lambda new, old: new.astype(old.dtype), master, params)
         return optax.tree.sub(_float32(rounded), _float32(params)), MasterWeights(master, inner)
 
@@ -52,9 +52,9 @@ def master_weights(rule: optax.GradientTransformation) -> optax.GradientTransfor
 
 
 def faster_b(ratio: float) -> optax.GradientTransformation:
-    """Multiplies B's updates, as if its learning rate were `ratio` times A's: LoRA+ (Hayou et al. 2024).
+    """Multiply B's updates, as if its learning rate were `ratio` times A's: LoRA+ (Hayou et al. 2024).
 
-    DoRA's magnitudes go with B, as in PEFT. Last of a chain.
+    DoRA's magnitudes are scaled like B, as in PEFT. Put this last in a chain.
     """
 
     def faster(path: Any, update: jax.Array) -> jax.Array:

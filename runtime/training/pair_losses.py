@@ -1,4 +1,4 @@
-"""The losses of a pair of answers: a row for each, written once for JAX and for PyTorch."""
+"""The losses of a pair of answers: one row per loss, written once for both JAX and PyTorch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from ..settings import TrainSettings
 
 Array = Any
-"""Of jax or of torch, float32[P]: a number of each of P pairs."""
+"""A jax or torch array, float32[P]: one number for each of P pairs."""
 
 
 class Functions(NamedTuple):
-    """The functions of arrays that losses are made of, as a library has them."""
+    """The array functions that losses are made of, from jax or torch."""
 
     exp: Callable[[Array], Array]
     log1p: Callable[[Array], Array]
@@ -30,9 +30,9 @@ class PairLoss:
     """The loss of a pair of answers.
 
     Attributes:
-        of: (functions, worth of the chosen answer, of the rejected one, settings) -> the loss. What an answer
-            is worth is its log-probability, less the reference's where the objective has one.
-        mean: whether that is the mean over the answer's tokens instead of their sum.
+        of: (functions, score of the chosen answer, of the rejected one, settings) -> the loss. An answer's
+            score is its log-probability, minus the reference's if the objective has a reference.
+        mean: whether the score is the mean over the answer's tokens instead of their sum.
     """
 
     of: Callable[[Functions, Array, Array, TrainSettings], Array]
@@ -40,7 +40,7 @@ class PairLoss:
 
 
 def _logistic(f: Functions, margin: Array, smoothing: float) -> Array:
-    """Conservative DPO (Mitchell 2023): a share of the preferences is taken to be mistaken."""
+    """Conservative DPO (Mitchell 2023): assumes that a share of the preferences is wrong."""
     return -(1 - smoothing) * f.log_sigmoid(margin) - smoothing * f.log_sigmoid(-margin)
 
 
@@ -55,17 +55,17 @@ def _simpo(f: Functions, chosen: Array, rejected: Array, train: TrainSettings) -
 
 
 def _hinge(f: Functions, chosen: Array, rejected: Array, train: TrainSettings) -> Array:
-    """Zhao et al. 2023 (SLiC), with beta for the inverse of its margin."""
+    """Zhao et al. 2023 (SLiC), with beta as the inverse of its margin."""
     return f.relu(1 - train.beta * (chosen - rejected))
 
 
 def _ipo(_: Functions, chosen: Array, rejected: Array, train: TrainSettings) -> Array:
-    """Azar et al. 2023, eq. 17, where beta is tau; of means over tokens, as TRL has it."""
+    """Azar et al. 2023, eq. 17, where beta is tau; scores are means over tokens, as in TRL."""
     return (chosen - rejected - 1 / (2 * train.beta)) ** 2
 
 
 def _robust(f: Functions, chosen: Array, rejected: Array, train: TrainSettings) -> Array:
-    """Chowdhury et al. 2024, eq. 10: what the loss would be were no preference mistaken."""
+    """Chowdhury et al. 2024, eq. 10: an unbiased estimate of the loss without wrong preferences."""
     margin, smoothing = train.beta * (chosen - rejected), train.label_smoothing
     kept, turned = f.log_sigmoid(margin), f.log_sigmoid(-margin)
     return (smoothing * turned - (1 - smoothing) * kept) / (1 - 2 * smoothing)
@@ -82,13 +82,13 @@ def _apo_down(f: Functions, chosen: Array, rejected: Array, train: TrainSettings
 
 
 def _sppo_hard(_: Functions, chosen: Array, rejected: Array, train: TrainSettings) -> Array:
-    """Wu et al. 2024 (SPPO), eq. 4.7, where the chosen answer wins for certain."""
+    """Wu et al. 2024 (SPPO), eq. 4.7, where the chosen answer wins with probability 1."""
     half = 0.5 / train.beta
     return (chosen - half) ** 2 + (rejected + half) ** 2
 
 
 def _odds_ratio(f: Functions, chosen: Array, rejected: Array, train: TrainSettings) -> Array:
-    """Hong et al. 2024 (ORPO), eq. 7, with its weight in eq. 6; of means over tokens, as TRL has it."""
+    """Hong et al. 2024 (ORPO), eq. 7, with its weight in eq. 6; scores are means over tokens, as in TRL."""
     odds = (chosen - rejected) - (f.log1p(-f.exp(chosen)) - f.log1p(-f.exp(rejected)))
     return -train.beta * f.log_sigmoid(odds)
 
@@ -105,9 +105,9 @@ PAIR_LOSSES = {
     "simpo": PairLoss(_simpo, mean=True),
     "odds_ratio": PairLoss(_odds_ratio, mean=True),
 }
-"""By train.loss_type, as TRL names them; ORPO's one loss is no loss_type."""
+"""Losses by train.loss_type, with TRL's names; ORPO's only loss is not a loss_type."""
 
 
 def pair_loss(train: TrainSettings) -> PairLoss:
-    """The loss of a run's pairs."""
+    """Return the loss of a run's pairs."""
     return PAIR_LOSSES[str(OBJECTIVES[train.objective].loss(train.loss_type))]

@@ -1,8 +1,8 @@
-"""The losses of preference training, for JAX: pairs of answers, by the table of pair_losses.py.
+"""The losses of preference training for JAX: pairs of answers, with the table of pair_losses.py.
 
-Rows come in pairs: row 2i holds a prompt with the chosen answer, row 2i + 1 the same prompt with the
-rejected one; the loss mask covers the answers. The reference model is the one that training starts from: of
-fresh adapters the model without them, of those of lora.start_from a copy, as in TRL with PEFT.
+Rows come in pairs: row 2i holds a prompt with the chosen answer, row 2i + 1 the same prompt with the rejected
+one. The loss mask covers the answers. The reference model is the model that training starts from: the base
+without adapters if they are fresh, else a copy of the adapters of lora.start_from, as in TRL with PEFT.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .objectives import OBJECTIVES
 from .pair_losses import Functions, pair_loss
 
 METRICS = ("rewards_chosen", "rewards_rejected", "rewards_margin", "rewards_accuracy")
-"""What is logged beside the loss: beta times the log-probability of an answer (less the reference's, where
-there is one; else its mean over tokens, where the loss takes that), and how often the chosen one's is the
-larger."""
+"""Metrics that are logged with the loss: beta times the log-probability of an answer (minus the reference's,
+if there is a reference; else its mean over tokens, if the loss uses the mean), and how often the chosen
+answer's value is the larger one."""
 
 FUNCTIONS = Functions(jnp.exp, jnp.log1p, jax.nn.relu, jax.nn.sigmoid, jax.nn.log_sigmoid)
 
@@ -26,16 +26,16 @@ FUNCTIONS = Functions(jnp.exp, jnp.log1p, jax.nn.relu, jax.nn.sigmoid, jax.nn.lo
 def preference_loss(
     policy: Logps, reference: Logps, inputs: Batch, train: TrainSettings
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The loss of a micro-batch of pairs, and its metrics.
+    """Return the loss of a micro-batch of pairs, and its metrics.
 
-    Each pair's loss is divided by `norm`, so that a step's mean is over its pairs. A pair without
-    targets, which fills a last batch up, counts for nothing.
+    Each pair's loss is divided by `norm`, so that a step's mean is over its pairs. A pair without targets,
+    which fills up a last batch, does not count.
 
     Args:
         policy: the model that is trained.
-        reference: the model that training started from; asked where the objective has a reference.
-        inputs: B = 2 P rows; norm is the pairs of the step's micro-batches on average.
-        train: its objective has pairs.
+        reference: the model that training started from; it runs only if the objective has a reference.
+        inputs: B = 2 P rows; norm is the average number of pairs in the step's micro-batches.
+        train: settings whose objective takes pairs.
     """
     objective, loss = OBJECTIVES[train.objective], pair_loss(train)
     rows = [inputs[name] for name in ("tokens", "positions", "segment_ids")]
@@ -45,7 +45,7 @@ def preference_loss(
     norm = jnp.where(inputs["norm"] > 0, inputs["norm"], 1.0)
 
     def mean(values: jax.Array) -> jax.Array:
-        """Of float32[P], one a pair."""
+        """Average float32[P], one value per pair."""
         return jnp.where(real, values, 0.0).sum() / norm
 
     logps = policy(*rows)
@@ -69,11 +69,11 @@ def preference_loss(
 
 
 def predicted(mask: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """bool[B, T]: whether the token after each one is masked and of the same text."""
+    """Return bool[B, T]: whether the token after each one is masked and belongs to the same text."""
     within = segment_ids[:, 1:] == segment_ids[:, :-1]
     return jnp.pad(mask[:, 1:] & within, ((0, 0), (0, 1)))
 
 
 def summed(logps: jax.Array, targets: jax.Array) -> jax.Array:
-    """float32[B]: the log-probabilities of each row's targets, summed."""
+    """Return float32[B]: the log-probabilities of each row's targets, summed."""
     return jnp.where(targets, logps, 0.0).sum(-1)

@@ -1,4 +1,4 @@
-"""Takes down what `train.py --trace FILE` writes: a Tunix run as a `runtime.training.trace.Trace`."""
+"""Record a Tunix run as a `runtime.training.trace.Trace`, for `train.py --trace FILE`."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ PACKAGES = ("jax", "google-tunix", "qwix", "optax")
 
 
 class Recorder:
-    """Sees each micro-batch of a run before it trains, and each step after it.
+    """Record each micro-batch of a run before it trains, and each step after it.
 
     Args:
         built: the model.
-        base: that its weights come from, which names full fine-tuning's tensors.
+        base: the checkpoint that the weights come from; it names the tensors of full fine-tuning.
         settings: of the model.
         accumulation: micro-batches of an optimizer step.
         recipe: name of the artifact.
 
     Attributes:
-        trace: filled as the run goes on.
+        trace: filled while the run trains.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class Recorder:
         self.trace = Trace("tunix", recipe, about | {name: _version(name) for name in PACKAGES})
 
     def begin(self, model: nnx.Module) -> None:
-        """Takes the adapters as they are before the first step, which donates them."""
+        """Record the adapters before the first step, which donates them."""
         if self._built.adapters:
             arrays = self._arrays(nnx.state(model, trained_type(self._built)))
             self.trace.initial = {name: array.copy() for name, array in arrays.items()}
 
     def before(self, batch: Batch, gradients: Callable[[], Any]) -> None:
-        """Takes a micro-batch that is about to train.
+        """Record a micro-batch that is about to train.
 
         Args:
-            gradients: computes those of the micro-batch's loss, as a state of the trained variables; called
-                for the first optimizer step alone.
+            gradients: computes the gradients of the micro-batch's loss, as a state of the trained variables;
+                called only during the first optimizer step.
         """
         self._batches.append({name: np.asarray(batch[name]) for name in ROWS})
         self._seen += 1
@@ -66,22 +66,22 @@ class Recorder:
         for name, array in self._arrays(gradients()).items():
             self._sum[name] = self._sum.get(name, 0.0) + array
         if self._seen == self._accumulation:
-            # A step's gradient is the mean of its micro-batches', whose losses are normalized accordingly.
+            # A step's gradient is the mean over its micro-batches, whose losses are normalized for that.
             self.trace.gradients = {name: array / self._accumulation for name, array in self._sum.items()}
 
     def after(self, step: int, losses: list[jax.Array]) -> None:
-        """Takes an optimizer step that is done: the loss of each micro-batch."""
+        """Record an optimizer step that is done: the loss of each micro-batch."""
         batches, self._batches = self._batches, []
         loss = float(np.mean([float(loss) for loss in losses]))
         self.trace.add(step, loss, sum(map(count_targets, batches)), batches)
 
     def end(self, model: nnx.Module) -> Trace:
-        """The whole trace, with what was trained as it is now."""
+        """Return the whole trace, with the current values of what was trained."""
         self.trace.trained = self._arrays(nnx.state(model, trained_type(self._built)))
         return self.trace
 
     def _arrays(self, state: Any) -> dict[str, np.ndarray]:
-        """A state's arrays in Hugging Face's layout, float32, by the names that a trace has."""
+        """Return a state's arrays in Hugging Face's layout, in float32, by their names in a trace."""
         leaves = jax.tree_util.tree_flatten_with_path(nnx.pure(state))[0]
         arrays = {parameter_path(path): np.asarray(leaf, np.float32) for path, leaf in leaves}
         out: dict[str, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""What the scripts that train with jax do around their loops, whichever model they train."""
+"""The parts that all scripts that train with jax share around their loops, whichever model they train."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Paths(Protocol):
-    """What is read here of a script's command line; `runtime.training.train.Arguments` says what each is."""
+    """The parts of a script's command line that are read here (see `runtime.training.train.Arguments`)."""
 
     @property
     def resume(self) -> bool: ...
@@ -54,7 +54,7 @@ class Paths(Protocol):
 
 @dataclass(frozen=True)
 class Session:
-    """A run that has begun: its devices, its base, its data, and where it goes on.
+    """A run that has begun: its devices, its base, its data, and the checkpoint that it continues from.
 
     Attributes:
         artifact: folder of the generated script, with its recipe.lock.json.
@@ -62,11 +62,11 @@ class Session:
         directory: of the checkpoints: an absolute local path, or a gs:// address.
         mesh: of the devices.
         base: the checkpoint that is trained.
-        found: what --resume goes on from; nothing without it.
+        found: the checkpoint that --resume continues from; None without it.
         prepared: the data.
-        prompts: what is answered at each evaluation, None for nothing.
+        prompts: the prompts that are answered at each evaluation, None for none.
         interrupts: the signals that end the run after a step.
-        hosts: the processes of the run; this one alone, mostly.
+        hosts: the processes of the run; usually only this one.
         local: checkpoints on this machine's own disk, None for none.
     """
 
@@ -84,17 +84,17 @@ class Session:
 
     @property
     def total(self) -> int:
-        """Optimizer steps of the whole run."""
+        """Return the number of optimizer steps of the whole run."""
         return self.prepared.total_steps
 
     @property
     def until(self) -> int:
-        """The optimizer step to stop after."""
+        """Return the optimizer step to stop after."""
         return min(self.total, self.arguments.steps or self.total)
 
     def enter(self, restored: int) -> None:
-        """Says after which step the run goes on; leaves what it tells of itself, and at its beginning the
-        record of the recipe."""
+        """Print the step that the run continues after, and write the files that describe the run, with the
+        recipe's record at the beginning."""
         from ..checkpoints.record import write_record
         from ..metrics import run_facts
 
@@ -118,14 +118,14 @@ class Session:
     def metrics(
         self, restored: int, train: TrainSettings, close: Callable[[], None]
     ) -> Iterator[Metrics | Nowhere]:
-        """Where the loop's numbers go while it runs; then they are closed, and put beside the checkpoints.
+        """Yield the writer of the loop's metrics; then close it, and copy its file to a remote directory.
 
         Args:
-            restored: the step that the run goes on after, 0 at the beginning.
-            close: waits for what is being saved, whatever happened.
+            restored: the step that the run continues after, 0 at the beginning.
+            close: waits for checkpoints that are being saved; called after errors too.
 
         Raises:
-            UserError: when the devices' memory does not suffice.
+            UserError: when the devices run out of memory.
         """
         from ..metrics.loggers import FILE, SAMPLES, Metrics, Nowhere, nowhere
         from ..metrics.run_state import recorded
@@ -152,7 +152,7 @@ class Session:
             if not isinstance(self.hosts, SingleProcess):
                 self.hosts.at_loss.append(ending.failed)
             metrics = Metrics(folder, restored or None, train.tensorboard, services, publish)
-            # After an error here the others do not come to where they would wait for each other's saves.
+            # After an error here the other processes do not reach the point where they would wait for saves.
             waits = self.hosts.count == 1
             try:
                 with out_of_memory():
@@ -172,10 +172,10 @@ class Session:
                     remote_metrics.copy(metrics.path, self.directory)
 
     def conclude(self, outcome: TrainingOutcome, metrics: Path) -> int:
-        """Prints the last line of the run, and returns its exit status.
+        """Print the last line of the run, and return its exit status.
 
         Args:
-            outcome: of this process; losses that it has not seen are looked up in the file of metrics.
+            outcome: of this process; losses that it did not compute are read from the file of metrics.
         """
         from ..metrics.loggers import done_line, last
         from ..metrics.run_report import peak_memory
@@ -209,15 +209,15 @@ def begin(
     interrupts: Interrupts,
     hosts: SingleProcess | ProcessGroup = SINGLE,
 ) -> Session:
-    """Starts the devices, opens the base, prepares the data, and finds what to go on from.
+    """Start the devices, open the base, prepare the data, and find the checkpoint to continue from.
 
     Args:
-        hosts: the processes of the run. Process 0 looks into the directory for all.
-        cache: folder or gs:// address for what the next run need not compute again, relative to --output;
+        hosts: the processes of the run. Process 0 reads the directory for all.
+        cache: folder or gs:// address for results that the next run reuses, relative to --output;
             None keeps nothing.
 
     Raises:
-        UserError: when anything of it is not as the recipe needs it.
+        UserError: when a part of these is not as the recipe needs it.
     """
     caches = cache_directory(cache, arguments.output)
     check_uploads(directory, caches)
@@ -250,7 +250,7 @@ def begin(
             "number the processes as the TPU's workers are, or set no JAX_PROCESS_ID",
         )
     if settings.model.dtype == "float32":
-        # A TPU multiplies float32 matrices in bfloat16 unless it is told otherwise.
+        # A TPU multiplies float32 matrices in bfloat16 by default.
         jax.config.update("jax_default_matmul_precision", "highest")
     base_folder = locate_model(settings.model, arguments.model)
     base = HFCheckpoint.open(base_folder).grown(settings.model.vocab_size)
@@ -328,14 +328,14 @@ def begin(
 
 
 def checkpoint_directory(checkpoint: CheckpointSettings, output: Path) -> str:
-    """Where the checkpoints go: an absolute local path, or a gs:// address."""
+    """Return where the checkpoints are written: an absolute local path, or a gs:// address."""
     if "://" in checkpoint.directory:
         return checkpoint.directory
     return str((output / checkpoint.directory).expanduser().resolve())
 
 
 def check_directory(directory: str, artifact: Path, resume: bool) -> None:
-    """Refuses to mix runs in one checkpoint directory."""
+    """Raise an error where two runs would mix in one checkpoint directory."""
     from etils import epath
 
     from ..checkpoints.adapter_reader import step_folders
@@ -354,11 +354,11 @@ def check_directory(directory: str, artifact: Path, resume: bool) -> None:
 
 
 def quiet() -> None:
-    """Keeps what libraries say to their developers off the terminal."""
+    """Keep the libraries' messages for developers off the terminal."""
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module="(tunix|qwix|flax|orbax|jax).*")
-    # Orbax logs a failed save with its traceback, asyncio each of its writes that failed after the first;
-    # what failed is reported once, as an error of the run.
+    # Orbax logs a failed save with its traceback, and asyncio logs each later write that failed;
+    # the run reports the failure once, as its own error.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _unraisable
@@ -367,9 +367,9 @@ def quiet() -> None:
 
 
 def _unraisable(event: sys.UnraisableHookArgs) -> None:
-    """Prints an exception that nothing could catch, but not those of a save that has failed already.
+    """Print an exception that nothing could catch, except those of a save that has failed already.
 
-    When one of tensorstore's writes fails, the others still report to an event loop that is closed by then.
+    When one of tensorstore's writes fails, the others still report to an event loop that is already closed.
     """
     if not (event.exc_type is RuntimeError and str(event.exc_value) == "Event loop is closed"):
         sys.__unraisablehook__(event)

@@ -1,8 +1,8 @@
-"""The values that adapters begin with where lora.start_from names a PEFT adapter, as PEFT's
-`PeftModel.from_pretrained(..., is_trainable=True)` has it: step, optimizer and data begin anew.
+"""Start adapters from the PEFT adapter that lora.start_from names, as PEFT's
+`PeftModel.from_pretrained(..., is_trainable=True)` does. Step, optimizer and data start from the beginning.
 
-The adapter is read at the beginning of a run. What it was stands beside the checkpoints, from which a run
-goes on without it; but for an objective whose reference is the model that training starts from.
+The adapter is read at the beginning of a run, and described next to the checkpoints. A resumed run does not
+need the adapter, unless its objective's reference is the model that training starts from.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from .session import Session
 
 RECORD = "start_from.json"
-"""Beside the checkpoints: the adapter's name, its digests, and what it was trained on."""
+"""The file next to the checkpoints with the adapter's name, its digests, and what it was trained on."""
 
 
 def start_from(session: Session, built: Built, settings: RunSettings) -> None:
-    """Puts the adapter's values in the place of the fresh ones, before a checkpoint's take theirs.
+    """Replace the fresh adapters' values with the adapter's, before a checkpoint's values replace those.
 
     Raises:
-        UserError: when the adapter cannot be read or does not fit, or is another than the run began with and
-            is needed.
+        UserError: when the adapter cannot be read or does not fit, or is needed and differs from the one
+            that the run began with.
     """
     lora = settings.lora
     assert lora is not None and lora.start_from is not None
     address = located(lora.start_from, session.arguments.data_dir)
     known, resumed = _recorded(session.directory), session.found.step is not None
     if resumed and not keeps_copy(settings.train.objective, lora):
-        # An address is not asked for what is not needed.
+        # If the adapter is not needed, its address is not contacted.
         if known and isinstance(address, Path) and (address / ADAPTER_CONFIG).is_file():
             _tell(open_adapter(address), known)
         return
@@ -71,7 +71,7 @@ def start_from(session: Session, built: Built, settings: RunSettings) -> None:
 
 
 def _recorded(directory: str) -> Mapping[str, Any]:
-    """What a run began with, {} where it has not begun."""
+    """Return the description of the adapter that a run began with, {} if it has not begun."""
     path = path_of(directory) / RECORD
     with reached(directory):
         try:

@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from ..model.balance import Collected
 
 TrainState = tuple[Any, Any]
-"""What a step changes: the trained arrays and the optimizer's state."""
+"""The state that a step changes: the trained arrays and the optimizer's state."""
 
 
 Loss = Callable[[nnx.Module, Batch, nnx.Module | None], tuple[jax.Array, Named]]
-"""(model, micro-batch, the model that training starts from) -> the loss, and what the objective has to say
-beside. That model is None where it is the same one without its adapters, or is not asked."""
+"""(model, micro-batch, the model that training starts from) -> the loss, and the objective's metrics. The
+third is None where it is the model without its adapters, or where the objective does not use it."""
 
 
 def micro_batch_loss(
     built: Built, settings: TrainSettings, model: nnx.Module, inputs: Batch, before: nnx.Module | None = None
 ) -> tuple[jax.Array, Named]:
-    """The loss that a run of train.py minimizes."""
+    """Compute the loss that a run of train.py minimizes."""
     provider = built.provider
 
     def reference(*rows: jax.Array) -> jax.Array:
@@ -58,14 +58,14 @@ def micro_batch_loss(
 def objective_loss(
     settings: TrainSettings, forward: Computed, model: Any, asked: tuple[Logps, Logps], inputs: Batch
 ) -> tuple[jax.Array, Named]:
-    """The loss of a micro-batch by the recipe's objective, whatever computes the model.
+    """Compute the loss of a micro-batch by the recipe's objective, for a model of any backend.
 
     Args:
         forward: how `model` is computed.
-        asked: of the model that training starts from, and of `model` without a gradient.
+        asked: the models that training starts from, and `model` without a gradient, as `Logps`.
 
     Returns:
-        float32[], and what the objective has to say beside.
+        float32[], and the objective's metrics.
     """
     reference, still = asked
     if OBJECTIVES[settings.objective].losses:
@@ -82,7 +82,7 @@ def objective_loss(
 
 
 def _uncollected(built: Built) -> AbstractContextManager[None]:
-    """Takes nothing down of what experts get within."""
+    """Do not record the loads of experts that are computed in this context."""
     if not built.forward.architecture.expert_layers:
         return nullcontext()
     from ..model.balance import uncollected
@@ -91,7 +91,7 @@ def _uncollected(built: Built) -> AbstractContextManager[None]:
 
 
 def balanced(loss: jax.Array, more: Named, found: Collected, coefficient: float) -> tuple[jax.Array, Named]:
-    """A micro-batch's loss with the load-balancing loss, and with what experts got beside.
+    """Add the load-balancing loss to a micro-batch's loss, and the experts' loads to its metrics.
 
     Args:
         found: the loads of the forward pass.
@@ -111,7 +111,7 @@ class GradientNorm(NamedTuple):
 
 
 def record_norm() -> optax.GradientTransformation:
-    """Passes gradients through and keeps their global norm in its state."""
+    """Pass gradients through, and keep their global norm in the state."""
 
     def update(updates: Any, state: GradientNorm, params: Any = None) -> tuple[Any, GradientNorm]:
         return updates, GradientNorm(optax.global_norm(updates).astype(jnp.float32))
@@ -120,22 +120,22 @@ def record_norm() -> optax.GradientTransformation:
 
 
 def update_rule(built: Built, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The recipe's chain with what a model's adapters need before it."""
+    """Return the recipe's chain, after the transformations that a model's adapters need."""
     return optax.chain(mask_gradients(built.adapters), record_norm(), optimizer)
 
 
 def trained_type(built: Built) -> type[nnx.Variable]:
-    """Which of a model's variables are trained."""
+    """Return the type of the model's variables that are trained."""
     return nnx.Param if built.provider is None else nnx.LoRAParam
 
 
 def abstract_optimizer(
     built: Built, optimizer: optax.GradientTransformation, accumulation: int, mesh: Mesh
 ) -> nnx.Optimizer:
-    """The optimizer of a model of shapes, as Tunix's trainer makes it of a model of arrays.
+    """Make the optimizer of a model of shapes, as Tunix's trainer makes it for a model of arrays.
 
     Args:
-        built: of `runtime.model.loading.abstract_model`.
+        built: from `runtime.model.loading.abstract_model`.
         optimizer: the recipe's chain.
         accumulation: micro-batches of an optimizer step.
     """
@@ -150,20 +150,20 @@ def abstract_optimizer(
 class Step:
     """The functions of a training step, for arrays or for shapes.
 
-    What is trained and the optimizer's state go in and come out; the rest of the model only goes in.
-    Tunix's own step returns the whole model, a second copy of the base weights on the devices.
+    The functions take and return the trained arrays and the optimizer's state, and only take the rest of the
+    model. Tunix's own step returns the whole model: a second copy of the base weights on the devices.
 
     Args:
         built: the model.
         optimizer: of that model.
         settings: of the run.
         mesh: in scope while a step is traced.
-        loss: of a micro-batch; `micro_batch_loss` but in tests.
-        reference: the trained arrays as training starts, where `keeps_copy` says so; else None.
+        loss: computes the loss of a micro-batch; `micro_batch_loss`, except in tests.
+        reference: the trained arrays as training starts, if `keeps_copy` says so; else None.
 
     Attributes:
         live: the trained arrays and the optimizer's state.
-        base: the arrays that a step reads alone, and the reference.
+        base: the arrays that a step only reads, and the reference.
         shardings: of `live`.
     """
 
@@ -190,21 +190,21 @@ class Step:
         self._dtypes = jax.tree.map(lambda array: array.dtype, self.live)
 
     def jit(self) -> Any:
-        """(live, base, batch) -> (live, loss, norm of the last whole step's gradient, metrics), compiled.
+        """Compile (live, base, batch) -> (live, loss, norm of the last whole step's gradient, metrics).
         `live` is donated."""
         return jax.jit(self._train, donate_argnums=0, out_shardings=(self.shardings, None, None, None))
 
     def jit_evaluation(self) -> Any:
-        """(trained, base, batch) -> the loss without dropout, compiled."""
+        """Compile (trained, base, batch) -> the loss without dropout."""
         return jax.jit(self._evaluate)
 
     def jit_gradients(self) -> Any:
-        """(trained, base, batch) -> the gradients of the micro-batch's loss in float32, compiled: those that
-        the training step takes, which gives none of them away."""
+        """Compile (trained, base, batch) -> the gradients of the micro-batch's loss in float32: the gradients
+        that the training step uses, and does not return."""
         return jax.jit(self._gradients_of)
 
     def merged(self, trained: Any, base: Any) -> nnx.Module:
-        """The model of its arrays."""
+        """Build the model from its arrays."""
         return self._models(trained, base)[0]
 
     def _train(
@@ -215,7 +215,7 @@ class Step:
         (loss, more), gradients = self._differentiate(model, before, batch)
         optimizer.update(model, gradients)
         norm = optax.tree_utils.tree_get(nnx.pure(optimizer.opt_state), "recorded_norm")
-        # A rule that takes float32 gradients may not hand back the dtype of a bfloat16 state.
+        # A rule that takes float32 gradients may return another dtype than a bfloat16 state's.
         new = (nnx.state(model, self._trained), nnx.state(optimizer))
         return jax.tree.map(lambda array, dtype: array.astype(dtype), new, self._dtypes), loss, norm, more
 
@@ -224,7 +224,7 @@ class Step:
         return self._loss(model, batch, before)[0]
 
     def _models(self, trained: Any, base: Any) -> tuple[nnx.Module, nnx.Module | None]:
-        """The model, and the one that training starts from where it is kept."""
+        """Return the model, and the model that training starts from if a copy is kept."""
         rest, reference = base
         before = None if reference is None else nnx.merge(self._model_graph, reference, rest)
         return nnx.merge(self._model_graph, trained, rest), before
@@ -235,7 +235,7 @@ class Step:
     def _differentiate(
         self, model: nnx.Module, before: nnx.Module | None, inputs: Batch
     ) -> tuple[tuple[jax.Array, Named], Any]:
-        """The micro-batch's loss with what the objective has to say beside, and its gradients in float32."""
+        """Return the micro-batch's loss with the objective's metrics, and its gradients in float32."""
         provider = self._provider
 
         def loss_of(model: nnx.Module) -> tuple[jax.Array, Named]:
@@ -251,7 +251,7 @@ class Step:
         return found, jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
 
     def _noisy(self, inputs: Batch) -> AbstractContextManager[Any]:
-        """Adds the recipe's noise to the embeddings that are traced within."""
+        """Add the recipe's noise to embeddings that are traced in this context."""
         if self._noise is None:
             return nullcontext()
         from ..model.noise import noisy_embeddings
@@ -260,7 +260,7 @@ class Step:
         return noisy_embeddings(self._forward, self._noise, salts)
 
     def _collected(self, segment_ids: jax.Array) -> AbstractContextManager[Collected | None]:
-        """Takes down what experts get within; None of a model without any."""
+        """Record the loads of experts that are traced in this context; None for a model without experts."""
         if not self._experts:
             return nullcontext()
         from ..model.balance import collected
@@ -269,7 +269,7 @@ class Step:
 
 
 def shardings_of(state: Any, mesh: Mesh) -> Any:
-    """The sharding of each array of a state, from its variables' metadata."""
+    """Return the sharding of each array of a state, from its variables' metadata."""
     return jax.tree.map(
         lambda spec: sharding.named(mesh, spec),
         nnx.get_partition_spec(state),
@@ -278,8 +278,8 @@ def shardings_of(state: Any, mesh: Mesh) -> Any:
 
 
 def fit_shardings(optimizer: nnx.Optimizer, mesh: Mesh) -> None:
-    """Corrects the shardings that flax copies from the parameters to states of other shapes, and the types of
-    what belongs to modules that are trained whole: flax takes that in which the model computes them.
+    """Correct the shardings that flax copies from the parameters to states of other shapes, and the types of
+    the states of modules that are trained whole: flax uses the type in which the model computes them.
 
     Factored moments have fewer dimensions than their parameter, and placeholders have one entry.
     """

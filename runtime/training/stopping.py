@@ -1,4 +1,4 @@
-"""What is counted of a run's evaluations: the lowest loss, and how long there was no progress."""
+"""Counts over a run's evaluations: the lowest loss, and how many evaluations made no progress."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..settings import EarlyStopping
 class Evaluations:
     """The evaluations of a run so far, counted as transformers' EarlyStoppingCallback and Trainer do.
 
-    Those every `eval_every` steps count; one before the first step or at a --steps in between does not, which
-    a run in one piece would not have made.
+    Evaluations at every `eval_every` steps count. One before the first step or at a --steps in between does
+    not: an uninterrupted run would not have made it.
 
     Attributes:
-        count: of all that were counted.
-        best: the lowest loss, None before there was any number.
-        step: the optimizer step that it was found after.
+        count: evaluations that were counted.
+        best: the lowest loss, None before the first finite one.
+        step: the optimizer step after which it was found.
         without: evaluations in a row without progress.
     """
 
@@ -27,10 +27,10 @@ class Evaluations:
     without: int = 0
 
     def after(self, step: int, loss: float, min_delta: float) -> Evaluations:
-        """With one more.
+        """Return the counts with one more evaluation.
 
         Args:
-            min_delta: how far below the lowest a loss has to be to count as progress; more than that.
+            min_delta: a loss counts as progress if it is more than this below the lowest.
         """
         lowest = float("inf") if self.best is None else self.best
         progress = self.count == 0 or (loss < lowest and abs(loss - lowest) > min_delta)
@@ -38,11 +38,11 @@ class Evaluations:
         return Evaluations(self.count + 1, *best, 0 if progress else self.without + 1)
 
     def ends(self, stopping: EarlyStopping | None) -> bool:
-        """Whether the run is to stop."""
+        """Return whether the run should stop."""
         return stopping is not None and self.without >= stopping.patience
 
     def sentence(self, step: int) -> str:
-        """Why a run stopped after a step."""
+        """Say why a run stopped after a step."""
         found = (
             "has not been a number" if self.best is None else f"was lowest, {self.best:.4f}, at {self.step}"
         )

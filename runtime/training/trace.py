@@ -1,8 +1,8 @@
-"""What a run leaves to be held against: each step's rows and loss, its first gradients, and its adapters
+"""The trace of a run, to compare runs: each step's rows and loss, its first gradients, and its adapters
 before the first step and after the last.
 
-Every backend's script writes one with `--trace FILE`, in Hugging Face's layout, so that runs on other
-machines, by other libraries and by code of one's own can be held against each other. Numpy alone.
+Every backend's script writes one with `--trace FILE`, in Hugging Face's layout. Runs on other machines, by
+other libraries and by your own code can thus be compared. Imports numpy only.
 """
 
 from __future__ import annotations
@@ -21,32 +21,31 @@ from ..errors import UserError
 
 VERSION = 1
 PARTS = ("A", "B", "magnitude")
-"""What comes after "lora_" in the names of a projection's arrays."""
+"""The suffixes after "lora_" in the names of a projection's arrays."""
 ROWS = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
-"""What a trace holds of a micro-batch, as `runtime.data.batches` has it."""
+"""The arrays that a trace holds of a micro-batch, named as in `runtime.data.batches`."""
 
 
 @dataclass
 class Trace:
-    """A run, as far as two runs are compared.
+    """The parts of a run that a comparison reads.
 
     Attributes:
         backend: "tunix", "trl" or "torchax".
         recipe: name of the artifact.
-        about: what else identifies the run: package versions, device, dtype, and first_step, the number of
-            the first optimizer step that is here: above 1 in a resumed run. Plain JSON values.
-        losses: of each optimizer step from first_step on: of the step as a whole, as the recipe's
-            loss_normalization has it.
+        about: other facts that identify the run: package versions, device, dtype, and first_step, the
+            number of the trace's first optimizer step (above 1 in a resumed run). Plain JSON values.
+        losses: of each optimizer step from first_step on; the loss of the whole step, by the recipe's
+            loss_normalization.
         targets: tokens that carry loss in each optimizer step.
         gradients: of the first of these steps, accumulated and before clipping, float32, by
-            "layers.0.self_attn.q_proj.lora_A" [rank, in] and "....lora_B" [out, rank], and of DoRA
-            "....lora_magnitude" [out]; of full fine-tuning by the tensor's name in the checkpoint.
-        trained: the same arrays after the last step: values, not gradients.
-        initial: the same before the first of these steps; {} of full fine-tuning, which begins with the
-            checkpoint's own tensors, and of a trace that holds none.
-        rows: of each optimizer step, ROWS by name, the step's micro-batches stacked in front: tokens,
-            positions, segment_ids int32[M, B, T], loss_mask bool[M, B, T], norm float32[M]; [] of a trace
-            that holds none.
+            "layers.0.self_attn.q_proj.lora_A" [rank, in] and "....lora_B" [out, rank], and with DoRA
+            "....lora_magnitude" [out]; with full fine-tuning by the tensor's name in the checkpoint.
+        trained: values (not gradients) of the same arrays after the last step.
+        initial: the same arrays before the first of these steps; {} with full fine-tuning, which begins
+            with the checkpoint's tensors, and in a trace that does not hold them.
+        rows: of each optimizer step, ROWS by name, with a first axis of the step's micro-batches: tokens,
+            positions, segment_ids int32[M, B, T], loss_mask bool[M, B, T], norm float32[M]; [] if missing.
     """
 
     backend: str
@@ -61,16 +60,16 @@ class Trace:
 
     @property
     def first_step(self) -> int:
-        """The number of the first optimizer step that is here, 1 unless the run was resumed."""
+        """Return the number of the trace's first optimizer step, 1 unless the run was resumed."""
         return int(self.about.get("first_step", 1))
 
     def add(self, step: int, loss: float, targets: int, batches: Sequence[Mapping[str, Any]]) -> None:
-        """Takes an optimizer step that is done.
+        """Add an optimizer step that is done.
 
         Args:
             step: its number, from 1.
             targets: its tokens that carry loss.
-            batches: its micro-batches, whole.
+            batches: its whole micro-batches.
         """
         self.about.setdefault("first_step", step)
         self.losses.append(loss)
@@ -78,7 +77,8 @@ class Trace:
         self.rows.append({name: np.stack([np.asarray(batch[name]) for batch in batches]) for name in ROWS})
 
     def write(self, path: Path) -> None:
-        """Writes it as one .npz, whole or not at all; rows are compressed, weights hardly could be."""
+        """Write the trace as one .npz, completely or not at all. Rows are compressed, weights hardly could
+        be."""
         head = {
             "version": VERSION,
             "backend": self.backend,
@@ -107,15 +107,15 @@ class Trace:
         partial.replace(path)
 
     def _weights(self) -> dict[str, dict[str, np.ndarray]]:
-        """Arrays of what is trained, by what stands before their names in the file."""
+        """Return the arrays of the trained modules, by the prefix of their names in the file."""
         return {"initial/": self.initial, "gradient/": self.gradients, "trained/": self.trained}
 
 
 def check_writable(path: Path) -> None:
-    """Checks, before a run, that a trace can be written at its end.
+    """Check, before a run, that a trace can be written at its end.
 
     Raises:
-        UserError: when the path is a folder's, or its own folder cannot be made.
+        UserError: when the path is a folder, or its parent folder cannot be created.
     """
     if path.is_dir():
         raise UserError(f"--trace {path}: is a folder", f"name a file: --trace {path / 'trace.npz'}")
@@ -126,22 +126,22 @@ def check_writable(path: Path) -> None:
 
 
 def count_targets(batch: Mapping[str, Any]) -> int:
-    """The tokens of a micro-batch that carry loss: those that are predicted from within their own segment."""
+    """Count the tokens of a micro-batch that carry loss: those predicted from within their own segment."""
     segments = np.asarray(batch["segment_ids"])
     within = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
     return int(np.count_nonzero(np.asarray(batch["loss_mask"])[:, 1:] & within))
 
 
 def read_trace(path: Path) -> Trace:
-    """Reads a trace.
+    """Read a trace.
 
     Raises:
-        UserError: when the file is none.
+        UserError: when the file is not a trace.
     """
     try:
         if path.exists() and not path.is_file():  # a device may never end
             raise ValueError("no regular file")
-        # Of an array's file alone, np.load would give the array.
+        # np.load returns an array, not an archive, for a file of a single array.
         with path.open("rb") as stream:
             if not zipfile.is_zipfile(stream):
                 raise ValueError("no .npz file")
@@ -176,7 +176,7 @@ _WRITTEN = "--trace FILE of a script writes one"
 
 
 def _reason(error: Exception) -> str:
-    """One line of an error."""
+    """Return an error as one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return (str(error).splitlines() or [""])[0][:200] or type(error).__name__

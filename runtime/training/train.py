@@ -1,4 +1,4 @@
-"""What a generated train.py runs: one fine-tuning, from settings to the last checkpoint."""
+"""Run one fine-tuning for a generated train.py, from settings to the last checkpoint."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Arguments:
         resume: continue from the newest checkpoint.
         steps: stop after this optimizer step; None for the recipe's own.
         model: folder of the checkpoint to start from, or its address; None to find the recipe's model.id.
-        data_dir: what relative paths of data are relative to.
-        output: what a relative checkpoint.directory is relative to.
-        trace: file for what the run can be held against, None to write none.
+        data_dir: the folder that relative paths of data are relative to.
+        output: the folder that a relative checkpoint.directory is relative to.
+        trace: file for a trace that the run can be compared by, None to write none.
     """
 
     resume: bool
@@ -56,7 +56,7 @@ class Arguments:
 
 
 def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> Arguments:
-    """Reads the command line; wrong usage ends the process with status 2.
+    """Read the command line; wrong usage ends the process with status 2.
 
     Args:
         artifact: folder of the generated script.
@@ -103,14 +103,14 @@ def run(
     rules: Sequence[Rule] = (),
     cache: str | None = None,
 ) -> int:
-    """Trains, and prints one line about it at the end.
+    """Train, and print one line about it at the end.
 
     Args:
         artifact: folder of the generated script, with its recipe.lock.json.
         lora: None trains all weights.
-        learning_rate: a schedule by optimizer step, from the number of steps of the run.
-        optimizer: the chain, from a schedule.
-        cache: folder or gs:// address for what the next run need not compute again, relative to --output;
+        learning_rate: makes a schedule by optimizer step from the run's number of steps.
+        optimizer: makes the chain from a schedule.
+        cache: folder or gs:// address for results that the next run reuses, relative to --output;
             None keeps nothing.
 
     Returns:

@@ -46,18 +46,18 @@ if TYPE_CHECKING:
     from .recorder import Recorder
 
 SHOWN = 8
-"""Source rows of a batch that a message names."""
+"""The most source rows of a batch that a message names."""
 
 
 @dataclass
 class TrainingOutcome:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
-        step: the optimizer step that it ended at.
-        loss: of the last step of this process, None when it did none.
+        step: the optimizer step that the run ended at.
+        loss: of this process's last step, None if it did none.
         eval_loss: the last one, None without evaluation.
-        early: why it ended before the run's last step, None where it did not.
+        early: why the run ended before its last step, None if it did not.
         tokens_per_second: real tokens, without the first step (which compiles) where there are more.
     """
 
@@ -70,13 +70,13 @@ class TrainingOutcome:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """Where a run saves its checkpoints, and which one it goes on from.
+    """Where a run saves its checkpoints, and which one it continues from.
 
     Attributes:
         directory: local and absolute, or gs://.
-        step: whose checkpoint is restored; the newest one when None, if there is any.
+        step: the step of the checkpoint to restore; None for the newest one, if there is any.
         local: checkpoints on this machine's own disk, None for none.
-        evaluations: what was counted of the run's evaluations until that step.
+        evaluations: the counts of the run's evaluations until that step.
     """
 
     directory: str
@@ -87,19 +87,19 @@ class Checkpointing:
 
 
 class Trainer(PeftTrainer):
-    """Trains the adapters of a model, or, without LoRA, all of it.
+    """Train the adapters of a model, or, without LoRA, all of it.
 
-    An optimizer step is `accumulation` micro-batches, whose gradients are averaged. Dropout depends on
-    the seed, a row's number in the run and the projection alone, so that a run that was interrupted goes
-    on as if it had not been, with as many micro-batches in a step or with another number.
+    An optimizer step is `accumulation` micro-batches, whose gradients are averaged. Dropout depends only on
+    the seed, the row's number in the run and the projection. So an interrupted run continues as if it had not
+    been interrupted, with the same or another number of micro-batches in a step.
 
     Args:
         built: the model.
         optimizer: the recipe's chain.
         mesh: in scope while the trainer is made and used.
         accumulation: micro-batches of an optimizer step.
-        checkpointing: where it saves, and what it goes on from.
-        recorder: of the run's trace, None for a run without one.
+        checkpointing: where it saves, and which checkpoint it continues from.
+        recorder: records the run's trace, None for a run without one.
 
     Raises:
         UserError: when the checkpoint does not fit the model.
@@ -133,7 +133,7 @@ class Trainer(PeftTrainer):
             update_rule(built, optimizer),
             TrainingConfig(
                 eval_every_n_steps=settings.eval_every,
-                # optax.MultiSteps keeps a gradient of its own, which a single micro-batch does not need.
+                # optax.MultiSteps keeps its own gradient, which a single micro-batch does not need.
                 gradient_accumulation_steps=accumulation if accumulation > 1 else None,
             ),
             MetricsLogger(),
@@ -141,7 +141,7 @@ class Trainer(PeftTrainer):
         fit_shardings(self.optimizer, mesh)
         self._reference: Any = None
         if keeps_copy(settings.objective, built.lora):
-            # A step donates the arrays themselves, and a checkpoint's take their place.
+            # A step donates the arrays themselves, and a checkpoint's arrays replace them.
             self._reference = jax.tree.map(jnp.copy, nnx.state(built.model, trained_type(built)))
         self.checkpoint_manager = Checkpoints(directory, checkpointing.settings.keep)
         if self._keep_best:
@@ -155,7 +155,7 @@ class Trainer(PeftTrainer):
 
     @property
     def saved_step(self) -> int | None:
-        """The newest step that was saved, or is being saved."""
+        """Return the newest step that was saved, or is being saved."""
         return self.checkpoint_manager.latest_step()
 
     def fit(
@@ -167,7 +167,7 @@ class Trainer(PeftTrainer):
         interrupts: Interrupts,
         hosts: SingleProcess | ProcessGroup = SINGLE,
     ) -> TrainingOutcome:
-        """Trains from the restored step to step `until`, and saves the last one.
+        """Train from the restored step to step `until`, and save the last one.
 
         Args:
             until: the step to stop after.
@@ -190,7 +190,7 @@ class Trainer(PeftTrainer):
         if data.evaluation and self._train_steps == 0:
             outcome.eval_loss = self._evaluate(eval_step, data, report)
             report.restart()
-        # Only what the training step itself uses counts.
+        # check_used() below counts only the adapters that the training step itself uses.
         if self._provider is not None:
             self._provider.used.clear()
         stream = iter(data.batches(self._train_steps))
@@ -242,7 +242,7 @@ class Trainer(PeftTrainer):
         return outcome
 
     def close(self) -> None:
-        """Waits for a checkpoint that is being written. `fit` has raised what went wrong with one."""
+        """Wait for a checkpoint that is being written. `fit` has raised the errors of earlier ones."""
         with suppress(UserError):
             self._finish()
 
@@ -254,9 +254,9 @@ class Trainer(PeftTrainer):
     def jit_train_and_eval_step(
         self, skip_jit: bool = False, cache_nnx_graph: bool = False
     ) -> tuple[Callable[[Batch], tuple[jax.Array, jax.Array, Named]], Callable[[Batch], jax.Array]]:
-        """The compiled steps.
+        """Return the compiled steps.
 
-        What is trained and the optimizer's state are donated to the training step, and come back.
+        The training step donates the trained arrays and the optimizer's state, and returns them.
         """
         step = Step(self._built, self.optimizer, self._settings, self._mesh, self._loss, self._reference)
         self._live, self._step_functions = jax.device_put(step.live, step.shardings), step
@@ -272,7 +272,7 @@ class Trainer(PeftTrainer):
         return train_step, lambda batch: evaluate(self._live[0], step.base, batch)
 
     def _step(self, train_step: Any, stream: Iterator[Batch]) -> Numbers:
-        """One optimizer step."""
+        """Run one optimizer step."""
         losses: list[jax.Array] = []
         metrics: list[Named] = []
         tokens, begun = 0, time.perf_counter()
@@ -310,7 +310,7 @@ class Trainer(PeftTrainer):
         return rows.place(batch)
 
     def _shares(self) -> ExpertShares | None:
-        """What tells of the experts' shares of tokens; None of a model without experts."""
+        """Return the counter of the experts' shares of tokens; None for a model without experts."""
         about = self._built.forward.architecture
         if not about.expert_layers:
             return None
@@ -320,11 +320,11 @@ class Trainer(PeftTrainer):
         return ExpertShares(about.expert_layers, about.routing[1], help)
 
     def _loss(self, model: nnx.Module, inputs: Batch, before: nnx.Module | None) -> tuple[jax.Array, Named]:
-        """Traced: of a micro-batch."""
+        """Compute the loss of a micro-batch; called while the step is traced."""
         return micro_batch_loss(self._built, self._settings, model, inputs, before)
 
     def _evaluate(self, eval_step: Any, data: TrainingData, report: Report) -> float:
-        """The mean loss of the evaluation data's targets."""
+        """Return the mean loss over the evaluation data's targets."""
         losses = []
         for batch in data.evaluation:
             self._throttler.wait_for_next()
@@ -337,7 +337,7 @@ class Trainer(PeftTrainer):
         return loss
 
     def _answers(self, prompts: Prompts) -> list[dict[str, Any]]:
-        """What the model answers now."""
+        """Return the answers that the model gives now."""
         from .answers import answered, jit_answers
 
         step = self._step_functions
@@ -349,7 +349,7 @@ class Trainer(PeftTrainer):
         return answered(answer, prompts, self._rows or Rows.of(self._mesh, data_parallel(self._mesh.shape)))
 
     def _count(self, step: int, loss: float) -> bool:
-        """Counts an evaluation; whether its loss is the lowest so far."""
+        """Count an evaluation, and return whether its loss is the lowest so far."""
         if step % self._settings.eval_every:
             return False
         stopping = self._settings.early_stopping
@@ -360,30 +360,30 @@ class Trainer(PeftTrainer):
         return best
 
     def _metadata(self, data: TrainingData) -> dict[str, Any]:
-        """What the checkpoint of the step that is done says beside its arrays."""
+        """Return the metadata that the checkpoint of the finished step stores with its arrays."""
         counted = asdict(self._evaluations) if data.evaluation else None
         return describe(data.state(self._train_steps), counted)
 
     def _save(self, step: int, metadata: Mapping[str, Any]) -> None:
-        """Starts saving a step."""
+        """Start saving a step."""
         if self.saved_step == step:
             return
         self._put_back()
         self.checkpoint_manager.write(step, self.model, self.optimizer, self._lora_enabled, metadata)
 
     def _save_locally(self, step: int, metadata: Mapping[str, Any]) -> None:
-        """Starts saving a step on this machine's own disk."""
+        """Start saving a step on this machine's own disk."""
         assert self._local is not None
         self._put_back()
         self._local.write(step, self.model, self.optimizer, self._lora_enabled, metadata)
 
     def _put_back(self) -> None:
-        """Gives the model and the optimizer their newest arrays; the older ones were donated."""
+        """Give the model and the optimizer their newest arrays; the older ones were donated."""
         nnx.update(self.model, self._live[0])
         nnx.update(self.optimizer, self._live[1])
 
     def _not_finite(self, error: NotFinite, origins: Callable[[int], Sequence[str]] | None) -> UserError:
-        """What to say of a step that was not saved: its rows, and what is kept."""
+        """Describe a step that was not saved: its rows, and the checkpoint that is kept."""
         self.close()
         parts = range(self._accumulation) if error.part is None else [error.part]
         batches = [(error.step - 1) * self._accumulation + part for part in parts]

@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     from ..settings import TrainSettings
 
 Array = Any
-"""Of numpy, jax or torch."""
+"""A numpy, jax or torch array."""
 
 
 def losses(
     sigmoid: Callable[[Array], Array], gains: Array, sides: Array, kl: Array | float, train: TrainSettings
 ) -> Array:
-    """Ethayarajh et al. 2024 (KTO), eq. 7; with a `kl` of 0 D'Oosterlinck et al. 2024 (APO), eq. 7, of one
-    answer, which is TRL's apo_zero_unpaired.
+    """Return the losses of KTO (Ethayarajh et al. 2024, eq. 7). With `kl` 0 they are the losses of APO
+    (D'Oosterlinck et al. 2024, eq. 7) for a single answer: TRL's apo_zero_unpaired.
 
     Args:
-        gains: float32[B], the log-probabilities of the answers, less the reference's.
-        sides: float32[B], above 0 of desirable answers and below of the others, -1 or 1.
+        gains: float32[B], the log-probabilities of the answers, minus the reference's.
+        sides: float32[B], -1 or 1: above 0 for desirable answers and below for undesirable ones.
         kl: float32[], how far the model is from the reference, 0 or more.
 
     Returns:
@@ -31,18 +31,18 @@ def losses(
 
 
 def mismatched(xp: Any, batch: Mapping[str, Array], size: int) -> dict[str, Array]:
-    """The prompts of a micro-batch with other rows' answers, by which the distance from the reference is
-    estimated: each prompt has the answer of the row before it among every `size` rows, and the first one that
-    of the last, as TRL's KTOTrainer pairs what one of its processes computes at once.
+    """Pair each prompt of a micro-batch with another row's answer, to estimate the distance from the
+    reference. In every group of `size` rows a prompt gets the answer of the row before it, and the first
+    prompt gets the last row's, as TRL's KTOTrainer pairs the rows of one process's batch.
 
     Args:
         xp: numpy, or jax's.
-        batch: tokens and segment_ids int32[B, T], loss_mask bool[B, T], a sample a row; the mask covers the
-            end of each. Rows that fill the batch up are the last of their `size`.
+        batch: tokens and segment_ids int32[B, T], loss_mask bool[B, T], one sample a row; the mask covers
+            the end of each. Rows that fill the batch up are the last of their `size`.
         size: train.micro_batch_size, which divides B.
 
     Returns:
-        tokens, positions and segment_ids int32[B, T], loss_mask bool[B, T]: what is longer than T is cut off.
+        tokens, positions and segment_ids int32[B, T], loss_mask bool[B, T]; texts are cut off at T tokens.
     """
     tokens, real, answers = batch["tokens"], batch["segment_ids"] > 0, batch["loss_mask"]
     rows, length = tokens.shape

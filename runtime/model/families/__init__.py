@@ -1,4 +1,4 @@
-"""The model families that the compiler and the runtime know: the modules here that have a FAMILY."""
+"""The model families that the compiler and the runtime support: the modules here that have a FAMILY."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from .base import MOST_LAYERS, TURN_MARKERS, Architecture, Family, UnsupportedCheckpoint, text_config
 
 ANY = "transformers"
-"""The module of the family that takes any other causal model of transformers, by its tensors."""
+"""The module of the family that takes any other causal model of transformers, from its tensors."""
 
 
 def _present() -> Iterator[Family]:
-    """Those that are there: an artifact holds its own family's module alone."""
+    """Yield the families whose modules are here: an artifact holds only its own family's module."""
     for module in sorted(iter_modules(__path__), key=lambda module: module.name):
         family = getattr(import_module(f"{__name__}.{module.name}"), "FAMILY", None)
         if isinstance(family, Family):
@@ -26,21 +26,21 @@ FAMILIES: dict[str, Family] = {family.name: family for family in _present()}
 
 
 def foreign_markers(own: Sequence[str], template: str) -> dict[str, str]:
-    """Turn markers that a chat template writes and that a model was not trained with, and whose they are.
+    """Return the turn markers in a chat template that the model was not trained with, and whose they are.
 
     Args:
-        own: markers of the model.
+        own: the model's own markers.
     """
     others = {marker: name for name, markers in TURN_MARKERS.items() for marker in markers}
     return {marker: name for marker, name in others.items() if marker in template and marker not in own}
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family that a config.json belongs to, by its `model_type`, or by that of its `text_config`.
+    """Return the family that a config.json belongs to, by its `model_type` or that of its `text_config`.
 
     Raises:
-        UnsupportedCheckpoint: when no family knows that model type, or it has more layers than any model. The
-            one of ANY, where it is present, knows every type, and says of a checkpoint whether it takes it.
+        UnsupportedCheckpoint: when no family has that model type, or there are more layers than any model
+            has. The family of ANY, if present, accepts every type, and then checks the checkpoint itself.
     """
     model_type = config.get("model_type")
     text = text_config(config)

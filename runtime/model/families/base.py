@@ -1,9 +1,9 @@
 """What the compiler and the runtime know about a model family.
 
-A family is one module beside this one. It says, as a function of a checkpoint's config.json, which
-parameters Tunix's model has, their shapes and shardings, and from which Hugging Face tensors each is
-made. Loading, LoRA, merging and the compiler's checks all read this one description. Nothing here
-imports jax or numpy, so that the compiler can use it on any machine.
+Each family is one module in this package. From a checkpoint's config.json it tells which parameters Tunix's
+model has, their shapes and shardings, and from which Hugging Face tensors each is made. Loading, LoRA,
+merging and the compiler's checks all read this one description. Nothing here imports jax or numpy, so that
+the compiler can use it on any machine.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ FULL = "full_attention"
 SLIDING = "sliding_attention"
 LINEAR = "linear_attention"
 CHUNKED = "chunked_attention"
-"""Kinds of attention of a layer, as transformers names them."""
+"""Kinds of attention of a layer, with transformers' names."""
 
 
 MOST_LAYERS = 1000
-"""A config.json with more is no model's, and would take minutes to look at."""
+"""The most layers of a config.json; more would take minutes to process, and no model has them."""
 
 MOST = 2**31 - 1
-"""Of any size in a config.json."""
+"""The largest value of any size in a config.json."""
 
 CHATML = ("<|im_start|>", "<|im_end|>")
 GEMMA = ("<start_of_turn>", "<end_of_turn>")
@@ -50,14 +50,14 @@ TURN_MARKERS = {
     "Qwen 3": CHATML,
     "Mistral": MISTRAL,
 }
-"""What begins and ends a turn, by the models that are known for it."""
+"""The strings that begin and end a turn, by the models that are known for them."""
 
 
 class UnsupportedCheckpoint(ValueError):
-    """A config.json that asks for what this family's Tunix model does not do.
+    """A config.json that asks for something that this family's Tunix model does not support.
 
     Attributes:
-        key: the config key at fault, "" when it is none in particular.
+        key: the config key at fault, "" for no single key.
     """
 
     def __init__(self, message: str, key: str = "") -> None:
@@ -67,10 +67,10 @@ class UnsupportedCheckpoint(ValueError):
 
 @dataclass(frozen=True)
 class Architecture:
-    """The sizes that every family has; a family's own class adds the rest.
+    """The sizes that every family has; each family's own class adds its other sizes.
 
-    `layer_types` holds FULL, SLIDING, LINEAR or CHUNKED for each layer. BY_LAYER names the fields that hold a
-    value for each.
+    `layer_types` holds FULL, SLIDING, LINEAR or CHUNKED for each layer. BY_LAYER names the fields that hold
+    one value per layer.
     """
 
     BY_LAYER: ClassVar[tuple[str, ...]] = ("layer_types",)
@@ -90,37 +90,37 @@ class Architecture:
 
     @property
     def routing(self) -> tuple[int, int]:
-        """Experts of a layer, and how many of them a token goes through; zeros for none."""
+        """Return the experts of a layer, and how many of them a token goes through; zeros for none."""
         return 0, 0
 
     @property
     def expert_layers(self) -> tuple[int, ...]:
-        """The layers with experts."""
+        """Return the layers with experts."""
         return tuple(range(self.num_layers)) if self.routing[0] else ()
 
     @property
     def balanced(self) -> bool:
-        """Whether transformers has a load-balancing loss for its experts."""
+        """Return whether transformers has a load-balancing loss for the experts."""
         return False
 
     def heads(self, layer: int) -> int:
-        """Query heads of a layer."""
+        """Return the query heads of a layer."""
         return self.num_heads
 
     def kv_heads(self, layer: int) -> int:
-        """Key/value heads of a layer."""
+        """Return the key/value heads of a layer."""
         return self.num_kv_heads
 
     def window(self, layer: int) -> int | None:
-        """The most tokens that one of a layer sees, itself included; None for all before it."""
+        """Return the most tokens that a token of a layer sees, itself included; None for all earlier ones."""
         size: int | None = getattr(self, "sliding_window", None)
         return size if self.layer_types[layer] == SLIDING else None
 
 
 EXPERTS = re.compile(r"\.(moe\.(gating_einsum|linear)|experts\.(gate_up|down))$")
-"""Of the paths of the arrays that hold a layer's experts."""
+"""Matches the end of the paths of arrays that hold a layer's experts."""
 EXPERT_INPUTS = {"gating_einsum": 3, "linear": 1, "gate_up": 1, "down": 1}
-"""The axis of each of them that is summed with the input, by the last part of its path."""
+"""The axis of each of these arrays that is summed with the input, by the last part of its path."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Source:
     """One Hugging Face tensor, and how it becomes (a slice of) a Tunix parameter.
 
     The Tunix array is `tensor.reshape(reshape).transpose(transpose)`. `name` is without the
-    checkpoint's prefix ("model.", "model.language_model.", ...), or `whole` where it has none
+    checkpoint's prefix ("model.", "model.language_model.", ...); `whole` marks a tensor without a prefix
     ("lm_head.weight").
     """
 
@@ -140,14 +140,14 @@ class Source:
 
     @property
     def module(self) -> str:
-        """The module that has the tensor: "layers.0.input_layernorm"."""
+        """Return the module that has the tensor: "layers.0.input_layernorm"."""
         return self.name.rpartition(".")[0]
 
     def full_name(self, prefix: str) -> str:
-        """The tensor's name in a checkpoint of this prefix."""
+        """Return the tensor's name in a checkpoint with this prefix."""
         if not self.whole:
             return prefix + self.name
-        # Older multimodal checkpoints hold the whole language model, its head included, under one name.
+        # Older multimodal checkpoints hold the whole language model, including its head, under one name.
         return self.name if not prefix.startswith("language_model.") else f"language_model.{self.name}"
 
 
@@ -155,10 +155,10 @@ class Source:
 class Parameter:
     """One array of the Tunix model.
 
-    Several sources are stacked along the axes of `stack`, the last of them fastest. No source means that the
-    checkpoint has no such tensor and that Tunix never reads the parameter: it is filled with zeros. `buffer`
-    marks what transformers holds as a buffer, and so never trains; `wide` what is float32 in a model of any
-    dtype.
+    Several sources are stacked along the axes of `stack`, the last axis varying fastest. A parameter without
+    a source has no tensor in the checkpoint, and Tunix never reads it: it is filled with zeros. `buffer`
+    marks what transformers holds as a buffer, and so never trains. `wide` marks a parameter that is float32
+    in a model of any dtype.
     """
 
     path: str
@@ -171,11 +171,11 @@ class Parameter:
 
     @property
     def stacked(self) -> tuple[int, ...]:
-        """The axes that sources are stacked along; () of one source, which is the array."""
+        """Return the axes that sources are stacked along; () if a single source is the array."""
         return self.stack if len(self.sources) > 1 else ()
 
     def place(self, number: int) -> tuple[int | slice, ...]:
-        """The index of a source's part of the array."""
+        """Return the index of a source's part of the array."""
         out: list[int | slice] = [slice(None)] * len(self.shape)
         for axis in reversed(self.stacked):
             number, out[axis] = divmod(number, self.shape[axis])
@@ -183,7 +183,7 @@ class Parameter:
 
     @property
     def trainable(self) -> bool:
-        """Whether full fine-tuning trains it."""
+        """Return whether full fine-tuning trains the parameter."""
         return bool(self.sources) and not self.buffer
 
 
@@ -195,16 +195,16 @@ class LoraTarget:
         layer: index of the decoder layer.
         weight: the parameter's path.
         contract: the axes of the weight that are summed with the input.
-        projections: module names of the Hugging Face projections ("self_attn.k_proj", ...); when there
-            are several, they lie along the weight's first axis in this order.
-        experts: how many experts lie along the weight's first axis, each with an A and a B of its own;
-            0 for none.
-        alternate: whether gate and up alternate among Hugging Face's outputs, rather than follow each other.
+        projections: module names of the Hugging Face projections ("self_attn.k_proj", ...); several
+            projections lie along the weight's first axis in this order.
+        experts: how many experts lie along the weight's first axis, each with its own A and B; 0 for none.
+        alternate: whether gate and up alternate among Hugging Face's outputs, instead of following each
+            other.
         swapped: whether PEFT's A multiplies an expert's outputs, and its B the inputs.
-        words: of these a recipe's target must have one to mean the weight, and the first of them alone means
-            it; () where the projection's name suffices.
-        parameter: the tensor's name in the layer of transformers' model, where PEFT knows it as one of
-            `target_parameters`; "" of a linear layer.
+        words: a recipe's target must contain one of these words to match the weight, and the first word
+            alone matches it; () if the projection's name is enough.
+        parameter: the tensor's name in the layer of transformers' model, if PEFT lists it in
+            `target_parameters`; "" for a linear layer.
     """
 
     layer: int
@@ -223,12 +223,12 @@ class LoraTarget:
 
     @functools.cached_property
     def modules(self) -> tuple[str, ...]:
-        """The projections' names within the decoder: "layers.7.self_attn.k_proj"."""
+        """Return the projections' names within the decoder: "layers.7.self_attn.k_proj"."""
         return tuple(f"layers.{self.layer}.{projection}" for projection in self.projections)
 
     @property
     def stacked(self) -> int:
-        """The axes of experts, before those of one expert's weight: 1 or 0."""
+        """Return the number of expert axes before the axes of one expert's weight: 1 or 0."""
         return int(bool(self.experts))
 
 
@@ -236,45 +236,45 @@ class Family(ABC):
     """The knowledge of one model family; stateless."""
 
     name: str
-    """Of the family, and of its module."""
+    """The name of the family and of its module."""
     title: str
-    """What to call it in a message: "Gemma 4"."""
+    """The family's name in messages: "Gemma 4"."""
     model_types: tuple[str, ...]
-    """The `model_type` values of config.json that this family answers to; the last is the text model's."""
+    """The `model_type` values of config.json that belong to this family; the last is the text model's."""
     wrappers: tuple[str, ...] = ()
-    """Those of multimodal checkpoints whose `text_config` may be of this family."""
+    """Model types of multimodal checkpoints whose `text_config` may be of this family."""
     prefixes: tuple[str, ...]
-    """Prefixes of a checkpoint's text tensors, e.g. "model.language_model."; the one under which
-    `embed_tokens.weight` is found is the checkpoint's."""
+    """Prefixes of a checkpoint's text tensors, e.g. "model.language_model."; the checkpoint's own prefix is
+    the one under which `embed_tokens.weight` is found."""
     loaded_as: Mapping[str, str] = MappingProxyType({"language_model.model.": "model.language_model."})
     """Prefixes of older multimodal checkpoints, and of the modules that transformers 5 loads them into."""
     flash_attention: bool
-    """Whether `splash` has this family's attention with the splash kernel."""
+    """Whether `splash` can compute this family's attention with the splash kernel."""
     quantized: tuple[str, ...] = ()
-    """Values of quantization_config's `quant_method` whose tensors are read as what they stand for."""
+    """Values of quantization_config's `quant_method` whose tensors are read as the numbers they represent."""
     turn_markers: tuple[str, ...] = ()
-    """The strings that open and close a turn in the family's chat template; () where its models differ."""
+    """The strings that open and close a turn in the family's chat template; () if its models differ."""
     caps_in_float32: bool = True
     """Whether Tunix applies a soft-cap to the logits in float32, rather than in the product's dtype."""
     scaled_embedding: bool = False
-    """Whether transformers' embedding multiplies by `embedding_scale` itself."""
+    """Whether transformers' embedding itself multiplies by `embedding_scale`."""
     eager: bool = False
-    """Whether transformers has eager attention alone for it, as scores are soft-capped or have sinks."""
+    """Whether transformers has only eager attention for it, because scores are soft-capped or have sinks."""
     tunix: bool = True
-    """Whether Tunix has its model; otherwise transformers' own is trained, by the TorchAX backend."""
+    """Whether Tunix has the model; otherwise the TorchAX backend trains transformers' own."""
 
     @abstractmethod
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
-        """Reads a config.json, with or without a nested `text_config`.
+        """Read a config.json, with or without a nested `text_config`.
 
         Raises:
-            UnsupportedCheckpoint: naming the key that Tunix's model does not do.
+            UnsupportedCheckpoint: naming the key that Tunix's model does not support.
         """
 
     def architecture_of(
         self, config: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]
     ) -> Architecture:
-        """Reads a checkpoint whose tensors are known, by name with their shapes.
+        """Read a checkpoint from its config.json and its tensors' names and shapes.
 
         Raises:
             UnsupportedCheckpoint: as `architecture`.
@@ -282,55 +282,55 @@ class Family(ABC):
         return self.architecture(config)
 
     def reads(self, quantization: Any) -> bool:
-        """Whether a checkpoint can be read whose config.json has this quantization_config, None for none."""
+        """Return whether a checkpoint with this quantization_config (None for none) can be read."""
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else ""
         return quantization is None or method in self.quantized
 
     def miniature(self, config: Mapping[str, Any], small: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What a miniature's config.json says beside what compiler.rehearse.miniature makes of its keys.
+        """Return the keys of a miniature's config.json that compiler.rehearse.miniature does not make.
 
         Args:
             config: the original's.
-            small: the miniature's text model's, made by that table.
+            small: the miniature's text config, as that module makes it.
         """
         return {}
 
     def further_layers(self, config: Mapping[str, Any]) -> int:
-        """How many layers a checkpoint may hold after the model's own, which predict further tokens. They are
-        neither trained nor changed."""
+        """Return how many layers a checkpoint may hold after the model's own, to predict further tokens. They
+        are neither trained nor changed."""
         return 0
 
     @abstractmethod
     def parameters(self, architecture: Architecture) -> list[Parameter]:
-        """Every array of the Tunix model, in layer order, with Tunix's default shardings."""
+        """Return all arrays of the Tunix model, in layer order, with Tunix's default shardings."""
 
     @abstractmethod
     def lora_targets(self, architecture: Architecture) -> list[LoraTarget]:
-        """Every projection that can carry LoRA."""
+        """Return all projections that can carry LoRA."""
 
     def expert_targets(self, architecture: Architecture) -> list[LoraTarget]:
-        """The routers and experts that can carry LoRA, in layer order."""
+        """Return the routers and experts that can carry LoRA, in layer order."""
         return []
 
     def all_targets(self, architecture: Architecture) -> list[LoraTarget]:
-        """Every weight that can carry LoRA, in layer order."""
+        """Return all weights that can carry LoRA, in layer order."""
         both = [*self.lora_targets(architecture), *self.expert_targets(architecture)]
         return sorted(both, key=lambda target: target.layer)
 
     def norm_offset(self, architecture: Architecture) -> float:
-        """What norms add to the weights of a checkpoint: 1 where these are the distance to it."""
+        """Return what norms add to a checkpoint's weights: 1 if these hold the difference from 1."""
         return 0.0
 
     def markers(self, architecture: Architecture) -> tuple[str, ...]:
-        """The strings that open and close a turn of one model; () where they are not known."""
+        """Return the strings that open and close a turn of one model; () if they are not known."""
         return self.turn_markers
 
     @abstractmethod
     def tunix_module(self) -> Any:
-        """Tunix's module that holds the model: its classes and functions are what is replaced."""
+        """Return Tunix's module that holds the model: its classes and functions are replaced."""
 
     def replacements(self, architecture: Architecture) -> Sequence[tuple[Any, str, Any]]:
-        """What has to differ from Tunix's own model for this architecture to be computed right.
+        """Return the parts of Tunix's own model to replace, so that it computes this architecture right.
 
         Returns:
             (owner, attribute, value): attributes of Tunix's modules and classes that are replaced while
@@ -339,7 +339,7 @@ class Family(ABC):
         return ()
 
     def within(self, segment_ids: Any) -> Sequence[tuple[Any, str, Any]]:
-        """What is replaced for one batch whatever its attention, as `replacements` says it.
+        """Return what is replaced for one batch with any attention, in the form of `replacements`.
 
         Args:
             segment_ids: int32[B, T] of the batch, 0 for padding.
@@ -347,19 +347,19 @@ class Family(ABC):
         return ()
 
     def splash(self, attend: Any) -> Sequence[tuple[Any, str, Any]]:
-        """What is replaced for attention by the splash kernel, as `replacements` says it.
+        """Return what is replaced for attention by the splash kernel, in the form of `replacements`.
 
         Args:
-            attend: of runtime.model.attention.attend_within, for one batch.
+            attend: from runtime.model.attention.attend_within, for one batch.
         """
         raise NotImplementedError(f"{self.title} has no splash attention here")
 
     @abstractmethod
     def tunix_model(self, architecture: Architecture, **settings: Any) -> tuple[type, Any]:
-        """Tunix's model class and its ModelConfig.
+        """Return Tunix's model class and its ModelConfig.
 
         Args:
-            architecture: as from `architecture`.
+            architecture: from `architecture`.
             settings: `dtype` (a jax dtype, for parameters and computation).
         """
 
@@ -367,14 +367,14 @@ class Family(ABC):
 def matrices(
     family: Family, architecture: Architecture, parameters: Sequence[Parameter]
 ) -> dict[str, tuple[int, ...]]:
-    """The axes that are summed with the input, of each linear layer's and all experts' weights, by path."""
+    """Return the axes summed with the input, of all linear layers' and experts' weights, by path."""
     linear = {target.weight: target.contract for target in family.lora_targets(architecture)}
     paths = [parameter.path for parameter in parameters if EXPERTS.search(parameter.path)]
     return linear | {path: (EXPERT_INPUTS[path.rpartition(".")[2]],) for path in paths}
 
 
 def parameter_path(keys: Sequence[Any]) -> str:
-    """A parameter's dotted path from the key path of a pytree that mirrors the model."""
+    """Make a parameter's dotted path from the key path of a pytree that mirrors the model."""
     parts = []
     for key in keys:
         part = getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))
@@ -384,7 +384,7 @@ def parameter_path(keys: Sequence[Any]) -> str:
 
 
 def in_dtype(model_class: type, dtype: Any, config: Any, *, rngs: Any) -> Any:
-    """A model with its parameters in a dtype, for one whose ModelConfig knows none."""
+    """Make a model with its parameters in a dtype, for a ModelConfig without one."""
     from flax import nnx
 
     model = model_class(config, rngs=rngs)
@@ -395,13 +395,13 @@ def in_dtype(model_class: type, dtype: Any, config: Any, *, rngs: Any) -> Any:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of config.json that describes the language model."""
+    """Return the part of config.json that describes the language model."""
     nested = config.get("text_config")
     return nested if isinstance(nested, Mapping) else config
 
 
 def integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A positive integer of config.json, of no more than 32 bits."""
+    """Read a positive integer of config.json that fits in 32 bits."""
     value = config.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UnsupportedCheckpoint(f"config.json: {key} is {value!r}, not a positive integer", key)
@@ -411,13 +411,13 @@ def integer(config: Mapping[str, Any], key: str, default: int | None = None) -> 
 
 
 def count(config: Mapping[str, Any], key: str) -> int:
-    """A number of things in config.json, which may be none; none where it is left out or null."""
+    """Read a number of things in config.json, which may be zero; zero if the key is missing or null."""
     return 0 if config.get(key) in (None, 0) else integer(config, key)
 
 
 def as_written(value: Any) -> Any:
-    """The decimal that a float32 was written from: 1e-06 for the 9.999999974752427e-07 that conversions leave
-    in a config.json. What is no float32's exact value is returned as it is."""
+    """Return the decimal that a float32 was written from: 1e-06 for the 9.999999974752427e-07 that
+    conversions leave in a config.json. Return a value that is not exactly a float32 unchanged."""
     if not isinstance(value, float) or not math.isfinite(value):
         return value
     try:
@@ -433,7 +433,7 @@ def _float32(value: float) -> float:
 
 
 def number(config: Mapping[str, Any], key: str, default: float) -> float:
-    """A positive, finite number of config.json; null means the default."""
+    """Read a positive, finite number of config.json; null means the default."""
     value = config.get(key)
     value = default if value is None else as_written(value)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
@@ -442,20 +442,20 @@ def number(config: Mapping[str, Any], key: str, default: float) -> float:
 
 
 def softcap(config: Mapping[str, Any], key: str, default: float | None) -> float | None:
-    """A soft-cap of config.json: null means none, an absent key transformers' default."""
+    """Read a soft-cap of config.json: null means none, a missing key means transformers' default."""
     value = config.get(key, default)
     return None if value is None else float(number({key: value}, key, 1.0))
 
 
 def built_in(config: Mapping[str, Any], key: str, value: object, model: str) -> None:
-    """Refuses a config.json that asks for another value than the one that is built into Tunix's model."""
+    """Refuse a config.json that asks for another value than the one built into Tunix's model."""
     given = as_written(config.get(key))
     if given is not None and given != value:
         raise UnsupportedCheckpoint(f"config.json: {key} is {given!r}; {model} has {value!r} alone", key)
 
 
 def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A nested object of config.json, empty where it is absent or null."""
+    """Return a nested object of config.json, empty if it is missing or null."""
     value = config.get(key) or {}
     if not isinstance(value, Mapping):
         raise UnsupportedCheckpoint(f"config.json: {key} is {value!r}, not an object", key)
@@ -463,11 +463,11 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def refuse_unlike_tunix(config: Mapping[str, Any], model: str) -> None:
-    """Refuses what neither of Tunix's Gemma models has: its own activation, epsilon, biases, output head.
+    """Refuse what neither of Tunix's Gemma models supports: another activation, epsilon, biases, output head.
 
     Args:
         config: the whole config.json.
-        model: what to call the model in the message.
+        model: the model's name in the message.
     """
     text = text_config(config)
     built_in(config, "tie_word_embeddings", True, model)
@@ -477,29 +477,29 @@ def refuse_unlike_tunix(config: Mapping[str, Any], model: str) -> None:
 
 
 def projection(name: str, heads: int, head_dim: int, hidden: int) -> Source:
-    """A query, key or value weight: [heads * head_dim, hidden] becomes [heads, hidden, head_dim]."""
+    """Describe a query, key or value weight: [heads * head_dim, hidden] becomes [heads, hidden, head_dim]."""
     return Source(name, (heads * head_dim, hidden), (heads, head_dim, hidden), (0, 2, 1))
 
 
 def output_projection(name: str, heads: int, head_dim: int, hidden: int) -> Source:
-    """An attention output weight: [hidden, heads * head_dim] becomes [heads, head_dim, hidden]."""
+    """Describe an attention output weight: [hidden, heads * head_dim] becomes [heads, head_dim, hidden]."""
     return Source(name, (hidden, heads * head_dim), (hidden, heads, head_dim), (1, 2, 0))
 
 
 def linear(name: str, features_in: int, features_out: int, whole: bool = False) -> Source:
-    """A dense weight: [out, in] becomes [in, out]."""
+    """Describe a dense weight: [out, in] becomes [in, out]."""
     shape = (features_out, features_in)
     return Source(name, shape, shape, (1, 0), whole)
 
 
 def plain(name: str, shape: Sequence[int]) -> Source:
-    """A tensor taken over as it is."""
+    """Describe a tensor that is used unchanged."""
     shape = tuple(shape)
     return Source(name, shape, shape, tuple(range(len(shape))))
 
 
 def mlp_parameters(prefix: str, hidden: int, intermediate: int) -> list[Parameter]:
-    """gate, up and down projection of a gated feed-forward block."""
+    """Return gate, up and down projection of a gated feed-forward block."""
 
     def dense(name: str, features_in: int, features_out: int, spec: Spec) -> Parameter:
         return Parameter(
@@ -517,7 +517,7 @@ def mlp_parameters(prefix: str, hidden: int, intermediate: int) -> list[Paramete
 
 
 def mlp_lora_targets(layer: int) -> list[LoraTarget]:
-    """The feed-forward block's weights as LoRA targets."""
+    """Return the feed-forward block's weights as LoRA targets."""
     return [
         LoraTarget(layer, f"layers.{layer}.mlp.{name}.kernel", (0,), (f"mlp.{name}",))
         for name in ("gate_proj", "up_proj", "down_proj")

@@ -1,6 +1,6 @@
-"""Command R7B and Command A: attention and feed-forward block beside each other, and only windows turn.
+"""Command R7B and Command A: attention and feed-forward block run in parallel, only window layers rotate.
 
-logit_scale holds in a multimodal checkpoint too, as vLLM computes it; transformers 5.12 leaves it out there.
+logit_scale applies in a multimodal checkpoint too, as vLLM computes it; transformers 5.12 omits it there.
 """
 
 from __future__ import annotations

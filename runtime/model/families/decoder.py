@@ -1,9 +1,9 @@
-"""Families that one decoder computes (runtime/model/decoder.py), each by its description.
+"""Families that one decoder computes (runtime/model/decoder.py), each from its description.
 
-A description says of a model what differs between decoders: where norms stand and of which kind they are,
-biases, which layers turn how much of a head and which see a window, multipliers, a gated or a plain
-feed-forward block, tensors that are fused. From it follow the arrays, the Hugging Face tensors that they are
-made of, and what can carry LoRA.
+A description lists what differs between decoders: places and kinds of norms, biases, which layers rotate how
+much of a head, which layers see a window, multipliers, a gated or a plain feed-forward block, and fused
+tensors. From it follow the arrays, the Hugging Face tensors that they are made of, and the weights that can
+carry LoRA.
 """
 
 from __future__ import annotations
@@ -62,27 +62,27 @@ DROPOUT = (
     *("attention_dropout", "embedding_dropout", "residual_dropout", "resid_pdrop", "embd_pdrop"),
     "router_jitter_noise",
 )
-"""Keys of config.json for dropout and noise within the model, which are not computed here."""
+"""Keys of config.json for dropout and noise within the model, which this decoder does not compute."""
 
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys of config.json for a layer's experts: transformers saves some families' under another name than they
-were published with."""
+"""Keys of config.json for a layer's experts: transformers saves some families under a key other than the one
+they were published with."""
 
 MULTIMODAL = ("model.language_model.", "language_model.model.", "model.")
-"""Prefixes of the text tensors of a family that multimodal checkpoints hold too, new and old."""
+"""Prefixes of the text tensors of a family that has multimodal checkpoints too, new and old."""
 
 
 class DecoderFamily(Family):
     """A family whose model is runtime/model/decoder.py.
 
-    A family gives its defaults, those of transformers' config class, and, where it differs from Llama, its
-    `describe`.
+    A family gives its defaults, which are those of transformers' config class. If it differs from Llama, it
+    overrides `describe`.
 
     Attributes:
-        defaults: values of config.json's keys where it leaves them out. Without num_key_value_heads there are
-            as many as heads, without head_dim it is hidden_size / heads.
-        share: of a head's features that turn by default; None where all of them always do.
-        interleaved: whether the features that turn together are neighbors.
+        defaults: values for config.json's missing keys. Without num_key_value_heads there are as many as
+            heads, without head_dim it is hidden_size / heads.
+        share: of a head's features that rotate by default; None if all of them always do.
+        interleaved: whether the features that rotate together are neighbors.
     """
 
     prefixes: tuple[str, ...] = ("model.",)
@@ -92,7 +92,7 @@ class DecoderFamily(Family):
     interleaved = False
 
     def architecture(self, config: Mapping[str, Any]) -> DecoderArchitecture:
-        """Reads a config.json; a key that it leaves out has the default of transformers' config class."""
+        """Read a config.json; a missing key has the default of transformers' config class."""
         text = text_config(config)
         if any(not self.reads(part.get("quantization_config")) for part in (config, text)):
             raise UnsupportedCheckpoint(
@@ -107,22 +107,22 @@ class DecoderFamily(Family):
     def architecture_of(
         self, config: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]
     ) -> DecoderArchitecture:
-        """As `architecture`; experts lie as the tensors' names say, one by one or all in one tensor.
+        """Read as `architecture` does; tensors' names tell if experts are stored one by one or together.
 
         Args:
-            tensors: none where only config.json is known; experts lie then as the family publishes them.
+            tensors: empty if only config.json is known; experts are then stored as the family publishes them.
         """
         a = self.architecture(config)
         if a.experts is None or not tensors:
             return a
         names = a.experts.tensors
-        # Of the decoder's own layers: those that predict further tokens (mtp.*) may hold theirs otherwise.
+        # Only the decoder's own layers: the others (mtp.*) may store their experts differently.
         firsts = [f"layers.{i}.{names.block}.{names.each[0].format(0)}" for i in range(a.num_layers)]
         apart = any(f"{prefix}{first}" in tensors for prefix in self.prefixes for first in firsts)
         return replace(a, experts=replace(a.experts, tensors=replace(names, apart=apart)))
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
-        """The description of a config.json with its defaults filled in.
+        """Return the description of a config.json with its defaults filled in.
 
         Args:
             different: fields in which a family differs from Llama.
@@ -179,18 +179,18 @@ class DecoderFamily(Family):
         )
 
     def ropes(self, config: Mapping[str, Any], kinds: Sequence[str], head_dim: int) -> Mapping[str, Rope]:
-        """The rotation of each kind of layer that turns."""
+        """Return the rotation of each kind of layer that rotates."""
         return read_ropes(
             config, kinds, self.title, head_dim=head_dim, share=self.share, interleaved=self.interleaved
         )
 
     def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Projections with a bias."""
+        """Return the projections with a bias."""
         attention = ("q", "k", "v", "o") if flag(config, "attention_bias") else ()
         return (*attention, *(("mlp",) if flag(config, "mlp_bias") else ()))
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """FULL or SLIDING for each layer: as `layer_types` says, else a window in all of them or in none."""
+        """Return FULL or SLIDING for each layer: from `layer_types`, else a window in all or none."""
         layers = integer(config, "num_hidden_layers")
         types = config.get("layer_types")
         if types is None:
@@ -214,7 +214,7 @@ class DecoderFamily(Family):
         return out
 
     def layer(self, a: DecoderArchitecture, i: int) -> list[Parameter]:
-        """The arrays of a layer."""
+        """Return the arrays of a layer."""
         layer = f"layers.{i}"
         experts = a.experts_of(i)
         dense = "mlp" if a.experts is None else a.experts.tensors.block
@@ -227,7 +227,7 @@ class DecoderFamily(Family):
         return out
 
     def attention(self, a: DecoderArchitecture, i: int) -> list[Parameter]:
-        """The arrays of a layer's attention."""
+        """Return the arrays of a layer's attention."""
         if a.layer_types[i] == LINEAR:
             return _delta(a, i)
         path, name = f"layers.{i}.attn", f"layers.{i}.self_attn"
@@ -306,7 +306,7 @@ def described(architecture: Architecture) -> DecoderArchitecture:
 
 
 def flag(config: Mapping[str, Any], key: str) -> bool:
-    """A yes or no of config.json; no where it is left out or null."""
+    """Read a yes or no of config.json; no if the key is missing or null."""
     value = config.get(key)
     if value is None:
         return False
@@ -316,7 +316,7 @@ def flag(config: Mapping[str, Any], key: str) -> bool:
 
 
 def listed_types(types: Any, layers: int, known: Sequence[str] = (FULL, SLIDING)) -> tuple[str, ...]:
-    """`layer_types` of a config.json.
+    """Read `layer_types` of a config.json.
 
     Raises:
         UnsupportedCheckpoint: unless it names a known kind for each layer.
@@ -334,8 +334,8 @@ def listed_types(types: Any, layers: int, known: Sequence[str] = (FULL, SLIDING)
 
 
 def windowed_late(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """As transformers' Qwen2Config: the window counts where `use_sliding_window` is set, in the layers that
-    `layer_types` names, or in those from `max_window_layers` on."""
+    """Return the layer types as transformers' Qwen2Config does: if `use_sliding_window` is set, a window in
+    the layers that `layer_types` names, or in those from `max_window_layers` on."""
     layers = integer(config, "num_hidden_layers")
     used = flag(config, "use_sliding_window") and config.get("sliding_window") is not None
     if config.get("layer_types") is not None:
@@ -358,7 +358,7 @@ def windowed_late(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def turning(config: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Which layers turn: those where `no_rope_layers` has a 1."""
+    """Return which layers rotate: those where `no_rope_layers` has a 1."""
     layers = integer(config, "num_hidden_layers")
     given = config.get("no_rope_layers")
     if given is None:
@@ -377,13 +377,13 @@ def turning(config: Mapping[str, Any]) -> tuple[bool, ...]:
 
 
 def chosen(config: Mapping[str, Any], default: int) -> tuple[int, int]:
-    """A layer's experts, and how many of them a token goes through.
+    """Return the experts of a layer, and how many of them a token goes through.
 
     Args:
-        default: the number of experts, where no key of EXPERT_KEYS is given.
+        default: the number of experts if no key of EXPERT_KEYS is given.
 
     Raises:
-        UnsupportedCheckpoint: when there are fewer than a token is to go through.
+        UnsupportedCheckpoint: when there are fewer experts than a token should go through.
     """
     key = next((key for key in EXPERT_KEYS if config.get(key) is not None), EXPERT_KEYS[0])
     count, per_token = integer(config, key, default), integer(config, "num_experts_per_tok")
@@ -395,7 +395,7 @@ def chosen(config: Mapping[str, Any], default: int) -> tuple[int, int]:
 
 
 def routed_every(config: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Which layers have experts: every `decoder_sparse_step`-th that `mlp_only_layers` does not name."""
+    """Return which layers have experts: every `decoder_sparse_step`-th, except `mlp_only_layers`."""
     layers, step = integer(config, "num_hidden_layers"), integer(config, "decoder_sparse_step")
     dense = config.get("mlp_only_layers") or ()
     if not isinstance(dense, list | tuple) or not all(isinstance(i, int) and 0 <= i < layers for i in dense):
@@ -406,18 +406,18 @@ def routed_every(config: Mapping[str, Any]) -> tuple[bool, ...]:
 
 
 def features_first(name: str, heads: int, head_dim: int, hidden: int) -> Source:
-    """A query, key or value weight: [heads * head_dim, hidden] becomes [hidden, heads, head_dim]."""
+    """Describe a query, key or value weight: [heads * head_dim, hidden] becomes [hidden, heads, head_dim]."""
     return Source(name, (heads * head_dim, hidden), (heads, head_dim, hidden), (2, 0, 1))
 
 
 def _projection(path: str, name: str, hidden: int, heads: int, head_dim: int) -> Parameter:
-    """The weight that makes heads of the residual stream."""
+    """Return the weight that projects the residual stream to heads."""
     source = features_first(f"{name}.weight", heads, head_dim, hidden)
     return Parameter(f"{path}.w", (hidden, heads, head_dim), ("fsdp", "tp", None), (source,))
 
 
 def _delta(a: DecoderArchitecture, i: int) -> list[Parameter]:
-    """The arrays of a layer's gated delta net."""
+    """Return the arrays of a layer's gated delta net."""
     path, name = f"layers.{i}.attn", f"layers.{i}.linear_attn"
     assert a.delta is not None
     d, n, h, channels = a.hidden_size, a.delta.value_heads, a.delta.value_dim, a.delta.features
@@ -446,7 +446,7 @@ def _vector(path: str, name: str, size: int) -> Parameter:
 
 
 def _heads(path: str, name: str, heads: int, head_dim: int) -> Parameter:
-    """A vector over all features of all heads, as [heads, head_dim]."""
+    """Return a vector over all features of all heads, as [heads, head_dim]."""
     source = Source(name, (heads * head_dim,), (heads, head_dim), (0, 1))
     return Parameter(path, (heads, head_dim), ("tp", None), (source,))
 
@@ -463,11 +463,11 @@ def _mlp_names(a: DecoderArchitecture) -> tuple[str, ...]:
 
 
 def _mlp(a: DecoderArchitecture, path: str, module: str, features: int = 0) -> list[Parameter]:
-    """The arrays of a feed-forward block. A fused gate and up are [hidden, 2, intermediate].
+    """Return the arrays of a feed-forward block. A fused gate and up are [hidden, 2, intermediate].
 
     Args:
         path, module: of the block, here and in Hugging Face's names.
-        features: within it; the architecture's own where none are given.
+        features: within it; 0 for the architecture's own number.
     """
     d, f = a.hidden_size, features or a.intermediate_size
     *into, out_of = _mlp_names(a)
@@ -490,7 +490,7 @@ def _mlp(a: DecoderArchitecture, path: str, module: str, features: int = 0) -> l
 
 
 def _mixture(a: DecoderArchitecture, experts: Experts, layer: str) -> list[Parameter]:
-    """The arrays of a layer's experts, of their router and of the expert that every token goes through."""
+    """Return the arrays of a layer's experts, of their router and of the shared expert."""
     d, e, f, names = a.hidden_size, experts.count, experts.size, experts.tensors
     path, module = f"{layer}.mlp", f"{layer}.{names.block}"
     router = f"{module}.{names.router}"
@@ -527,7 +527,7 @@ def _mixture(a: DecoderArchitecture, experts: Experts, layer: str) -> list[Param
 
 
 def _mixture_targets(experts: Experts, i: int) -> list[LoraTarget]:
-    """A layer's router and experts as LoRA targets, by the names that transformers' model has for them."""
+    """Return a layer's router and experts as LoRA targets, with transformers' names."""
     names, path = experts.tensors, f"layers.{i}.mlp"
     module = names.held or names.block
     router, (both, down) = f"{module}.{names.router}", (f"{module}.{name}" for name in names.together)
@@ -556,12 +556,12 @@ def _mixture_targets(experts: Experts, i: int) -> list[LoraTarget]:
 
 
 def _words(word: str, module: str) -> tuple[str, ...]:
-    """What a recipe's target calls a router or experts."""
+    """Return the words for a router or experts in a recipe's target."""
     return (word,) if word in module else (word, module.rpartition(".")[2])
 
 
 def _gate_up(name: str, names: ExpertTensors, e: int, d: int, f: int) -> Source:
-    """The tensor that becomes all experts' gate and up, [E, D, 2, F]."""
+    """Describe the tensor that becomes all experts' gate and up, [E, D, 2, F]."""
     halves = (f, 2) if names.alternate else (2, f)
     if names.inputs_first:
         order = (0, 1, 3, 2) if names.alternate else (0, 1, 2, 3)
@@ -571,7 +571,7 @@ def _gate_up(name: str, names: ExpertTensors, e: int, d: int, f: int) -> Source:
 
 
 def _down(name: str, names: ExpertTensors, e: int, d: int, f: int) -> Source:
-    """The tensor that becomes all experts' down, [E, F, D]."""
+    """Describe the tensor that becomes all experts' down, [E, F, D]."""
     if names.inputs_first:
         return Source(name, (e, f, d), (e, f, d), (0, 1, 2))
     return Source(name, (e, d, f), (e, d, f), (0, 2, 1))

@@ -1,4 +1,4 @@
-"""What a description says of a decoder: see runtime/model/decoder.py, which computes it."""
+"""The fields of a decoder's description; runtime/model/decoder.py computes the decoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..rope import Rope
 from .base import CHUNKED, LINEAR, Architecture
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
-"""Those of config.json that runtime/model/decoder.py has."""
+"""The activations of config.json that runtime/model/decoder.py supports."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Norm:
     Attributes:
         eps: added to the mean square, or to the variance.
         centered: whether the mean is subtracted (LayerNorm).
-        bias: whether something is added.
-        offset: added to the weight: 1 where checkpoints hold the distance to it.
+        bias: whether a bias is added.
+        offset: added to the weight: 1 if checkpoints hold the difference from 1.
         wide: whether the weight is applied in float32, before the result is cast.
     """
 
@@ -33,12 +33,12 @@ class Norm:
 
 @dataclass(frozen=True)
 class Places:
-    """Which of a layer's norms stand where, by the names of their tensors; None for no norm there.
+    """Where a layer's norms are, by the names of their tensors; None for no norm there.
 
     Attributes:
-        before_attention, before_mlp: of a block's input.
-        after_attention, after_mlp: of its output, before it is added to the residual stream.
-        parallel: whether both blocks read one input, of the norm before attention, and are added at once.
+        before_attention, before_mlp: applied to a block's input.
+        after_attention, after_mlp: applied to its output, before it is added to the residual stream.
+        parallel: whether both blocks read the output of the norm before attention, and are added together.
     """
 
     before_attention: str | None = "input_layernorm"
@@ -54,7 +54,7 @@ class Places:
 
 
 AFTER = Places(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-"""Norms of each block's output alone."""
+"""Norms only on each block's output."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Delta:
     """The sizes of a gated delta net (runtime/model/delta.py).
 
     Attributes:
-        key_heads, value_heads: the first divides the second.
-        key_dim, value_dim: features of such a head.
+        key_heads, value_heads: the first number divides the second.
+        key_dim, value_dim: features of one such head.
         taps: tokens that its convolution sees, the token itself included.
     """
 
@@ -75,12 +75,12 @@ class Delta:
 
     @property
     def features(self) -> int:
-        """Of queries, keys and values together."""
+        """Return the features of queries, keys and values together."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
     def of_key_head(self) -> tuple[int, int, int, int]:
-        """Features of queries, keys, values and gates that belong to one key head."""
+        """Return the features of queries, keys, values and gates that belong to one key head."""
         values = self.value_heads // self.key_heads * self.value_dim
         return self.key_dim, self.key_dim, values, values
 
@@ -92,7 +92,7 @@ class Growth:
     The source is Llama 4's temperature tuning (https://arxiv.org/abs/2501.19399).
 
     Attributes:
-        unturned: whether this is so in layers without rotation alone.
+        unturned: whether this applies only in layers without rotation.
     """
 
     beta: float
@@ -103,20 +103,20 @@ class Growth:
 
 @dataclass(frozen=True)
 class ExpertTensors:
-    """How a checkpoint names the experts of a layer, and how it holds them.
+    """How a checkpoint names the experts of a layer, and how it stores them.
 
     Attributes:
         block: the module of the feed-forward block.
-        router: the module in it whose weight makes the scores.
+        router: the module in it whose weight computes the scores.
         each: the names of one expert's gate, up and down, with {} for its number.
         together: the names of all experts' gate and up, and of their down.
-        apart: whether a tensor is one expert's (`each`), rather than all experts' (`together`).
+        apart: whether a tensor holds one expert (`each`), rather than all experts (`together`).
         inputs_first: whether tensors of all experts are [E, in, out], rather than [E, out, in].
         alternate: whether gate and up alternate in the tensor that holds both.
         shared: the module of the expert that every token goes through.
-        held: the block's module in transformers' model, where checkpoints name it otherwise.
-        swapped: whether PEFT takes these tensors' inputs for outputs: it knows [E, in, out] by an attribute
-            `is_transposed` of transformers' module alone.
+        held: the block's module in transformers' model, if checkpoints name it differently.
+        swapped: whether PEFT takes these tensors' inputs for outputs: it recognizes [E, in, out] only by an
+            attribute `is_transposed` of transformers' module.
         linear_router: whether transformers' router is a linear layer, rather than a parameter.
     """
 
@@ -142,23 +142,23 @@ class Experts:
     """The experts of a feed-forward block (runtime/model/experts.py).
 
     Attributes:
-        count: of a layer.
-        per_token: how many a token goes through.
+        count: experts of a layer.
+        per_token: how many experts a token goes through.
         size: features within an expert.
-        scores: what the router's logits become: "softmax" over all experts, "chosen" for a softmax over those
-            that are chosen, or "sigmoid".
+        scores: how the router's logits become scores: "softmax" over all experts, "chosen" for a softmax over
+            the chosen ones, or "sigmoid".
         normalized: whether the chosen experts' scores are divided by their sum.
-        scale: what they are multiplied by, after that.
-        groups, chosen_groups: experts are chosen of those groups whose two best add up to most; 1 and 1 for
-            one group.
-        correction: whether a bias is added to the scores for the choice alone.
+        scale: factor of the scores after that.
+        groups, chosen_groups: experts are chosen from the groups whose two best scores have the largest
+            sums; 1 and 1 for one group.
+        correction: whether a bias is added to the scores only for the choice.
         wide: whether the router computes in float32.
         on_inputs: whether an expert's input is multiplied by the score, rather than its output.
-        biases: of the router and of the experts.
-        clamped: whether the experts are gpt-oss's: gate and up within limits, and one added to up.
+        biases: whether the router and the experts have biases.
+        clamped: whether the experts are gpt-oss's: gate and up are limited, and 1 is added to up.
         shared: features of the expert that every token goes through; 0 for none.
-        shared_gate: whether a gate of its own multiplies its output.
-        tensors: of a checkpoint.
+        shared_gate: whether the shared expert's output is multiplied by its own gate.
+        tensors: how a checkpoint stores the experts.
     """
 
     count: int
@@ -185,34 +185,33 @@ class DecoderArchitecture(Architecture):
 
     Attributes:
         tied: whether the embedding serves as output head.
-        norm: of every norm but those of queries and keys, which have neither bias nor mean.
+        norm: of every norm except the norms of queries and keys, which have neither bias nor mean.
         places: of a layer's norms.
         ropes: the rotation of each kind of layer; LINEAR has none.
-        turns: whether each layer turns; () where all do.
-        sliding_window: tokens that a SLIDING layer sees, itself included.
-        chunk: tokens of a chunk, counted from a sample's first: one of a CHUNKED layer sees those of its own
-            chunk alone.
+        turns: whether each layer rotates; () if all do.
+        sliding_window: tokens that a token of a SLIDING layer sees, itself included.
+        chunk: tokens of a chunk, counted from a sample's first; a token of a CHUNKED layer sees only its own
+            chunk.
         delta: of LINEAR layers.
         output_gate: whether the query projection also makes a gate, by whose sigmoid attention's output is
-            multiplied; of a head, the gate's features come after the query's.
-        sinks: whether each head has a logit of its own that takes a share of the softmax, and adds nothing.
+            multiplied; within a head, the gate's features come after the query's.
+        sinks: whether each head has its own extra logit, which takes a share of the softmax and adds nothing.
         qk_norm: "head" for norms of each head's queries and keys, "row" for one over all heads, "" for none.
-        normed_turns: whether a head's queries and keys are divided by their root mean square after they turn,
-            in layers that turn.
+        normed_turns: whether a head's queries and keys are divided by their root mean square after rotation,
+            in layers that rotate.
         biases: projections with a bias: "q", "k", "v", "o", "mlp".
         gated: whether the feed-forward block multiplies by a gate.
         activation: one of ACTIVATIONS.
-        experts: in place of the feed-forward block.
-        routed: whether each layer has experts; () where all do.
-        fused: whether one tensor holds queries, keys and values (qkv_proj), one gate and up (gate_up_proj),
-            and two, by key head, what otherwise four make of a gated delta net's input: "qkv", "gate_up",
-            "delta".
-        attention_scale: of the scores.
-        embedding_scale, residual_scale, logit_scale: what embeddings, each block's output and the logits are
-            multiplied by.
-        query_growth: how queries grow with their position; None for not at all.
-        dropout: what config.json asks for within the model while it is trained, noise included, by key; it is
-            left out.
+        experts: these replace the feed-forward block.
+        routed: whether each layer has experts; () if all do.
+        fused: which tensors hold several projections: "qkv" (qkv_proj), "gate_up" (gate_up_proj), and
+            "delta": two tensors, by key head, instead of four for a gated delta net's input.
+        attention_scale: factor of the scores.
+        embedding_scale, residual_scale, logit_scale: factors of embeddings, of each block's output and of the
+            logits.
+        query_growth: how queries grow with their position; None if they do not.
+        dropout: dropout and noise that config.json asks for within the model during training, by key; they
+            are not applied.
     """
 
     BY_LAYER: ClassVar[tuple[str, ...]] = ("layer_types", "turns", "routed")
@@ -252,9 +251,9 @@ class DecoderArchitecture(Architecture):
 
     @property
     def delta_projections(self) -> dict[str, tuple[int, ...]]:
-        """What each projection of a gated delta net's input makes of a token, by its name: features, by head
-        where all heads are of one width. Letters stand for queries, keys, values, gates (z), and what beta
-        and decay are made of (b and a)."""
+        """Return the output features of each projection of a gated delta net's input, by its name; by head if
+        all heads have the same width. Letters stand for queries, keys, values, gates (z), and the inputs of
+        beta and decay (b and a)."""
         delta = self.delta
         if delta is None:
             return {}
@@ -272,13 +271,13 @@ class DecoderArchitecture(Architecture):
         return self.chunk if self.layer_types[layer] == CHUNKED else super().window(layer)
 
     def rope(self, layer: int) -> Rope | None:
-        """The rotation of a layer; None for one that does not turn."""
+        """Return the rotation of a layer; None for a layer that does not rotate."""
         if self.turns and not self.turns[layer]:
             return None
         return dict(self.ropes).get(self.layer_types[layer])
 
     def experts_of(self, layer: int) -> Experts | None:
-        """The experts of a layer; None where its feed-forward block has none."""
+        """Return the experts of a layer; None if its feed-forward block has none."""
         return self.experts if not self.routed or self.routed[layer] else None
 
     @property
@@ -291,10 +290,10 @@ class DecoderArchitecture(Architecture):
 
     @property
     def balanced(self) -> bool:
-        """The loss is of a softmax: transformers has none for routers of sigmoids."""
+        """Return whether scores are a softmax: transformers has no such loss for routers with sigmoids."""
         return self.experts is not None and self.experts.scores != "sigmoid"
 
     @property
     def mlp(self) -> tuple[str, str]:
-        """The names of what goes into a feed-forward block that is not gated, and out of it."""
+        """Return the names of the projections into and out of a feed-forward block without a gate."""
         return "c_fc", "c_proj"

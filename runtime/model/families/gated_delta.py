@@ -1,5 +1,5 @@
-"""What Qwen's families of gated delta nets share: every fourth layer is attention with a gate, the others are
-such nets, and all but the nets' own norms hold the distance to 1."""
+"""The common parts of Qwen's families of gated delta nets: every fourth layer is gated attention, the others
+are gated delta nets. All norms except the nets' own hold the difference from 1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES: Mapping[str, Any] = {
     "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
 }
-"""Defaults that all of them have."""
+"""Defaults that all of these families share."""
 WITH_EXPERTS: Mapping[str, Any] = {
     "hidden_size": 2048,
     "num_key_value_heads": 2,
@@ -29,11 +29,11 @@ WITH_EXPERTS: Mapping[str, Any] = {
     "shared_expert_intermediate_size": 512,
     "norm_topk_prob": True,
 }
-"""Those of the families with experts."""
+"""Defaults of the families with experts."""
 
 
 class GatedDeltaFamily(DecoderFamily):
-    """A family of layers of gated delta nets and of gated attention."""
+    """A family with layers of gated delta nets and of gated attention."""
 
     turn_markers = CHATML
     defaults: ClassVar[Mapping[str, Any]] = SIZES
@@ -59,7 +59,7 @@ class GatedDeltaFamily(DecoderFamily):
 
 
 def delta(config: Mapping[str, Any]) -> Delta:
-    """The sizes of the gated delta nets."""
+    """Return the sizes of the gated delta nets."""
     keys, values = integer(config, "linear_num_key_heads"), integer(config, "linear_num_value_heads")
     if values % keys:
         raise UnsupportedCheckpoint(
@@ -76,10 +76,10 @@ def delta(config: Mapping[str, Any]) -> Delta:
 
 
 def experts(config: Mapping[str, Any], count: int) -> Experts:
-    """The experts, beside one that every token goes through by a gate of its own.
+    """Return the experts, including a shared expert with its own gate.
 
     Args:
-        count: of a layer, by default.
+        count: experts of a layer, by default.
     """
     return Experts(
         *chosen(config, count),

@@ -1,4 +1,4 @@
-"""What the Gemma families share: names and layouts of arrays, and LoRA's targets of fused projections."""
+"""The common parts of the Gemma families: names and layouts of arrays, LoRA targets of fused projections."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ NORMS = (
 
 
 def layer_types(text: Mapping[str, Any], layers: int, default: Sequence[str]) -> tuple[str, ...]:
-    """The kind of attention of each layer, as config.json says or the default has it.
+    """Return the kind of attention of each layer, from config.json or else the default.
 
     Raises:
-        UnsupportedCheckpoint: when it names others, or not as many.
+        UnsupportedCheckpoint: when config.json names other kinds, or not one for each layer.
     """
     types = tuple(text.get("layer_types") or default)
     if len(types) != layers or not set(types) <= {FULL, SLIDING}:
@@ -50,7 +50,7 @@ def embedding(architecture: Architecture) -> Parameter:
 
 
 def norm(path: str, name: str, size: int, axis: str | None = "tp") -> Parameter:
-    """A norm's scale; `axis` is what it is split over."""
+    """Return a norm's scale; `axis` is the mesh axis that splits it."""
     return Parameter(f"{path}.scale", (size,), (axis,), (plain(f"{name}.weight", (size,)),))
 
 
@@ -62,7 +62,7 @@ def query(layer: str, heads: int, head_dim: int, hidden: int) -> Parameter:
 def keys_and_values(
     layer: str, heads: int, head_dim: int, hidden: int, sources: tuple[Source, ...]
 ) -> Parameter:
-    """Keys and values in one array. A single head cannot be split over tp: Tunix replicates it."""
+    """Return keys and values as one array. A single head cannot be split over tp: Tunix replicates it."""
     spec = (None, None if heads == 1 else "tp", "fsdp", None)
     return Parameter(f"{layer}.attn.kv_einsum.w", (2, heads, hidden, head_dim), spec, sources)
 
@@ -75,9 +75,9 @@ def output(layer: str, heads: int, head_dim: int, hidden: int) -> Parameter:
 
 
 def fused_attention(a: Architecture, layer: str) -> list[Parameter]:
-    """The projections of a layer of Gemma 2 or 3.
+    """Return the projections of a layer of Gemma 2 or 3.
 
-    Queries, keys and values are one array where they have as many heads; otherwise queries are apart.
+    Queries, keys and values are one array if they have the same number of heads; otherwise queries are apart.
     """
     d, n, k, h = a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim
     q, *kv = (
@@ -93,7 +93,7 @@ def fused_attention(a: Architecture, layer: str) -> list[Parameter]:
 
 
 def fused_lora_targets(architecture: Architecture) -> list[LoraTarget]:
-    """The LoRA targets of such layers."""
+    """Return the LoRA targets of such layers."""
     out = []
     for i in range(architecture.num_layers):
         attn = f"layers.{i}.attn"

@@ -1,4 +1,4 @@
-"""Gemma 1 and CodeGemma: norms around one, embeddings scaled by the root of their size."""
+"""Gemma 1 and CodeGemma: norms hold the difference from 1, embeddings are scaled by sqrt(hidden_size)."""
 
 from __future__ import annotations
 

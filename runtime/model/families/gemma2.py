@@ -1,9 +1,9 @@
-"""Gemma 2: local and global layers in turn, attention scores and logits soft-capped, no query or key norm.
+"""Gemma 2: local and global layers alternate, attention scores and logits are soft-capped, no query/key norm.
 
-Tunix has it in its module of Gemma 1 and 2. Three things differ there from the published model, and are
-replaced while it is traced: local layers build their window from positions, which is wrong where packing
-makes them start again in the middle of a row; queries are scaled by head_dim alone and the rotary base is
-fixed (27B scales otherwise); and norms are computed in the model's dtype.
+Tunix has it in its module of Gemma 1 and 2. That module differs from the published model in three ways, which
+are replaced while it is traced. Local layers compute their window from positions, which is wrong if packing
+restarts positions within a row. Queries are scaled only by head_dim, and the rotary base is fixed (27B scales
+differently). Norms are computed in the model's dtype.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Gemma2Architecture(Architecture):
     """Gemma 2's own sizes.
 
     Attributes:
-        sliding_window: tokens that a local layer sees.
+        sliding_window: tokens that a token of a local layer sees.
         theta: rotary base frequency.
-        query_scalar: attention scores are divided by its root.
+        query_scalar: attention scores are divided by its square root.
         attention_softcap, softcap: of attention scores and of final logits, None for none.
     """
 
@@ -74,7 +74,7 @@ class Gemma2(Family):
     turn_markers = GEMMA
 
     def architecture(self, config: Mapping[str, Any]) -> Gemma2Architecture:
-        """Reads a config.json; a key that it leaves out has the default of transformers' Gemma2Config."""
+        """Read a config.json; a missing key has the default of transformers' Gemma2Config."""
         text = text_config(config)
         refuse_unlike_tunix(config, MODEL)
         built_in(text, "use_bidirectional_attention", False, MODEL)
@@ -130,8 +130,8 @@ class Gemma2(Family):
         assert isinstance(architecture, Gemma2Architecture)
         module = self.tunix_module()
         theta, apply_rope = architecture.theta, module.apply_rope
-        # Tunix multiplies rotated queries by head_dim^-0.5 and leaves keys as they are. Both pass through
-        # apply_rope, and a factor on both is its square on their products.
+        # Tunix multiplies rotated queries by head_dim^-0.5 and does not scale keys. Both pass through
+        # apply_rope, and a factor on both becomes its square in their products.
         factor = (architecture.head_dim / architecture.query_scalar) ** 0.25
 
         def rope(inputs: jax.Array, positions: jax.Array, head_dim: int) -> jax.Array:
@@ -139,7 +139,7 @@ class Gemma2(Family):
             return (rotated * factor).astype(inputs.dtype)
 
         def window(segment_pos: jax.Array, cache_len: int, sliding_window_size: int) -> jax.Array:
-            """bool[1, T, T]: keys that lie closer than the window, by their place in the row."""
+            """Return bool[1, T, T]: keys that are closer than the window, by their place in the row."""
             query, key = jnp.arange(segment_pos.shape[1])[:, None], jnp.arange(cache_len)[None]
             return (jnp.abs(query - key) < sliding_window_size)[None]
 
@@ -166,7 +166,7 @@ class Gemma2(Family):
             FULL: tunix_gemma.AttentionType.GLOBAL,
             SLIDING: tunix_gemma.AttentionType.LOCAL_SLIDING,
         }
-        # Tunix's ModelConfig knows no dtype here, and makes every parameter float32.
+        # Tunix's ModelConfig has no dtype here, and makes every parameter float32.
         return partial(in_dtype, tunix_gemma.Gemma, settings["dtype"]), tunix_gemma.ModelConfig(
             num_layers=a.num_layers,
             num_embed=a.vocab_size,

@@ -1,4 +1,4 @@
-"""Gemma 3: local and global attention 5:1, one rotary base each, fused key and value."""
+"""Gemma 3: five local layers to one global layer, each kind with its rotary base; keys and values fused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Gemma3Architecture(Architecture):
     """Gemma 3's own sizes.
 
     Attributes:
-        sliding_window: tokens that a local layer sees.
+        sliding_window: tokens that a token of a local layer sees.
         local_theta, global_theta: rotary base frequencies.
         global_scale: linear scaling of positions in global layers.
         query_scale_heads: True when queries are scaled by (hidden_size / heads)^-0.5 (27B) instead
@@ -58,8 +58,8 @@ class Gemma3(Family):
     turn_markers = GEMMA
 
     def architecture(self, config: Mapping[str, Any]) -> Gemma3Architecture:
-        """Reads a config.json; a key that it leaves out has the default of transformers' Gemma3TextConfig
-        (the published multimodal checkpoints leave out most)."""
+        """Read a config.json; a missing key has the default of transformers' Gemma3TextConfig (the published
+        multimodal checkpoints omit most keys)."""
         text = text_config(config)
         refuse_unlike_tunix(config, MODEL)
         built_in(text, "attn_logit_softcapping", None, MODEL)
@@ -102,7 +102,7 @@ class Gemma3(Family):
         )
 
     def miniature(self, config: Mapping[str, Any], small: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Queries scaled as the original's, and by another number than if they were scaled the other way."""
+        """Scale queries as the original does, with a number that the other way of scaling does not give."""
         if not self.architecture(config).query_scale_heads:
             return {}
         head_dim, per_head = small["head_dim"], small["hidden_size"] // small["num_attention_heads"]
@@ -138,7 +138,7 @@ class Gemma3(Family):
     def replacements(self, architecture: Architecture) -> Sequence[tuple[Any, str, Any]]:
         from ..norms import offset_rms_norm
 
-        # Tunix's own computes in the model's dtype, transformers' in float32.
+        # Tunix's own norm computes in the model's dtype, transformers' in float32.
         return [(self.tunix_module().RMSNorm, "__call__", offset_rms_norm)]
 
     def splash(self, attend: Any) -> Sequence[tuple[Any, str, Any]]:
@@ -175,7 +175,7 @@ class Gemma3(Family):
 
 
 def _rope(text: Mapping[str, Any]) -> tuple[int, int, float]:
-    """Local base, global base and global scale, from either spelling of transformers."""
+    """Return local base, global base and global scale, from either spelling of transformers."""
     parameters = section(text, "rope_parameters")
     if parameters:
         full, sliding = section(parameters, FULL), section(parameters, SLIDING)

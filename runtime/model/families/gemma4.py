@@ -1,8 +1,8 @@
 """Gemma 4: local layers with fused key and value; global layers with their own head size and heads.
 
-In the larger models the keys of global layers serve as values too (attention_k_eq_v): those layers
-have `k_einsum` in place of `kv_einsum`, and no v_proj. E2B and E4B share keys and values between
-layers and feed per-layer embeddings; 26B-A4B has experts beside a dense block.
+In the larger models the keys of global layers also serve as values (attention_k_eq_v): those layers
+have `k_einsum` instead of `kv_einsum`, and no v_proj. E2B and E4B share keys and values between
+layers and add per-layer embeddings; 26B-A4B has experts in addition to a dense block.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .gemma import NORMS, embedding, keys_and_values, layer_types, norm, output,
 MODEL = "Tunix's Gemma 4"
 PER_LAYER = "hidden_size_per_layer_input"
 GLOBAL_HEADS = "num_global_key_value_heads"
-"""Which transformers reads only where keys serve as values."""
+"""transformers reads this key only if keys serve as values."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Gemma4Architecture(Architecture):
     """Gemma 4's own sizes.
 
     Attributes:
-        sliding_window: tokens that a local layer sees.
+        sliding_window: tokens that a token of a local layer sees.
         global_kv_heads, global_head_dim: of the global layers.
         k_eq_v: whether keys serve as values in global layers.
         local_theta, global_theta: rotary base frequencies.
@@ -85,11 +85,11 @@ class Gemma4Architecture(Architecture):
         return self.global_kv_heads if self.is_global(layer) else self.num_kv_heads
 
     def layer_head_dim(self, layer: int) -> int:
-        """Head size of a layer."""
+        """Return the head size of a layer."""
         return self.global_head_dim if self.is_global(layer) else self.head_dim
 
     def shares_kv(self, layer: int) -> bool:
-        """Whether a layer has no keys and values of its own."""
+        """Return whether a layer reuses the keys and values of another layer."""
         return layer >= self.num_layers - self.kv_shared_layers
 
 
@@ -102,13 +102,13 @@ class Gemma4(Family):
     turn_markers = GEMMA4
 
     def architecture(self, config: Mapping[str, Any]) -> Gemma4Architecture:
-        """Reads a config.json; a key that it leaves out has the default of transformers' Gemma4TextConfig."""
+        """Read a config.json; a missing key has the default of transformers' Gemma4TextConfig."""
         text = text_config(config)
         refuse_unlike_tunix(config, MODEL)
         layers = integer(text, "num_hidden_layers", 30)
         default = [FULL if (i + 1) % 6 == 0 else SLIDING for i in range(layers)]
         types = layer_types(text, layers, default)
-        types = (*types[:-1], FULL)  # transformers makes the last layer a full one, whatever is said of it
+        types = (*types[:-1], FULL)  # transformers always makes the last layer a full one
         shared = integer(text, "num_kv_shared_layers") if text.get("num_kv_shared_layers") else 0
         if shared and types[: layers - shared][-2:] != (SLIDING, FULL):
             raise UnsupportedCheckpoint(
@@ -244,7 +244,7 @@ class Gemma4(Family):
             num_global_kv_heads=a.global_kv_heads,
             global_key_size=a.global_head_dim,
             attention_pattern=tuple(kinds[kind] for kind in a.layer_types),
-            # Tunix truncates layers - fraction * layers: half a layer less keeps that from rounding down.
+            # Tunix truncates layers - fraction * layers: half a layer less keeps it from rounding down.
             frac_shared_layers=(a.kv_shared_layers - 0.5) / a.num_layers if a.kv_shared_layers else 0.0,
             global_rope_proportion=a.global_rope_share,
             k_eq_v_global=a.k_eq_v,
@@ -360,7 +360,7 @@ def _experts(a: Gemma4Architecture, layer: str) -> list[Parameter]:
 
 
 def _expert_targets(a: Gemma4Architecture, i: int) -> list[LoraTarget]:
-    """A layer's router and experts as LoRA targets."""
+    """Return a layer's router and experts as LoRA targets."""
     moe = f"layers.{i}.moe"
     out = [LoraTarget(i, f"{moe}.router_logits", (0,), ("router.proj",), words=("router",))]
     for name, axis, held in (("gating_einsum", 3, "gate_up_proj"), ("linear", 1, "down_proj")):
@@ -380,7 +380,7 @@ def _expert_targets(a: Gemma4Architecture, i: int) -> list[LoraTarget]:
 
 
 def _rope(text: Mapping[str, Any]) -> tuple[int, int, float]:
-    """Local base, global base, and the rotated share of global heads."""
+    """Return local base, global base, and the rotated share of global heads."""
     parameters = section(text, "rope_parameters")
     full, sliding = section(parameters, FULL), section(parameters, SLIDING)
     built_in(sliding, "rope_type", "default", MODEL)

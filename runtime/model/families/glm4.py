@@ -1,4 +1,4 @@
-"""GLM 4 of April 2025 (GLM-4-0414): norms around each block, half of a head turns, gate and up are fused."""
+"""GLM 4 of April 2025 (GLM-4-0414): norms around each block, half of a head rotates, fused gate and up."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""GLM 4.5 and 4.6: dense layers first, then experts that sigmoids choose, and one that all tokens go through.
+"""GLM 4.5 and 4.6: dense layers first, then experts chosen by sigmoids, plus one that all tokens go through.
 
-Checkpoints hold a further layer, which predicts one more token; it is left as it is.
+Checkpoints hold an additional layer, which predicts one more token; it is not changed.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class Glm4Moe(DecoderFamily):
 
 
 def grouped(config: Mapping[str, Any], experts: int, per_token: int) -> tuple[int, int]:
-    """Groups of a layer's experts, and of how many of them a token's experts are chosen.
+    """Return the number of expert groups of a layer, and how many groups a token's experts are chosen from.
 
     Args:
-        experts, per_token: of a layer, and how many of them a token goes through.
+        experts, per_token: experts of a layer, and how many of them a token goes through.
 
     Raises:
         UnsupportedCheckpoint: when the groups do not divide the experts, or too few are chosen.

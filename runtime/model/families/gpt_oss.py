@@ -1,6 +1,6 @@
 """gpt-oss: experts in every layer, attention sinks, every second layer with a window.
 
-It is published with its experts in MXFP4 (runtime/weights/mxfp4.py), and trained in bfloat16.
+It is published with its experts in MXFP4 (runtime/weights/mxfp4.py), and trained here in bfloat16.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""What transformers' GptOssConfig takes without `rope_parameters`."""
+"""The default of transformers' GptOssConfig without `rope_parameters`."""
 
 TENSORS = ExpertTensors(router="router", apart=False, inputs_first=True, alternate=True)
 

@@ -27,7 +27,7 @@ class Granite(DecoderFamily):
 
 
 def _multipliers(config: Mapping[str, Any]) -> dict[str, float]:
-    """As fields of a description."""
+    """Return the multipliers as fields of a description."""
     return {
         "attention_scale": float(number(config, "attention_multiplier", 1.0)),
         "embedding_scale": float(number(config, "embedding_multiplier", 1.0)),

@@ -1,4 +1,4 @@
-"""Llama 1, 2 and 3, and what others made in its form: TinyLlama, Yi, SmolLM, Falcon 3, distillations."""
+"""Llama 1, 2 and 3, and models of the same form: TinyLlama, Yi, SmolLM, Falcon 3, distillations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Llama(DecoderFamily):
     }
 
     def markers(self, architecture: Architecture) -> tuple[str, ...]:
-        """Llama 3's, which is known by its vocabulary; others have as many markups as makers."""
+        """Return Llama 3's markers if the vocabulary is Llama 3's; the markers of other models differ."""
         return LLAMA3 if architecture.vocab_size == LLAMA3_VOCABULARY else ()
 
 

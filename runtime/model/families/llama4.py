@@ -1,4 +1,4 @@
-"""Llama 4's text model: chunks in layers that turn, experts beside one that every token goes through."""
+"""Llama 4's text model: chunked attention in layers that rotate, experts plus one shared expert."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class Llama4(DecoderFamily):
         )
 
     def miniature(self, config: Mapping[str, Any], small: Mapping[str, Any]) -> Mapping[str, Any]:
-        """transformers 5 takes no number for yes."""
+        """Set the yes or no of the temperature tuning: transformers 5 does not accept a number for it."""
         return {TUNED: self.architecture(config).query_growth is not None}
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """As `layer_types` says, else chunks in layers that turn."""
+        """Read `layer_types`; by default, layers that rotate are chunked."""
         layers = integer(config, "num_hidden_layers")
         if config.get("layer_types") is not None:
             return listed_types(config["layer_types"], layers, (FULL, CHUNKED))
@@ -82,13 +82,13 @@ class Llama4(DecoderFamily):
 
 
 def _turning(config: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Published checkpoints have an empty list where transformers takes every fourth layer."""
+    """Return which layers rotate; published checkpoints' empty list means transformers' default."""
     return turning({**config, "no_rope_layers": config.get("no_rope_layers") or None})
 
 
 def _growth(config: Mapping[str, Any]) -> Growth | None:
     tuned = config.get(TUNED)
-    # Older config.json have a number for yes.
+    # Older config.json files have a number for yes.
     if not flag({TUNED: bool(tuned) if isinstance(tuned, int) else tuned}, TUNED):
         return None
     beta = float(number(config, "attn_scale", 0.1))
@@ -96,7 +96,7 @@ def _growth(config: Mapping[str, Any]) -> Growth | None:
 
 
 def _routed(config: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Which layers have experts: those of `moe_layers`, or every `interleave_moe_layer_step`-th."""
+    """Return which layers have experts: those of `moe_layers`, or every `interleave_moe_layer_step`-th."""
     layers, listed = integer(config, "num_hidden_layers"), config.get("moe_layers")
     if listed is None:
         step = integer(config, "interleave_moe_layer_step")

@@ -19,7 +19,7 @@ YARN = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-"""What transformers' Ministral3Config takes without `rope_parameters`."""
+"""The default of transformers' Ministral3Config without `rope_parameters`."""
 
 
 class Ministral3(DecoderFamily):

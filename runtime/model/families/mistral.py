@@ -1,4 +1,4 @@
-"""Mistral 7B with its window, Nemo, Small, and what others made of them: Zephyr, Codestral, Mathstral."""
+"""Mistral 7B with its window, Nemo, Small, and models based on them: Zephyr, Codestral, Mathstral."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 2: norms after each block, and of all queries and keys of a token at once."""
+"""OLMo 2: norms after each block, and norms over all queries and all keys of a token at once."""
 
 from __future__ import annotations
 

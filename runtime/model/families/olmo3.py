@@ -1,7 +1,7 @@
-"""OLMo 3: OLMo 2's layers, three of four with a window, whose frequencies are not scaled.
+"""OLMo 3: OLMo 2's layers; three of four have a window, and their rotary frequencies are not scaled.
 
-transformers 5.0 to 5.12 scale those of the layers with a window too; before, from 5.13 on, and in vLLM, they
-are left as the model was trained (github.com/huggingface/transformers/pull/45945).
+transformers 5.0 to 5.12 scale the frequencies of layers with a window too. Earlier versions, 5.13 and later,
+and vLLM leave them as the model was trained (github.com/huggingface/transformers/pull/45945).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OLMoE: experts in every layer, norms of all queries and keys of a token at once."""
+"""OLMoE: experts in every layer, norms over all queries and all keys of a token at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5, dense: biases on queries, keys and values; a window in late layers where asked for."""
+"""Qwen 2 and 2.5, dense: biases on queries, keys and values; an optional window in late layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Qwen2(DecoderFamily):
     }
 
     def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """They are not a choice here, and attention_bias means nothing."""
+        """Return the fixed biases; `attention_bias` has no effect here."""
         return ("q", "k", "v")
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Qwen 3, dense: norms of each head's queries and keys; a window in late layers where asked for."""
+"""Qwen 3, dense: norms of each head's queries and keys; an optional window in late layers."""
 
 from __future__ import annotations
 

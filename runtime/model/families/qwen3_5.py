@@ -1,4 +1,4 @@
-"""Qwen 3.5, dense: three of four layers are gated delta nets, the fourth is attention with a gate."""
+"""Qwen 3.5, dense: three of four layers are gated delta nets, the fourth is gated attention."""
 
 from __future__ import annotations
 

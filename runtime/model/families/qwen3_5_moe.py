@@ -1,4 +1,4 @@
-"""Qwen 3.5 with experts in every layer, and one beside them that every token goes through."""
+"""Qwen 3.5 with experts in every layer, plus one expert that every token goes through."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Qwen3_5Moe(GatedDeltaFamily):
     }
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
-        """Scores are always normalized, and there is no dense layer whose size a config.json could give."""
+        """Describe experts with normalized scores; no layer is dense, so no dense size is read."""
         of_layer = replace(experts(config, 256), normalized=True, tensors=ExpertTensors(apart=False))
         sizes = {**config, "intermediate_size": of_layer.size}
         return super().describe(sizes, experts=of_layer, **different)

@@ -1,4 +1,4 @@
-"""Qwen 3 with experts: Qwen 3 whose feed-forward blocks, or all but some, are experts."""
+"""Qwen 3 with experts: all feed-forward blocks, or most of them, are experts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Qwen3Moe(DecoderFamily):
         return super().describe(config, qk_norm="head", experts=experts, routed=routed, **different)
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """transformers has a window in all layers here, whatever `max_window_layers` says."""
+        """Put an enabled window in all layers, as transformers does, which ignores `max_window_layers`."""
         used = flag(config, "use_sliding_window") and config.get("sliding_window") is not None
         return (SLIDING if used else FULL,) * integer(config, "num_hidden_layers")
 

@@ -1,4 +1,4 @@
-"""Qwen 3 Next: gated delta nets, whose projections are two tensors by key head, and experts as Qwen 3.5's."""
+"""Qwen 3 Next: gated delta nets, with two projection tensors by key head, and experts as in Qwen 3.5."""
 
 from __future__ import annotations
 

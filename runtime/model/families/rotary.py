@@ -1,4 +1,4 @@
-"""Rotary embeddings as a config.json spells them, new or old."""
+"""Read rotary embeddings from a config.json, in its new or old spelling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THETA = 10_000.0
 """transformers' default rotary base."""
 
 ALIASES = {"su": "longrope", "mrope": "default"}
-"""Older names. Positions of text are the same in all three of mrope's sections: that is plain rotation."""
+"""Older names. For text, positions are the same in all three of mrope's sections: a plain rotation."""
 
 CONTEXT = "original_max_position_embeddings"
 SHARE = "partial_rotary_factor"
@@ -29,23 +29,23 @@ def read_rope(
     share: float | None = None,
     interleaved: bool = False,
 ) -> Rope:
-    """One rotary embedding for all layers, from either spelling of transformers: `rope_theta` beside
+    """Read one rotary embedding for all layers, from either spelling of transformers: `rope_theta` and
     `rope_scaling`, or both in `rope_parameters`.
 
-    A family whose max_position_embeddings is not 2048 by default adds it to the config: it is the context
-    length of a kind that does not say its own.
+    A family whose default max_position_embeddings is not 2048 adds it to the config: it is the context length
+    of a kind that does not give its own.
 
     Args:
         config: the text part of a config.json.
-        model: what to call the model in a message.
-        head_dim: features of a head; None for what the config says, or implies.
+        model: the model's name in a message.
+        head_dim: features of a head; None for the number that the config gives or implies.
         theta: the family's default base.
-        share: the family's default share of a head that turns; None for a model that turns whole heads alone.
+        share: the family's default share of a head that rotates; None if the model rotates only whole heads.
         interleaved: whether the family's pairs are neighbors.
 
     Raises:
-        UnsupportedCheckpoint: when they are of a kind that is not computed here, differ between layers, or a
-            value is missing or makes no sense.
+        UnsupportedCheckpoint: when the kind is not supported, differs between layers, or a value is missing
+            or makes no sense.
     """
     key, scaling = _section(config)
     if _nested(scaling):
@@ -76,13 +76,13 @@ def read_ropes(
     share: float | None = None,
     interleaved: bool = False,
 ) -> Mapping[str, Rope]:
-    """A rotary embedding for each type of layer: those of its name in `rope_parameters`, or one for all.
+    """Read a rotary embedding for each type of layer: from its section of `rope_parameters`, or one for all.
 
     Args:
         layer_types: of the layers that rotate.
 
     Raises:
-        UnsupportedCheckpoint: as `read_rope`, and when a type of layer has none.
+        UnsupportedCheckpoint: as `read_rope`, and when a type of layer has no section.
     """
     key, scaling = _section(config)
     types = sorted(set(layer_types))
@@ -93,7 +93,7 @@ def read_ropes(
         if nested:
             if not isinstance(scaling.get(kind), Mapping):
                 raise UnsupportedCheckpoint(f"config.json: {key} has none for layers of {kind}", key)
-            # As in transformers, a layer's own section does not look beside it for its context length.
+            # As in transformers, a layer's own section must hold its context length itself.
             left_out = (CONTEXT, "rope_scaling")
             alone = {k: v for k, v in config.items() if k not in left_out} | {key: scaling[kind]}
         out[kind] = read_rope(
@@ -103,7 +103,7 @@ def read_ropes(
 
 
 def _section(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The scaling's key and section."""
+    """Return the scaling's key and section."""
     scaling = section(config, "rope_scaling")
     return ("rope_scaling", scaling) if scaling else ("rope_parameters", section(config, "rope_parameters"))
 
@@ -120,7 +120,7 @@ def _theta(place: Mapping[str, Any], default: float) -> float:
 
 
 def _share(config: Mapping[str, Any], key: str, default: float | None, model: str) -> float:
-    """How much of a head turns."""
+    """Return how much of a head rotates."""
     scaling = section(config, key)
     given = [place for place in (scaling, config) if place.get(SHARE) is not None]
     if default is None:
@@ -139,7 +139,7 @@ def _share(config: Mapping[str, Any], key: str, default: float | None, model: st
 
 
 def _scaled(rope: Rope, config: Mapping[str, Any], key: str, turned: int) -> Rope:
-    """A plain embedding with the scaling of a config's section."""
+    """Apply the scaling of a config's section to a plain embedding."""
     scaling = section(config, key)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     kind = ALIASES.get(kind, kind) if isinstance(kind, str) else kind
@@ -222,7 +222,7 @@ def _longest(config: Mapping[str, Any]) -> int:
 
 
 def _original(config: Mapping[str, Any], scaling: Mapping[str, Any]) -> int:
-    """The context length before it was extended: beside the section, in it, or the longest position."""
+    """Return the context length before extension: next to the section, in it, or the longest position."""
     holder = config if config.get(CONTEXT) is not None else scaling
     original = _longest(config) if holder.get(CONTEXT) is None else integer(holder, CONTEXT)
     if original < 2:

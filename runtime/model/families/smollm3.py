@@ -1,4 +1,4 @@
-"""SmolLM 3: every fourth layer does not turn."""
+"""SmolLM 3: every fourth layer does not rotate."""
 
 from __future__ import annotations
 

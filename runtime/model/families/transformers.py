@@ -1,8 +1,8 @@
-"""Any other causal model of transformers, trained as transformers computes it: by the TorchAX backend alone.
+"""Any other causal model of transformers, computed by transformers itself, only in the TorchAX backend.
 
-Nothing is known of such a model but its checkpoint: config.json, and the names and shapes of its tensors.
-Its parameters are these tensors under their own names, [out, in]. RULES say how they are split over a mesh,
-and LoRA can go on whatever is a linear layer by its name and shape.
+Only the checkpoint describes such a model: config.json, and the names and shapes of its tensors. Its
+parameters are these tensors under their own names, [out, in]. RULES tell how they are split over a mesh. LoRA
+can be applied to each weight that is a linear layer by its name and shape.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from .base import (
 )
 
 PREFIX = "model."
-"""Of the decoder's tensors."""
+"""Prefix of the decoder's tensors."""
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
 LAYER = re.compile(r"layers\.(\d{1,4})\.(.+)")
 RECURRENT = re.compile(r"(conv1d|A_log|dt_bias|time_mix|linear_attn|ssm|mamba|recurrent|short_conv)\b")
-"""What the names of tensors show of layers that carry a state from token to token."""
+"""Names of tensors that show layers with a state carried from token to token."""
 ATTENTION = re.compile(r"\b(self_attn|attn|attention)\.")
 NO_LINEAR = re.compile(r"norm|conv|embed|router|expert|(^|\.)gate$|bias|scale", re.IGNORECASE)
-"""Two-dimensional weights of other modules than linear layers, by their module's name within the layer."""
+"""Two-dimensional weights of modules that are not linear layers, by the module's name within the layer."""
 MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
-"""Model types of which PEFT 0.21 adapts no out_proj: their kernels read its weight past the adapter."""
+"""Model types whose out_proj PEFT 0.21 cannot adapt: their kernels read its weight without the adapter."""
 LAYERS_APART = re.compile(r"interval|period|offset|pattern|layer_ind|_layers_|first_k|max_window_layers")
-"""In keys of config.json that tell layers apart by their numbers."""
+"""Parts of config.json keys that distinguish layers by number."""
 IGNORED = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache")
-"""Keys of config.json that say nothing about the model."""
+"""Keys of config.json that do not describe the model."""
 
 COLUMNS: Spec = ("tp", "fsdp")
 ROWS: Spec = ("fsdp", "tp")
@@ -55,9 +55,9 @@ RULES: tuple[tuple[str, Spec], ...] = (
         COLUMNS,
     ),
 )
-"""How a matrix is split, by its name without the checkpoint's prefix: the first expression that matches all
-holds. Any other matrix is split over fsdp in its first dimension. Vectors, and what has more dimensions, are
-whole on every device, as is a dimension that its axis does not divide."""
+"""How a matrix is split, by its name without the checkpoint's prefix: the first expression that matches the
+whole name applies. Any other matrix is split over fsdp in its first dimension. Vectors and arrays with more
+dimensions are not split, nor is a dimension that its axis does not divide."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class TransformersArchitecture(Architecture):
 
     Attributes:
         model_type: config.json's.
-        config: config.json as JSON, without what says nothing about the model.
+        config: config.json as JSON, without the keys that do not describe the model.
         tensors: names, with {} for a layer's number, with shape and layers: "0-3,5", "" for none.
         tied: whether the embedding serves as output head.
         experts: of a layer, 0 for none.
@@ -79,7 +79,7 @@ class TransformersArchitecture(Architecture):
     experts: int
 
     def each(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Every tensor by its name without the checkpoint's prefix, with its shape."""
+        """Yield every tensor by its name without the checkpoint's prefix, with its shape."""
         for name, shape, layers in self.tensors:
             for layer in _numbers(layers):
                 yield name.replace("{}", str(layer)), shape
@@ -88,18 +88,18 @@ class TransformersArchitecture(Architecture):
 
     @property
     def recurrent(self) -> bool:
-        """Whether some layers carry a state from token to token, as far as the tensors show it."""
+        """Return whether the tensors show layers that carry a state from token to token."""
         return any(RECURRENT.search(name) for name, _, _ in self.tensors)
 
     @property
     def values(self) -> dict[str, Any]:
-        """config.json's values."""
+        """Return config.json's values."""
         found: dict[str, Any] = json.loads(self.config)
         return found
 
     @property
     def uniform(self) -> bool:
-        """Whether all layers are of one kind, as far as tensors and config.json tell."""
+        """Return whether all layers are of one kind, as far as tensors and config.json tell."""
         whole = _spelled(range(self.num_layers))
         lists = [value for value in self.values.values() if isinstance(value, list)]
         several = any(len(value) == self.num_layers and len({*map(str, value)}) > 1 for value in lists)
@@ -107,7 +107,7 @@ class TransformersArchitecture(Architecture):
         return not (several or named) and all(layers in ("", whole) for _, _, layers in self.tensors)
 
     def shortened(self, layers: Sequence[int]) -> TransformersArchitecture:
-        """With some of its layers, which are numbered anew; of a uniform one."""
+        """Return a uniform architecture with some of its layers, which are renumbered."""
         if len(layers) == self.num_layers:
             return self
         kept = _spelled(range(len(layers)))
@@ -124,13 +124,13 @@ class TransformersArchitecture(Architecture):
 
     @property
     def dropout(self) -> tuple[tuple[str, float], ...]:
-        """What config.json asks for within the model while it is trained, by key; it is left out."""
+        """Return dropout that config.json asks for during training, by key; it is not applied."""
         named = ((key, value) for key, value in sorted(self.values.items()) if "drop" in key)
         return tuple((key, float(value)) for key, value in named if isinstance(value, float) and value > 0)
 
 
 class Transformers(Family):
-    """Whatever causal model of transformers no other family describes."""
+    """Any causal model of transformers that no other family describes."""
 
     name = "transformers"
     title = "a model of transformers"
@@ -209,10 +209,10 @@ class Transformers(Family):
 
 
 def refuse(config: Mapping[str, Any]) -> None:
-    """Refuses what is no causal language model of one text decoder.
+    """Refuse models that are not a causal language model of one text decoder.
 
     Raises:
-        UnsupportedCheckpoint: naming what it is.
+        UnsupportedCheckpoint: naming what the model is.
     """
     names = config.get("architectures")
     named = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
@@ -231,7 +231,7 @@ def refuse(config: Mapping[str, Any]) -> None:
 
 
 def unlike(config: Mapping[str, Any], why: str, key: str = "") -> UnsupportedCheckpoint:
-    """What to raise of a model that cannot be taken."""
+    """Make the error for a model that cannot be taken."""
     kind = config.get("model_type")
     return UnsupportedCheckpoint(
         f"config.json: model_type is {kind!r}, which no family describes: {why}", key
@@ -239,13 +239,13 @@ def unlike(config: Mapping[str, Any], why: str, key: str = "") -> UnsupportedChe
 
 
 def is_linear(name: str) -> bool:
-    """Whether a matrix is a linear layer's weight, by its name in the layer ("self_attn.q_proj.weight")."""
+    """Return whether a matrix is a linear layer's weight, by its name ("self_attn.q_proj.weight")."""
     module, _, kind = name.rpartition(".")
     return kind == "weight" and NO_LINEAR.search(module) is None
 
 
 def default_spec(name: str, shape: Sequence[int]) -> Spec:
-    """The sharding of a tensor by RULES, by its name without the checkpoint's prefix."""
+    """Return the sharding of a tensor by RULES, by its name without the checkpoint's prefix."""
     if len(shape) != 2:
         return (None,) * len(shape)
     return next((spec for rule, spec in RULES if re.fullmatch(rule, name)), ("fsdp", None))
@@ -269,7 +269,7 @@ def _bare(name: str) -> str:
 def _grouped(
     config: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]
 ) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    """Tensors of the same name and shape as one, in the order of their names."""
+    """Group tensors of the same name and shape, in the order of their names."""
     groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for name, shape in tensors.items():
         if not name.startswith((PREFIX, "lm_head.")):
@@ -281,7 +281,7 @@ def _grouped(
 
 
 def _spelled(numbers: Sequence[int]) -> str:
-    """Ascending numbers as ranges: "0-3,5"."""
+    """Spell ascending numbers as ranges: "0-3,5"."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -298,7 +298,7 @@ def _numbers(spelled: str) -> Iterator[int]:
 
 
 def _experts(config: Mapping[str, Any], tensors: Sequence[tuple[str, tuple[int, ...], str]]) -> int:
-    """Experts of a layer, of which the tensors' names tell that there are some."""
+    """Return the number of experts of a layer; the tensors' names tell whether there are any."""
     if not any("experts." in name for name, _, _ in tensors):
         return 0
     keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
