@@ -1,4 +1,4 @@
-"""What to write in a recipe when a source's columns are not those of its format."""
+"""Advice on what to write in a recipe when a source's columns do not match its format."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def nine(row):
 
 
 def folding(format: str, fields: Mapping[str, str]) -> str:
-    """What to do where a chat template takes no system message."""
+    """Return the advice for a chat template that accepts no system message."""
     code = _renamed(FOLDED.get(format, FOLDED["chat"]), fields)
     return f'fold it into the user\'s turn with data.transform: "fold.py:fold", where fold.py is\n{code}'
 
 
 def numbering(fields: Mapping[str, str]) -> str:
-    """What to do where a chat template takes ids of calls of one length alone."""
+    """Return the advice for a chat template that accepts only tool-call ids of one length."""
     return f'number them with data.transform: "nine.py:nine", where nine.py is\n{_renamed(NINE, fields)}'
 
 
@@ -101,11 +101,11 @@ def _renamed(code: str, fields: Mapping[str, str]) -> str:
 
 
 def advice(format: str, fields: Mapping[str, str], columns: Sequence[str]) -> str:
-    """The line of a recipe that would fit a source.
+    """Return what would fit a source: a line for the recipe, or the expected form of a row.
 
     Args:
-        fields: `data.fields` as it is.
-        columns: names in the source's first row; none when not even that could be read.
+        fields: the current `data.fields`.
+        columns: names in the source's first row; empty if that row could not be read.
     """
     missing = [name for name in NEEDED[format] if fields.get(name, name) not in columns]
     if format == "prompt_completion" and not missing and "label" in columns:
