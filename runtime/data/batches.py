@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Batch = dict[str, np.ndarray]
 Row = tuple[int, ...]
-"""Indices of the groups of samples that lie in a row, in order: of the samples, mostly."""
+"""Indices of the groups of samples in a row, in order; without groups, indices of samples."""
 
 
 @dataclass(frozen=True)

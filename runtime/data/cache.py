@@ -31,7 +31,7 @@ from .samples import Samples
 
 ABOUT = "split.json"
 PACKAGES = ("tokenizers", "jinja2", "datasets", "pyarrow")
-"""What also decides how rows are read, rendered and tokenized."""
+"""Packages that affect how rows are read, rendered and tokenized."""
 
 
 def key(

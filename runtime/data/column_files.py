@@ -13,7 +13,7 @@ from .text_files import Record, record
 from .values import Malformed
 
 BATCH = 1000
-"""Rows that are turned into Python objects at once."""
+"""Number of rows that are converted to Python objects at once."""
 
 
 def read_parquet(place: DataPath, first: int = 0) -> Iterator[Record]:
@@ -138,4 +138,4 @@ def _example(content: bytes) -> dict[str, Any] | None:
 
 
 READERS = {"parquet": read_parquet, "arrow": read_arrow, "array_record": read_array_record}
-"""By the kind of a file."""
+"""Readers by the kind of a file."""

@@ -15,7 +15,7 @@ TEXTS: dict[str, Callable[[DataPath], Iterator[Record]]] = {
     "json": read_json,
     "csv": read_csv,
 }
-"""The readers of the kinds that hold texts; column_files has those of the others."""
+"""The readers of text formats; column_files has the readers of the others."""
 
 
 def _reader(kind: str) -> Callable[[DataPath], Iterator[Record]]:

@@ -47,7 +47,7 @@ every token that another stands before.
 """
 
 ALONE = ("preference", "unpaired_preference")
-"""Formats whose answers are judged, each whole: they are mixed with no other, and not packed."""
+"""Formats whose answers are judged as a whole: they are not mixed with other formats, and not packed."""
 
 
 def may_carry(format: str, loss_on: str | Sequence[str]) -> bool:
@@ -58,7 +58,7 @@ def may_carry(format: str, loss_on: str | Sequence[str]) -> bool:
 
 
 BESIDE = ("system", "tools", "images", "image", "videos", "audios", "documents", "chat_template_kwargs")
-"""Columns that are part of a sample in other tools' formats: where a format reads them not, it is told."""
+"""Columns that are part of a sample in other tools' formats; a note reports those that are not read."""
 
 
 @dataclass(frozen=True)

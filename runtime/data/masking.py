@@ -47,7 +47,7 @@ __all__ = [
 
 
 NO_SYSTEM = "it takes the rest without the system message"
-"""Why a template refuses a conversation, where that is why."""
+"""The reason if a template accepts the conversation without its system message."""
 
 
 class Inconsistent(ValueError):

@@ -16,7 +16,7 @@ from .values import Malformed, kind, parsed, text_of, without_nulls
 Messages = list[dict[str, Any]]
 
 ROLES = ("system", "user", "assistant", "tool")
-"""Roles after parsing. Which of them a template accepts is the template's business."""
+"""Roles after parsing. The template decides which of them it accepts."""
 
 ALIASES = {
     "human": "user",
@@ -30,7 +30,7 @@ ALIASES = {
     "tool_response": "tool",
     "developer": "system",
 }
-"""ShareGPT's spellings of roles, and OpenAI's newer one of the system's, which templates skip in silence."""
+"""ShareGPT's names of roles, and OpenAI's newer system role, which templates silently skip."""
 
 CALLS = ("function_call", "tool_call")
 """ShareGPT's roles of an assistant turn whose text is a call as JSON: {"name": ..., "arguments": ...}."""
@@ -40,15 +40,15 @@ TAUGHT = re.compile(
     r"tool_calls|tool_responses|name|refusal|documents|cot|.*(reasoning|think|thought|image|audio|video).*",
     re.I,
 )
-"""Keys of a message that are part of what is said, beside role and content. Others (ids, times, ratings, a
-tool's name beside its call) are notes about it. So is a number: "reasoning_tokens" is not reasoning."""
+"""Keys of a message that belong to its content, besides role and content. Others (ids, times, ratings, a
+tool's name next to its call) are metadata. So are numbers: "reasoning_tokens" is not reasoning."""
 
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Keys of a message that hold what the assistant thinks before it answers."""
+"""Keys of a message that hold the assistant's reasoning."""
 
 THOUGHT = re.compile(r"\s*(?:<think>(.*?)</think>|<\|channel>thought\n(.*?)<channel\|>)\s*", re.DOTALL)
-"""The same at the beginning of a content, in Qwen's markup and in Gemma 4's."""
+"""Reasoning at the beginning of a content, in Qwen's markup and in Gemma 4's."""
 
 
 def parted(message: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:

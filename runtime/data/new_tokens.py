@@ -22,9 +22,9 @@ TOKENIZER, CONFIG, ADDED, SPECIAL = (
     "special_tokens_map.json",
 )
 MULTIPLE = 64
-"""Of the rows that are suggested, so that they divide over the devices of most meshes."""
+"""Suggested numbers of rows are multiples of this, so that they divide over the devices of most meshes."""
 RESERVES = ("reserved", "unused", "dummy", "control", "placeholder", "extra")
-"""Words in the names of tokens that checkpoints hold in reserve."""
+"""Words in the names of reserved tokens of checkpoints."""
 
 
 def with_tokens(

@@ -18,7 +18,7 @@ from ..errors import UserError
 HUB = "hf://"
 
 BLOCK = 1 << 20
-"""Bytes that are read at once."""
+"""Number of bytes that are read at once."""
 
 ENDINGS = ".jsonl, .json or .csv (each also with .gz or .zst), .parquet, .arrow or .array_record"
 

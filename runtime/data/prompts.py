@@ -19,8 +19,8 @@ from .tokenizer import chat_template
 from .values import Malformed
 
 MULTIPLE = 256
-"""A length that prompts are padded to is data.max_length, or a half, a quarter and so on of it that is a
-multiple of this on each device: what splash attention, and the order that balances it, can take."""
+"""Prompts are padded to data.max_length, or to half, a quarter and so on of it, if that is a multiple of this
+on each device: splash attention and its balancing order need such lengths."""
 SHAPE = 'a line is {"messages": [...]}, or {"prompt": "..."} with a text or with messages'
 
 

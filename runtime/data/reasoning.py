@@ -25,7 +25,7 @@ VARIABLES: dict[str, dict[str, bool]] = {
     "drop": {},
     "empty": {"enable_thinking": False},
 }
-"""What a template is told, by `data.reasoning`."""
+"""The template's variables, by `data.reasoning`."""
 
 
 class Reasoning:

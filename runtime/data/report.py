@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 NAMED = 5
-"""Offenders that are named; the others are counted."""
+"""Number of left-out rows that are named; the others are only counted."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ KINDS = {
     "masked": "no targets",
     "overlong": "too long",
 }
-"""Why rows are left out: the attribute of SplitReport, and in words."""
+"""Reasons for leaving rows out: the attribute of SplitReport, and its words."""
 
 INVALID = ("malformed", "empty", "inconsistent", "masked")
-"""Those that count for data.max_invalid_ratio."""
+"""The reasons that count for data.max_invalid_ratio."""
 
 
 @dataclass

@@ -20,10 +20,10 @@ from .sources import located
 from .text_files import Record, marked_lines
 
 Mark = Sequence[int]
-"""How far a shard is read: its rows, or of JSON lines its lines and bytes; nothing at its beginning."""
+"""How much of a shard was read: its rows, or for JSON lines its lines and bytes; empty at its beginning."""
 
 TOLD = ("size", "ETag", "etag", "md5Hash", "crc32c", "generation")
-"""What a file system says of a file's contents."""
+"""The entries of a file system that identify a file's contents."""
 
 
 @dataclass(frozen=True)

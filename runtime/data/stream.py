@@ -39,13 +39,13 @@ from .tokenizing import Tokenizer
 from .usable import check_split, count_rows
 
 HELD = 2
-"""Windows that are in memory, beside the one that is being read."""
+"""Windows that are in memory, in addition to the one that is being read."""
 
 PATIENCE = 30.0
-"""Seconds in which a reading that is to end does."""
+"""Seconds to wait for a reader that has to end."""
 
 REMEMBERED = 1024
-"""Windows whose beginnings are known, so that they can be read once more."""
+"""Number of windows whose beginnings are remembered, so that they can be read again."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class StreamSchedule(Schedule):
 
 
 WINDOW, DIGEST = "window", "window_sha256"
-"""In a checkpoint's state of the data: `Begin` of a window, and the digest of its samples."""
+"""Keys in a checkpoint's data state: `Begin` of a window, and the digest of its samples."""
 
 
 def _only(samples: Samples, groups: Sequence[int]) -> Samples:

@@ -25,17 +25,17 @@ Span = tuple[int, int]
 Tools = list[dict[str, Any]] | None
 
 TODAY = datetime.datetime(2024, 7, 26)
-"""What a template's `strftime_now` tells: the date that Llama's templates fall back to. With the day's own,
-the same recipe would train on other tokens tomorrow, and a resumed run on others than it began with."""
+"""The date of a template's `strftime_now`: the default of Llama's templates. With the current date, the same
+recipe would train on other tokens tomorrow, and a resumed run on others than before."""
 
 RENDER_SECONDS = 30.0
-"""That a template may take for one conversation; milliseconds are usual."""
+"""The time limit of a template for one conversation; milliseconds are usual."""
 
 LARGEST = 1 << 24
-"""Characters that it writes, and items that it makes of a few."""
+"""The most characters of a rendering, and items of an operation's result."""
 
 MOST_POWER = 64
-"""The largest exponent: Python's numbers have no end, and take all the memory there is."""
+"""The largest exponent: Python's integers are unbounded, and could fill the memory."""
 
 
 class TemplateRefusal(ValueError):

@@ -15,7 +15,7 @@ from .places import BLOCK, DataPath, decompressed, kind_of
 from .values import Malformed, json_object, kind
 
 Record = tuple[str, dict[str, Any] | Malformed]
-"""A row's place (FILE:LINE, or FILE#ROW from 0), and the row or why it is none."""
+"""A row's place (FILE:LINE, or FILE#ROW from 0), and the row or why it is not valid."""
 
 JSON_FILE = "a .json file is one list of objects, or has one object a line"
 

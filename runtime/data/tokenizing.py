@@ -31,10 +31,10 @@ CHUNK = 2_500_000
 """Work of one request: some 600 rows of 4,000 characters."""
 
 ALONE = 4 * CHUNK
-"""Work that this process does by itself, in less time than others take to start."""
+"""Work that this process does by itself, in less time than other processes take to start."""
 
 ROW = 500
-"""Work of a row beside its text, in characters."""
+"""Work of a row in addition to its text, in characters."""
 
 MOST_WORKERS = 32
 
@@ -207,7 +207,7 @@ class _Pool:
 _PROGRAM = (
     "import importlib, sys; sys.path.insert(0, sys.argv[1]); importlib.import_module(sys.argv[2]).main()"
 )
-"""With -P, so that no folder named runtime in the working directory is taken for this one."""
+"""Run with -P, so that a folder named runtime in the working directory is not used instead of this one."""
 
 
 def _cores() -> int:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 SHOWN = 120
-"""Characters of a reason that are kept."""
+"""The most characters of a reason."""
 
 
 class Malformed(ValueError):

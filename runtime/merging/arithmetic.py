@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ..checkpoints.full import ReplacedTensor
 
 Change: TypeAlias = "Delta | ReplacedTensor"
-"""What training did to a tensor."""
+"""The change of a tensor by training."""
 
 BLOCK_ELEMENTS = 1 << 21
-"""Elements of a weight that are worked on at a time: 8 MiB in float32, so that a block stays in a core's
-cache between the product and the cast."""
+"""Elements of a weight per block: 8 MiB in float32, so that a block stays in a core's cache between the
+product and the cast."""
 
 
 def row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:

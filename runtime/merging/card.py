@@ -19,9 +19,9 @@ FIELDS = (
     *("base_model", "base_model_relation", "library_name", "pipeline_tag", "license", "license_name"),
     *("license_link", "language", "datasets", "tags"),
 )
-"""Metadata in the order in which a card has them."""
+"""Metadata keys in a card's order."""
 ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM's --max-lora-rank takes."""
+"""The values that vLLM's --max-lora-rank accepts."""
 
 
 def model_card(
@@ -169,9 +169,9 @@ SECTIONS = (
     *("recipe", "name", "model", "mesh", "lora", "sharding", "remat", "data", "train", "checkpoint", "cache"),
     *("merge", "serve", "benchmark", "evaluate", "launch", "cost"),
 )
-"""Of a recipe, in the order in which they are written."""
+"""Sections of a recipe, in the order in which they are written."""
 PACKAGES = ("jax", "google-tunix", "qwix", "optax", "orbax-checkpoint", "transformers")
-"""Those whose versions a card tells; recipe.lock.json has all."""
+"""Packages whose versions a card lists; recipe.lock.json has all."""
 
 
 def _title(record: Mapping[str, Any], lock: Mapping[str, Any]) -> str:
@@ -358,11 +358,11 @@ def _section(lock: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 SITE = "https://huggingface.co"
 CARRIED = ("pipeline_tag", "license", "license_name", "license_link", "language", "tags")
-"""Metadata of the base's card that hold for what was made of it."""
+"""Metadata of the base's card that also hold for a model made from it."""
 
 
 FRONT_MATTER = 1 << 16
-"""Characters of a base's card in which its metadata are looked for."""
+"""Characters of a base's card that are searched for its metadata."""
 
 
 class Base:
@@ -436,7 +436,7 @@ def _is_hub_id(model: str) -> bool:
 
 
 SHELL_LINE = 90
-"""Characters of a command that stays on one line."""
+"""The most characters of a command on one line."""
 
 
 def _shell(command: str, options: Sequence[str]) -> str:

@@ -18,10 +18,10 @@ from ..addresses import AT_ONCE, PIECE, failed, first_line, open_address, protoc
 from ..errors import UserError
 
 PARTIAL = ".partial"
-"""What the name of a file ends with while it is written."""
+"""The end of a file's name while it is written."""
 
 OBJECT_STORES = frozenset({"gs", "gcs", "s3", "s3a", "abfs", "abfss", "az", "hf"})
-"""Protocols whose files appear when they are closed, whole, and which need no folders to be made."""
+"""Protocols whose files appear, complete, when they are closed, and which need no folders."""
 PART = 1 << 26
 """Bytes of one part of an upload."""
 

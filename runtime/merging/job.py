@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 CHAT_TEMPLATE, TOKENIZER = "chat_template.jinja", "tokenizer_config.json"
-"""Where a template stands: transformers and vLLM take that of the first file, llama.cpp of the second."""
+"""The files of a template: transformers and vLLM read the first, llama.cpp the second."""
 NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, SUMS)
-"""Side files of a base that are not its output's."""
+"""Side files of a base that are not copied."""
 SPARE_BYTES = 64 << 20
-"""Left free on the disk besides the weights, for side files."""
+"""Bytes to leave free on the disk in addition to the weights, for side files."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from .folder import PARTIAL, OutputFolder, stale
 
 JOURNAL = "merge.partial.json"
 RECORD = "merge.json"
-"""What a finished folder was made of."""
+"""The record of a finished folder."""
 
 Files = dict[str, dict[str, Any]]
 """{"size": bytes, "sha256": hexadecimal digits} by a file's name."""

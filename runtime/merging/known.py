@@ -29,12 +29,12 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 GNU_LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)")
 BSD_LINE = re.compile(r"SHA256 \((.+)\) = ([0-9a-fA-F]{64})")
 LINKS = 8
-"""Symbolic links that are followed from a file to the blob of a cache."""
+"""The most symbolic links that are followed from a file to the blob of a cache."""
 
 PIECE = 1 << 25
-"""Bytes that are hashed at a time; between two pieces, hashing can be called off."""
+"""Bytes that are hashed at a time; hashing can be stopped between two pieces."""
 AHEAD = 8
-"""Blocks that wait to be hashed before `feed` waits."""
+"""Number of blocks in the queue before `feed` waits."""
 
 
 class KnownHash(str):

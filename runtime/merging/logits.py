@@ -34,31 +34,31 @@ if TYPE_CHECKING:
     from ..model.loading import Built
 
 LENGTHS = (37, 23, 13, 5)
-"""Tokens of the rows that are compared."""
+"""Number of tokens of each compared row."""
 
 
 RULE_TOLERANCE = 3e-5
-"""Allowed difference where nothing is rounded, as a share of the largest logit (of 1 at least). Seen:
-3e-7 to 9e-6 of it, for the tests' tiny models of 2 and 6 layers of every family, the more the larger the
-adapters' part is."""
+"""Allowed difference without rounding, as a share of the largest logit (of at least 1). Measured: 3e-7 to
+9e-6 for the tests' tiny models of 2 and 6 layers of every family; it grows with the adapters' part of the
+weights."""
 
 SPACING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 0.0}
 """Distance between neighboring numbers of a type, relative to their size."""
 
 AMPLIFICATION = 32.0
-"""Each model answers to small changes of its weights in its own way: where nothing was rounded, a random one
-of 24 layers that adapters had changed to several times its size differed by 1.5e-4 of its largest logit. How
-it answers shows in what rounding the same weights does. Measured, over tiny models of six families and of 2
-to 24 layers, with adapters from a fifth to several times the weights' size: the difference without rounding
-was 2 to 22 times the effect of rounding to bfloat16, scaled to float32's spacing."""
+"""Models differ in how strongly they react to small changes of their weights. Without rounding, a random
+model of 24 layers whose adapters had several times its weights' size differed by 1.5e-4 of its largest logit.
+The effect of rounding the same weights shows this reaction. Measured for tiny models of six families and 2 to
+24 layers, with adapters from a fifth to several times the weights' size: the difference without rounding was
+2 to 22 times the effect of rounding to bfloat16, scaled to float32's spacing."""
 
 FLIPPED = 0.1
 """Allowed difference of the files from the merge in memory, as a share of rounding's effect. On one machine
-there is none. Another machine's float32 product may lead one element in ten thousand to the other neighbor,
-which adds up to about a hundredth of the effect of rounding them all."""
+it is zero. Another machine's float32 product may round one element in ten thousand differently, which adds up
+to about a hundredth of the effect of rounding all elements."""
 
 SPARE = 1 << 30
-"""Bytes of memory for the interpreter, the compiler and what a layer computes on the way."""
+"""Bytes of memory for the interpreter, the compiler and a layer's intermediate results."""
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from .writer import estimated_seconds
 
 GOES_ON = "the same command goes on after the files that are whole"
 STOPPING = (signal.SIGINT,)
-"""What a merge answers with GOES_ON; any other signal may end it on the spot, as the files are whole or not
-there."""
+"""Signals that a merge answers with GOES_ON. Any other may end it at once: each file is complete or
+absent."""
 
 
 def main(

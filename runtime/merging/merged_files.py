@@ -25,10 +25,10 @@ from ..weights.checkpoint import DTYPES, INDEX, HFCheckpoint
 
 HASH_BYTES = 1 << 22
 HASHERS = 4
-"""Files that are hashed at a time."""
+"""Number of files that are hashed at a time."""
 QUANTIZED = ("F8_E4M3", "I8")
 SCALE = "_scale"
-"""What is put after a quantized weight's name for its scale's."""
+"""The suffix of a quantized weight's name for its scale."""
 AGAIN = "remove the folder and merge again"
 UNUSABLE = f"{AGAIN}; if it stays so, do not use the merged checkpoint"
 

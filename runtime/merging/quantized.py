@@ -26,7 +26,7 @@ LINEAR = re.compile(r"layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_p
 """A quantized tensor's name, after the checkpoint's prefix: the same in every family."""
 WEIGHT, SCALE = ".weight", ".weight_scale"
 LEAST_ABSOLUTE = float(np.finfo(np.float32).tiny) * 1024
-"""Rows that are smaller everywhere become zeros: their scale would be no normal number."""
+"""Rows whose values are all smaller become zeros: their scale would not be a normal number."""
 
 
 class Quantization(Protocol):

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from .job import MergeJob
 
 VERSION = 1
-"""Of merge.json."""
+"""The version of merge.json."""
 
 SAMPLES, SAMPLE_BYTES = 32, 4096
-"""Places of a checkpoint's weights, evenly spread, and bytes of each, by which it is told from another."""
+"""Number of evenly spread places in a checkpoint's weights, and bytes of each, that identify it."""
 
 Trained: TypeAlias = "TrainedAdapters | TrainedWeights"
 

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from ..checkpoints.full import TrainedWeights
 
 WHOLE = 1 << 21
-"""Elements of a tensor that is compared whole; of a larger one rows are."""
+"""The most elements of a tensor that is compared whole; of a larger one only rows are compared."""
 ROWS = 256
 FEWEST_ROWS = 8
 """Rows that are compared of a large tensor: ROWS, or as many as have WHOLE elements, or FEWEST_ROWS."""
 STRATA = 64
-"""Equal parts of a large tensor, each of which gives some neighboring rows: where there are as many, a wrong
-block of rows of 1/32 of the tensor or more is always seen."""
+"""Number of equal parts of a large tensor; each gives some adjacent rows. With this many parts, a wrong block
+of 1/32 of the tensor or more is always found."""
 BLOCK_ELEMENTS = 1 << 20
-"""Elements that are worked on at a time; each takes some ten numbers of 8 bytes."""
+"""Elements that are processed at a time; each takes about ten numbers of 8 bytes."""
 
 
 @dataclass(frozen=True)

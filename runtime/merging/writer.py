@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from .quantized import Quantization
 
 COPY_BYTES = 1 << 23
-"""Of a tensor that stays as it is, at a time."""
+"""Bytes of an unchanged tensor that are copied at a time."""
 RELEASE_BYTES = 1 << 27
-"""Of a tensor that was written, after which the system may take back the memory of what was read."""
+"""Written bytes of a tensor after which the system may reclaim the memory of what was read."""
 FLUSH_BYTES = 1 << 28
-"""Of a file, that go to its disk together."""
+"""Bytes of a file that are flushed to its disk together."""
 WORKERS = min(8, os.cpu_count() or 1)
 AHEAD = 2 * WORKERS + 2
-"""Blocks that are made, or being made, before they are written."""
+"""Number of blocks that may be computed before they are written."""
 
 Chunk = memoryview | np.ndarray
 
@@ -321,7 +321,7 @@ class _Feed:
 
 
 PACE_SECONDS = 1.5
-"""That each kind of work is measured for."""
+"""Seconds for which each kind of work is measured."""
 
 
 def estimated_seconds(plan: MergePlan, base: HFCheckpoint, quantization: Quantization | None) -> float:

@@ -16,7 +16,7 @@ from .headers import FLOATING
 
 CONFIG = "config.json"
 EMBEDDING = "embed_tokens.weight"
-"""The text tensor that every family has; what stands before it is the checkpoint's prefix."""
+"""The text tensor that every family has; the checkpoint's prefix comes before it."""
 HEAD = "lm_head.weight"
 ORIGINAL = "quantized checkpoints cannot be trained or merged; use the original one"
 ONE_CHECKPOINT = f"{CONFIG} and the weights must be of one checkpoint"

@@ -27,7 +27,7 @@ from .safetensors_files import DTYPES
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_JSON = 1 << 26
-"""Bytes of config.json and of the index; a megabyte or two are usual."""
+"""The most bytes of config.json and of the index; a megabyte or two are usual."""
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 
 Known = TypeVar("Known")

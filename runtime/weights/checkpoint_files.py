@@ -13,7 +13,7 @@ from ..errors import UserError
 from .contradictions import AGAIN
 
 SIDE_FOLDERS = ("additional_chat_templates",)
-"""Folders of a checkpoint that belong to it; there are no others."""
+"""The only subfolders that belong to a checkpoint."""
 
 
 class Files(Protocol):

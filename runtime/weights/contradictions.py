@@ -32,7 +32,7 @@ AXES: Mapping[str, Sequence[Sequence[Sequence[str]]]] = {
     "norm": (HIDDEN,),
     "layernorm": (HIDDEN,),
 }
-"""By the last part of a module's name, for each axis of its weight: config keys whose product it may be."""
+"""By the last part of a module's name, for each axis of its weight: config keys whose product may be it."""
 
 LAYER = re.compile(r"layers\.(\d{1,9})\.")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .checkpoint import HFCheckpoint
 
 BLOCK_ROWS = 4096
-"""That are added up at a time."""
+"""Number of rows that are summed at a time."""
 
 
 def with_vocabulary(config: Mapping[str, Any], rows: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ ITEM_BYTES: dict[str, int] = {
 FLOATING = ("F64", "F32", "F16", "BF16")
 
 MOST_AXES = 32
-"""Of an array, as NumPy has them."""
+"""The most axes of an array, NumPy's limit."""
 
 
 View = Callable[[str, int, int], memoryview]
@@ -112,11 +112,11 @@ def misplaced(tensors: Mapping[str, Tensor], start: int, size: int) -> str | Non
 
 
 MAX_HEADER = 100_000_000
-"""Bytes; the limit that the safetensors library sets."""
+"""The most bytes of a header: the safetensors library's limit."""
 HEAD = 1 << 20
-"""Bytes that are read of a file at first: most headers are shorter, and take one request."""
+"""Bytes that are read of a file at first: most headers are shorter, and need only one request."""
 KIND = 512
-"""Bytes that tell what a file is."""
+"""Number of first bytes that show a file's kind."""
 
 
 @dataclass(frozen=True)

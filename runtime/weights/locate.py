@@ -18,10 +18,10 @@ from ..settings import ModelSettings
 from .checkpoint import HFCheckpoint
 
 DOWNLOAD = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README.md")
-"""What is downloaded of a repository."""
+"""The files to download from a repository."""
 
 VERSIONS = ("generation", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
-"""By what file systems of fsspec tell that a file was written anew; the first that one has is taken."""
+"""Entries by which fsspec's file systems show that a file was rewritten; the first that exists is used."""
 
 
 def locate_model(model: ModelSettings, override: Path | str | None = None) -> Path:

@@ -28,13 +28,13 @@ METHOD = "mxfp4"
 """The `quant_method` of config.json."""
 BLOCKS, SCALES = "_blocks", "_scales"
 GROUP = 32
-"""Numbers with one scale."""
+"""Number of values that share a scale."""
 STRIPE = 8
-"""Groups that are decoded at a time: what is to be transposed stays in a core's cache."""
+"""Groups that are decoded at a time: the data to transpose stays in a core's cache."""
 BIAS = 127
-"""Of a scale's exponent."""
+"""The bias of a scale's exponent."""
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""By the lower three bits of a number; the fourth is its sign."""
+"""Values by the lower three bits of a number; the fourth bit is the sign."""
 
 One = TypeVar("One", bound=Stored)
 Shape = tuple[int, ...]
