@@ -62,7 +62,7 @@ def folder(text: str) -> Path:
 
 
 def protocol_of(address: str) -> str:
-    """ "gs" for "gs://bucket/folder"."""
+    """Return an address's protocol: "gs" for "gs://bucket/folder"."""
     return address.partition("://")[0]
 
 

@@ -22,7 +22,7 @@ _active: Interrupts | None = None
 
 
 class Interrupted(BaseException):
-    """The script has to end because of a signal. It is no Exception, so that no library catches it.
+    """The script has to end because of a signal. It does not derive from Exception, lest libraries catch it.
 
     Attributes:
         signum: the signal.
@@ -159,5 +159,5 @@ def held() -> Iterator[None]:
 
 
 def name_of(signum: int) -> str:
-    """ "SIGTERM" for 15."""
+    """Return a signal's name: "SIGTERM" for 15."""
     return signal.Signals(signum).name

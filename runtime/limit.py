@@ -14,7 +14,7 @@ MATCH_SECONDS = 60.0
 
 
 class TooLong(BaseException):
-    """The time is over. It is no Exception, so `except Exception` does not catch it."""
+    """The time is over. `except Exception` does not catch it."""
 
 
 @contextmanager

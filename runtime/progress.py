@@ -109,7 +109,7 @@ def each(label: str, items: Sequence[Item]) -> Iterator[Item]:
 
 
 def duration(seconds: float) -> str:
-    """ "42 s", "3 min 05 s" or "2 h 10 min"."""
+    """Format a duration as "42 s", "3 min 05 s" or "2 h 10 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -178,7 +178,7 @@ class Renderer:
     def _rendered(self, messages: Messages, tools: Tools, completion_start: int | None) -> Rendered:
         chosen = self.chosen(messages, completion_start)
         muted = [turn for turn in chosen if messages[turn].get("weight") == 0]
-        stretches = 1  # only messages with learned content
+        stretches = 1  # the number of learned stretches
         if self._loss_on == "all":
             text = self._template.render(messages, tools)
             made = Rendered(text, ((0, len(text)),))

@@ -154,7 +154,7 @@ def peft_pattern(given: Mapping[str, Value], wanted: Mapping[str, Value], defaul
 
 
 def _pattern(name: str) -> str:
-    """Return a full name as an expression, in which a parameter's own name is optional."""
+    """Return a full name as a regular expression, in which a parameter's own name is optional."""
     module = name.removesuffix(WEIGHT)
     return re.escape(module) + ("" if module == name else rf"({re.escape(WEIGHT)})?")
 
