@@ -22,7 +22,7 @@ _active: Interrupts | None = None
 
 
 class Interrupted(BaseException):
-    """The script has to end because of a signal. It does not derive from Exception, lest libraries catch it.
+    """The script has to end because of a signal. A BaseException, so that no library catches it.
 
     Attributes:
         signum: the signal.
