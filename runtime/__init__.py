@@ -1,4 +1,4 @@
-"""What an artifact's scripts run on; a script whose packages are not installed ends in a sentence."""
+"""The package that an artifact's scripts run on; missing packages end a script with a sentence."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from types import TracebackType
 
 
 def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Of a package that a script's requirements bring, how to install them; else what Python shows."""
+    """Explain how to install a missing package of the script's requirements; else show Python's error."""
     script = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
     names = (f"requirements-{script.stem.removeprefix('train_')}.txt", "requirements-train.txt")
     wanted = next((name for name in names if (script.parent / name).is_file()), None)

@@ -1,4 +1,4 @@
-"""Paths and addresses: what stands before "://", and what a file system's refusal means for the user."""
+"""Paths and addresses: what comes before "://", and what a file system's error means for the user."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGES = {
     **{"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "abfs": "adlfs", "az": "adlfs"},
     **{"http": "aiohttp requests", "https": "aiohttp requests"},
 }
-"""What fsspec opens an address's protocol with."""
+"""The package with which fsspec opens an address, by protocol."""
 
 _REFUSED = re.compile(
     r"credential|anonymous|unauthori[sz]ed|forbidden|access denied|permission_denied|\b40[13]\b",
@@ -35,51 +35,51 @@ _PASSING = re.compile(
 )
 
 BREAKS_UPLOADS = ((3, 12, 0), (3, 12, 1))
-"""Versions of Python that end with a segmentation fault while gcsfs uploads: they may collect a buffer that a
+"""Versions of Python that crash with a segmentation fault while gcsfs uploads: they may free a buffer that a
 BytesIO still lends (https://github.com/python/cpython/issues/111211)."""
 
 PIECE = 1 << 24
 """Bytes of one ranged read."""
 AT_ONCE = 8
-"""Ranged reads that a file system may have under way together."""
+"""Number of ranged reads that a file system may run in parallel."""
 
 
 def is_address(text: str | Path) -> bool:
-    """Whether something is meant for fsspec, rather than a path on this machine."""
+    """Return whether a value is an address for fsspec rather than a path on this machine."""
     return "://" in str(text)
 
 
 def folder_or_address(text: str) -> Path | str:
-    """An argument of a script: a folder, or an address as it stands."""
+    """Parse an argument of a script: a folder, or an unchanged address."""
     return text if is_address(text) else Path(text)
 
 
 def folder(text: str) -> Path:
-    """An argument of a script: a folder of this machine, which an address is not."""
+    """Parse an argument of a script: a folder of this machine, not an address."""
     if is_address(text):
         raise argparse.ArgumentTypeError(f"{text} is an address, and this is a folder of this machine")
     return Path(text)
 
 
 def protocol_of(address: str) -> str:
-    """ "gs" for "gs://bucket/folder"."""
+    """Return an address's protocol: "gs" for "gs://bucket/folder"."""
     return address.partition("://")[0]
 
 
 def read_by_orbax(directory: str | Path) -> bool:
-    """Whether Orbax reads and writes checkpoints at an address itself.
+    """Return whether Orbax itself reads and writes checkpoints at an address.
 
-    A bucket has no renames: there a step has its name from the beginning, and its last file says that it is
-    whole (`manifest.COMMITTED`).
+    A bucket has no renames: a step has its final name from the beginning, and its last file marks it as
+    complete (`manifest.COMMITTED`).
     """
     return protocol_of(str(directory)) == "gs"
 
 
 def check_uploads(*addresses: str | Path | None) -> None:
-    """Refuses addresses that this version of Python cannot write to; paths of this machine pass, and None.
+    """Refuse addresses that this version of Python cannot write to; local paths and None are accepted.
 
     Raises:
-        UserError: naming the first of them.
+        UserError: naming the first such address.
     """
     version = sys.version_info[:3]
     for address in addresses:
@@ -92,9 +92,9 @@ def check_uploads(*addresses: str | Path | None) -> None:
 
 
 def path_of(directory: str | Path) -> Any:
-    """A folder as etils.epath has it.
+    """Return a folder as etils.epath's path.
 
-    Of a bucket no listing is kept: tensorstore and other hosts write there too, without gcsfs knowing.
+    Listings of a bucket are not cached: tensorstore and other hosts also write there, unknown to gcsfs.
     """
     from etils import epath
 
@@ -108,18 +108,18 @@ def path_of(directory: str | Path) -> Any:
 
 @contextmanager
 def reached(directory: str | Path, done: str = "read") -> Iterator[None]:
-    """Within it, what the file system of an address raises becomes an error of the user.
+    """Turn errors of an address's file system within the block into errors for the user.
 
-    That something to be read is missing passes, and so does what this machine's file systems raise.
+    Errors for missing files pass unchanged, and so do errors of this machine's file systems.
 
     Args:
-        done: as of `failed`.
+        done: as in `failed`.
     """
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # of whatever library the address belongs to
+    except Exception as error:  # an error of any library behind the address
         missing = isinstance(error, FileNotFoundError) and done == "read"
         if missing or not is_address(directory):
             raise
@@ -127,17 +127,17 @@ def reached(directory: str | Path, done: str = "read") -> Iterator[None]:
 
 
 def write_whole(directory: str | Path, name: str, content: bytes) -> None:
-    """Writes a file into a folder, whole or not at all; the folder is created.
+    """Write a file into a folder, completely or not at all; create the folder.
 
     Raises:
         UserError: when an address cannot be written.
-        OSError: when a folder of this machine cannot.
+        OSError: when a folder of this machine cannot be written.
     """
     target = path_of(directory)
     with reached(directory, "written"):
         target.mkdir(parents=True, exist_ok=True)
         if is_address(directory):
-            (target / name).write_bytes(content)  # an object is there once its upload has ended
+            (target / name).write_bytes(content)  # an object exists only after its upload has ended
             return
         temporary = target / f".{name}.partial"
         temporary.write_bytes(content)
@@ -145,11 +145,10 @@ def write_whole(directory: str | Path, name: str, content: bytes) -> None:
 
 
 def open_address(address: str | Path) -> Path | tuple[Any, str]:
-    """A path on this machine, or fsspec's file system of an address and the path on it.
+    """Return a path on this machine, or fsspec's file system of an address and the path on it.
 
     Raises:
-        UserError: when no file system is known for the address, what opens it is not installed, or access
-            is refused.
+        UserError: when no file system is known for the address, its package is missing, or access is refused.
     """
     if not is_address(address):
         return Path(address).expanduser()
@@ -158,7 +157,7 @@ def open_address(address: str | Path) -> Path | tuple[Any, str]:
     _silence()
     try:
         system, root = url_to_fs(str(address))
-    except Exception as error:  # of whatever library the protocol belongs to
+    except Exception as error:  # an error of any library behind the protocol
         raise failed(str(address), "opened", error) from error
     if is_local(system):
         return Path(root)
@@ -166,27 +165,27 @@ def open_address(address: str | Path) -> Path | tuple[Any, str]:
 
 
 def _silence() -> None:
-    """Keeps gcsfs from logging tracebacks of requests that failed: what failed is told once, as an error."""
+    """Keep gcsfs from logging tracebacks of failed requests: failures are reported once, as errors."""
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
 
 def is_local(system: Any) -> bool:
-    """Whether a file system's paths are those of this machine."""
+    """Return whether a file system's paths are those of this machine."""
     protocol = system.protocol
     return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
 
 
 def failed(address: str, done: str, error: Exception) -> UserError:
-    """What an exception of a file system means for the user.
+    """Explain a file system's exception to the user.
 
     Args:
-        done: what cannot be done with it: "opened", "read", "written" or "copied".
+        done: what failed: "opened", "read", "written" or "copied".
     """
     found = unavailable(address, error, "write" if done == "written" else "read")
     if found is not None:
         return found
     which = "" if isinstance(error, (OSError, ValueError, EOFError)) else f"{type(error).__name__}: "
-    # Of what is missing, file systems give the path or a request's address at best.
+    # For missing files, file systems give at best the path or a request's address.
     missing = isinstance(error, FileNotFoundError)
     reason = "no such file, folder or bucket" if missing else f"{which}{first_line(error)}"
     again = "its store did not answer as it should: try again in a while"
@@ -195,7 +194,7 @@ def failed(address: str, done: str, error: Exception) -> UserError:
 
 
 def passing(error: BaseException) -> bool:
-    """Whether what a store's library raised may be over soon: it was busy, or could not be reached."""
+    """Return whether a store's error may be temporary: the store was busy, or could not be reached."""
     kinds = " ".join(kind.__name__ for kind in type(error).__mro__)
     return isinstance(error, (ConnectionError, TimeoutError)) or bool(
         _PASSING.search(f"{kinds} {first_line(error)}")
@@ -203,10 +202,10 @@ def passing(error: BaseException) -> bool:
 
 
 def unavailable(address: str, error: Exception, act: str = "read") -> UserError | None:
-    """The error where a package is missing or access is refused; None for another reason.
+    """Return the error for a missing package or refused access; None for another reason.
 
     Args:
-        act: what was tried, "read" or "write".
+        act: the attempted action, "read" or "write".
     """
     reason = first_line(error)
     if isinstance(error, ImportError):
@@ -220,7 +219,7 @@ def unavailable(address: str, error: Exception, act: str = "read") -> UserError 
 
 
 def read_range(system: Any, path: str, start: int, end: int) -> bytearray:
-    """Bytes [start:end) of a file, in pieces that are read side by side where the file system can.
+    """Read the bytes [start:end) of a file, in parallel pieces if the file system supports it.
 
     Raises:
         EOFError: when the file ends before `end`.
@@ -238,5 +237,5 @@ def read_range(system: Any, path: str, start: int, end: int) -> bytearray:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception's message, its first line."""
+    """Return the first line of an exception's message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,9 +1,9 @@
-"""The persistent compilation cache: a program that was compiled once is read back, not compiled again.
+"""The persistent compilation cache: a program that was compiled once is read back instead of compiled.
 
-jax keys an entry by what the executable depends on: the program (with shapes and shardings, without
-names and source lines), the versions of jax and of the backend's compiler, compile options and XLA flags, the
-kind and number of devices and their topology. So a cache may be shared by recipes and moved, and an entry
-never has to be thrown away by hand.
+jax's cache keys cover everything that the executable depends on: the program (with shapes and shardings,
+without names and source lines), the versions of jax and of the backend's compiler, compile options and XLA
+flags, the kind and number of devices and their topology. So recipes can share a cache, a cache can be moved,
+and entries never have to be removed by hand.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 FOLDER = "xla"
-"""Of a cache directory; tokenized data lies beside it."""
+"""The subfolder of a cache directory; tokenized data is next to it."""
 
 
 def cache_directory(cache: str | None, output: Path) -> str | None:
-    """Where caches go: an absolute local path, a gs:// address, or None for nowhere.
+    """Return the place of caches: an absolute local path, a gs:// address, or None for nowhere.
 
     Args:
         cache: the recipe's cache.directory; a relative one is relative to `output`.
@@ -28,9 +28,9 @@ def cache_directory(cache: str | None, output: Path) -> str | None:
 
 
 def keep_compiled(directory: str | None) -> None:
-    """Keeps compiled programs under DIRECTORY/xla from here on. Nothing happens for None.
+    """Cache programs compiled from now on under DIRECTORY/xla. None does nothing.
 
-    A cache that cannot be read or written costs time and never stops a run: jax warns and compiles.
+    An unreadable or unwritable cache costs time but never stops a run: jax warns and compiles.
     """
     if directory is None:
         return
@@ -41,11 +41,11 @@ def keep_compiled(directory: str | None) -> None:
         print(f"note: {folder} cannot be written: programs are compiled anew in every run", file=sys.stderr)
         return
     jax.config.update("jax_compilation_cache_dir", folder)
-    # jax keeps what took a second and more; a run of small programs would keep nothing.
+    # By default jax keeps only what took a second or more to compile: small programs would not be kept.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_raise_persistent_cache_errors", False)
-    # XLA's own caches are for GPUs, and their path would be part of every key: a copied cache were none.
+    # XLA's own caches are for GPUs, and put their path into every key: a copied cache would not be used.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 
 

@@ -1,4 +1,4 @@
-"""Paths that are no files: what waits for them waits for ever. The standard library alone."""
+"""Detect paths that are not files, whose reader would wait forever. Only the standard library."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ INTO_A_FILE = "write what comes out of it into a file, and name that"
 
 
 def is_endless(path: str | Path) -> bool:
-    """Whether a path is a pipe, a device or the like, which may be waited for or read for ever."""
+    """Return whether a path is a pipe, a device or the like, which may block or never end."""
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 def check_ends(path: str | Path, name: str) -> None:
-    """Refuses what `is_endless`, before it is opened.
+    """Refuse a path that `is_endless`, before it is opened.
 
     Raises:
-        UserError: with `name` for the file, and the way out.
+        UserError: with `name` for the file, and advice.
     """
     if is_endless(path):
         raise UserError(f"{name} {ENDLESS}", INTO_A_FILE)

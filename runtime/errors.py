@@ -1,4 +1,4 @@
-"""Errors that a user can act on, and how a script reports them."""
+"""Errors that a user can act on, and how scripts report them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable
 from typing import TextIO
 
 PASSING = 75
-"""The exit status where nothing has to be mended, and what started the script may start it again: EX_TEMPFAIL
-of sysexits.h. Another process of the run is gone, or a store did not answer for long."""
+"""The exit status if nothing has to be fixed and the script may be started again: EX_TEMPFAIL of sysexits.h.
+Another process of the run ended, or a store did not answer for a long time."""
 
 
 UNREADABLE = "is it a file that this account may read, on a disk that works?"
-"""The help where the operating system reads a file no further."""
+"""The help if the operating system fails to read a file further."""
 
 
 class UserError(Exception):
-    """Something that the user can put right: a file, a flag, a device.
+    """A problem that the user can fix: a file, a flag, a device.
 
     Attributes:
-        message: one sentence that names the thing.
+        message: one sentence that names the problem.
         help: what to do about it, or None.
-        exit_status: of a script that it ends: 1, or PASSING.
+        exit_status: the exit status of a script that it ends: 1, or PASSING.
     """
 
     def __init__(self, message: str, help: str | None = None, exit_status: int = 1) -> None:
@@ -32,20 +32,20 @@ class UserError(Exception):
 
 
 class Spoiled(UserError):
-    """An input that is damaged, or holds no usable numbers: nothing that was made of it counts."""
+    """A damaged input, or one without usable numbers: everything made from it is invalid."""
 
 
 def report(error: UserError) -> None:
-    """Writes an error to stderr, in the form of the compiler's diagnostics."""
+    """Write an error to stderr, in the form of the compiler's diagnostics."""
     say(f"error: {printable(error.message)}")
     if error.help:
         say(f"  = help: {printable(error.help)}")
 
 
 def say(text: str, out: TextIO | None = None) -> None:
-    """Writes a line to stderr, or to `out`, in one piece.
+    """Write a line to stderr, or to `out`, in one piece.
 
-    print() writes the line's end by itself, and what another thread says may come between.
+    print() writes the line's end separately, so another thread's output may come in between.
     """
     stream = out or sys.stderr
     if stream is not None:
@@ -54,14 +54,14 @@ def say(text: str, out: TextIO | None = None) -> None:
 
 
 def printable(text: str) -> str:
-    """The text without what could steer a terminal: names of files may hold anything."""
+    """Return the text without terminal control characters: file names may contain anything."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def guarded(main: Callable[[], int]) -> int:
-    """Runs a script's main function; a UserError becomes a message and its exit status.
+    """Run a script's main function; turn a UserError into a message and its exit status.
 
-    So does a module of the runtime that is asked for and not there: an artifact has what its recipe needs.
+    A missing module of the runtime is reported likewise: an artifact has only what its recipe needs.
     """
     try:
         return main()

@@ -1,4 +1,4 @@
-"""Work on a pool of threads whose results come in the order of the work, never more than so much ahead."""
+"""Run work on a thread pool, with results in the order of the work and a bounded lead."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 def in_order(
     pool: ThreadPoolExecutor, jobs: Iterable[tuple[K, Callable[[], T]]], ahead: int
 ) -> Iterator[tuple[K, T]]:
-    """Runs labeled jobs, and gives each label with its job's result.
+    """Run labeled jobs, and yield each label with its job's result.
 
     Args:
-        ahead: jobs that are done, or being done, before the result of the first is taken.
+        ahead: number of jobs that may run or finish before the first result is taken.
     """
     running: deque[tuple[K, Future[T]]] = deque()
     try:
@@ -37,7 +37,7 @@ def in_order(
 
 
 def _next(running: deque[tuple[K, Future[T]]]) -> tuple[K, T]:
-    """Waits for the first job's result, and takes it out."""
+    """Wait for the first job's result, and remove it."""
     label, future = running.popleft()
     with held():
         return label, future.result()

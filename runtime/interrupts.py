@@ -1,4 +1,4 @@
-"""Ctrl-C and termination: a script stops where nothing is torn apart, and says what it kept."""
+"""Handle Ctrl-C and termination: a script stops at a safe place, and says what it kept."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
 _active: Interrupts | None = None
-"""What handles the process's signals."""
+"""The current handler of the process's signals."""
 
 
 class Interrupted(BaseException):
-    """The script is to end because of a signal. No Exception, so that no library swallows it.
+    """The script has to end because of a signal. A BaseException, so that no library catches it.
 
     Attributes:
         signum: the signal.
@@ -34,20 +34,20 @@ class Interrupted(BaseException):
 
 
 class Interrupts:
-    """Handles SIGINT and SIGTERM within a `with` block.
+    """Handle SIGINT and SIGTERM within a `with` block.
 
-    Outside `deferred` work the first signal raises Interrupted at once, or at the end of what is `held`;
-    while work is deferred it is only noted in `requested`. A second one ends the process on the spot,
-    whatever it is doing: a thread of its own watches for signals, for the main thread may be in a compilation
-    or waiting for a device.
+    Outside `deferred` work the first signal raises Interrupted at once, or at the end of a `held` block.
+    During deferred work it is only recorded in `requested`. A second signal ends the process at once, at any
+    place: a separate thread watches for signals, because the main thread may be compiling or waiting for a
+    device.
 
     Args:
-        farewell: the line to print when the process ends on the spot, from the signal's number.
-        handled: the signals; others keep their effect.
+        farewell: returns the line to print when the process ends at once, from the signal's number.
+        handled: the signals to handle; others keep their effect.
 
     Attributes:
-        announced: a notice has sent the first signal: the one that follows, when the machine is shut down, is
-            no second wish, and leaves the run the time that it has to save.
+        announced: a notice sent the first signal. The signal at the machine's shutdown then does not count as
+            a second one, so that the run has its remaining time to save.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Interrupts:
             receiving.close()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        """Runs in the main thread, as soon as Python code runs there."""
+        """Handle a signal in the main thread, as soon as Python code runs there."""
         first = self.requested is None
         self.requested = signum
         if first and not self._held:
@@ -106,12 +106,12 @@ class Interrupts:
             raise Interrupted(self.requested)
 
     def _unraisable(self, args: Any) -> None:
-        """Tells of an exception that Python cannot raise; not of a signal's, which `held` raises again."""
+        """Report an exception that Python cannot raise, except a signal's, which `held` raises again."""
         if not issubclass(args.exc_type, Interrupted):
             self._previous_hook(args)
 
     def _watch(self, receiving: socket.socket) -> None:
-        """Runs beside the main thread; the system writes the number of each signal into the socket."""
+        """Watch for signals next to the main thread; the system writes each number into the socket."""
         seen = 0
         while data := receiving.recv(1):
             if data[0] not in self._handled:
@@ -133,14 +133,14 @@ class Interrupts:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Lets a signal that comes within the block take effect at its end.
+    """Delay the effect of a signal within the block until the block ends.
 
-    For what the main thread shares with others. Python raises a handler's exception after any call, those
-    within threading and queue among them: a lock then stays taken, or a notice goes to a thread that has had
-    one (Condition.notify, interrupted after it has released a waiter, releases the same one the next time),
-    and what joins the thread that waits for it never returns.
+    Use it for objects that the main thread shares with other threads. Python raises a handler's exception
+    after any call, also within threading and queue. Then a lock may stay taken, or a notification may go to a
+    thread that already had one (an interrupted Condition.notify releases the same waiter again next time).
+    Whatever joins the waiting thread would then never return.
 
-    The block is short, or ends by itself; a second signal ends the process within it, too.
+    The block must be short, or end by itself; a second signal ends the process within it, too.
     """
     interrupts = _active
     if interrupts is None or interrupts._held or threading.current_thread() is not threading.main_thread():
@@ -152,12 +152,12 @@ def held() -> Iterator[None]:
         yield
     finally:
         interrupts._held = False
-    # A signal before this block has taken effect, and this is how the work is put away; unless its exception
-    # was lost, as those raised within a weak reference's callback are.
+    # A signal from before this block has already taken effect, and this is the cleanup, unless its exception
+    # was lost, as exceptions within a weak reference's callback are.
     if before is None or sys.exc_info()[1] is None:
         interrupts._take_effect()
 
 
 def name_of(signum: int) -> str:
-    """ "SIGTERM" for 15."""
+    """Return a signal's name: "SIGTERM" for 15."""
     return signal.Signals(signum).name

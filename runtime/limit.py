@@ -1,4 +1,4 @@
-"""An end to what may take for ever: regular expressions and templates that somebody else wrote."""
+"""A time limit for regular expressions and templates that come from other people."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from contextlib import contextmanager
 from types import FrameType
 
 MATCH_SECONDS = 60.0
-"""That expressions may take on the names of a model's projections."""
+"""Time limit of expressions on the names of a model's projections."""
 
 
 class TooLong(BaseException):
-    """The time is over. No `except Exception` on the way holds it up."""
+    """The time is over. `except Exception` does not catch it."""
 
 
 @contextmanager
 def limit(seconds: float) -> Iterator[None]:
-    """Ends the block after a time: Python and its engine of regular expressions let signals in.
+    """End the block after a time: Python and its regular expression engine react to signals.
 
-    In the main thread alone: elsewhere the block is not ended. A timer that runs already goes on behind it.
+    It works only in the main thread. A timer that is already running continues after the block.
 
     Raises:
         TooLong: the block took longer.

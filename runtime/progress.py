@@ -1,4 +1,4 @@
-"""One line on stderr that says how far a long job is and how long it still takes."""
+"""Show on one line of stderr how far a long job is and how long it will still take."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ QUIET_SECONDS = 2.0
 """A job that ends within this time prints nothing."""
 
 silent = False
-"""Whether no job says how far it is; set by whoever was asked to be quiet."""
+"""Whether progress lines are off; set by programs that are asked to be quiet."""
 
 FORESEEABLE = 0.05
-"""Share of the work from which on its pace says how long the rest takes."""
+"""The share of the work after which its pace predicts the remaining time."""
 
 
 class Progress:
-    """Counts work done; on a terminal it redraws one line, elsewhere it prints one now and then.
+    """Count work done: redraw one line on a terminal; elsewhere print a line now and then.
 
     Args:
-        label: what is going on, e.g. "merging".
-        total: of the work, in any unit; None when it is not known, and then what is done is told.
-        unit: of the work, for a total that is not known; of "B" (bytes) the pace is told as well.
-        interval: seconds between lines where stderr is no terminal.
+        label: the name of the job, e.g. "merging".
+        total: total work in any unit; None if unknown, and then the work done is shown.
+        unit: unit of the work if the total is unknown; "B" (bytes) also shows the pace.
+        interval: seconds between lines if stderr is no terminal.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class Progress:
             print(file=self.stream)
 
     def skip(self, amount: float) -> None:
-        """Takes off work that need not be done."""
+        """Subtract work that need not be done."""
         if self.total is not None:
             self.total -= amount
 
     def advance(self, amount: float) -> None:
-        """Adds to the work done."""
+        """Add to the work done."""
         self.done += amount
         now = time.monotonic()
         if silent or now < self.next or self.total == 0:
             return
         if not self.shown and self.total is not None and self.done >= self.total:
-            return  # the last piece was most of the work: there is nothing left to wait for
+            return  # the last piece was most of the work: nothing is left to wait for
         self.next = now + self.interval
         self.shown = True
         line = f"{self.label}: {self._state(now)}"
@@ -85,7 +85,7 @@ class Progress:
         self.stream.flush()
 
     def _redrawn(self, line: str) -> str:
-        """The line over the last one, within the terminal's width: a wrapped one cannot be redrawn."""
+        """Redraw the line within the terminal's width, because a wrapped line cannot be redrawn."""
         line = line[: max(shutil.get_terminal_size().columns - 1, 20)]
         before, self.drawn = self.drawn, len(line)
         return f"\r{line:<{before}}"
@@ -101,7 +101,7 @@ class Progress:
 
 
 def each(label: str, items: Sequence[Item]) -> Iterator[Item]:
-    """The items, each counted as done when the next one is asked for."""
+    """Yield the items; each counts as done when the next one is requested."""
     with Progress(label, len(items)) as progress:
         for item in items:
             yield item
@@ -109,7 +109,7 @@ def each(label: str, items: Sequence[Item]) -> Iterator[Item]:
 
 
 def duration(seconds: float) -> str:
-    """ "42 s", "3 min 05 s" or "2 h 10 min"."""
+    """Format a duration as "42 s", "3 min 05 s" or "2 h 10 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -119,5 +119,5 @@ def duration(seconds: float) -> str:
 
 
 def readable_size(size: int, space: str = "") -> str:
-    """Bytes as "62.5GB" or "4.1MB"; `space` stands before the unit."""
+    """Format bytes as "62.5GB" or "4.1MB"; `space` comes before the unit."""
     return f"{size / 1e9:.1f}{space}GB" if size >= 10**9 else f"{size / 1e6:.1f}{space}MB"

@@ -1,7 +1,7 @@
 """The values of a recipe that a generated script hands to the runtime.
 
-Generated scripts state these as constants, with the fields in this order, so they hold plain values alone and
-importing them needs neither jax nor numpy. A default is the language's own, where there is one.
+Generated scripts write these as constants, with the fields in this order. So they hold only plain values, and
+importing them needs neither jax nor numpy. A default is the recipe language's own, if it has one.
 `LoraSettings` is in runtime.model.adapters.
 """
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """The `model` section of a recipe, and what training does with the model.
+    """The `model` section of a recipe, and the model's settings for training.
 
     Attributes:
         id: Hugging Face id, or a directory.
         revision: git revision of the Hugging Face repository, None for its default.
         tokenizer: Hugging Face id or directory of another tokenizer, None for the model's.
-        add_tokens: special tokens that the tokenizer gets, each with the token it replaces, or None.
-        vocab_size: rows of the embedding and the head, None for those that the checkpoint has.
+        add_tokens: special tokens to add to the tokenizer, each with the token it replaces, or None.
+        vocab_size: rows of the embedding and the head, None for the checkpoint's number.
         family: name of one of runtime.model.families.FAMILIES.
         dtype: "bfloat16" or "float32", of the base weights and of the computation.
         attention: "dot" or "splash".
         attention_block: tokens of splash's largest block, None for attention.MOST.
-        remat: what is recomputed in the backward pass: the name of one of runtime.model.remat.POLICIES.
+        remat: what the backward pass recomputes: the name of one of runtime.model.remat.POLICIES.
     """
 
     id: str
@@ -49,15 +49,15 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class MeshSettings:
-    """The devices, and how they are laid out.
+    """The devices and their layout.
 
     Attributes:
         platform: "tpu", or "cpu" for virtual devices.
-        devices: how many there must be, on all hosts together.
+        devices: the required number, on all hosts together.
         axes: size of each mesh axis in order: rows are split over "dcn" and "fsdp", tokens over "cp", weights
             over "fsdp" and "cp", heads and features over "tp".
-        hosts: machines, of which each runs one process of the script.
-        flags: of libtpu, "--name=value".
+        hosts: number of machines; each runs one process of the script.
+        flags: flags of libtpu, "--name=value".
     """
 
     platform: str
@@ -68,7 +68,7 @@ class MeshSettings:
 
     @property
     def data_parallel(self) -> int:
-        """Devices among which the rows of a micro-batch are split."""
+        """Return the number of devices among which the rows of a micro-batch are split."""
         return data_parallel(self.axes)
 
 
@@ -80,10 +80,10 @@ class Source:
         path: a file or folder, relative to --data-dir; gs:// or another address that fsspec opens;
             hf://OWNER/NAME for a data set of the Hugging Face hub.
         weight: how often its samples are drawn, relative to the other sources.
-        split: of a Hugging Face data set, such as "train[:10%]"; None takes "train".
+        split: split of a Hugging Face data set, such as "train[:10%]"; None takes "train".
         config: configuration (subset) of a Hugging Face data set, None for its default.
-        limit: only its first so many rows are taken, None for all.
-        format, fields, transform, chat_template, loss_on: as of `DataSettings`, whose own hold where they are
+        limit: takes only this many first rows, None for all.
+        format, fields, transform, chat_template, loss_on: as in `DataSettings`, whose own hold if these are
             None.
     """
 
@@ -100,7 +100,7 @@ class Source:
 
 
 OF_A_SOURCE = ("format", "fields", "transform", "chat_template", "loss_on")
-"""What a source may have of its own, in place of the section's."""
+"""Settings that a source may have of its own, instead of the section's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,24 +108,24 @@ class DataSettings:
     """The `data` section of a recipe.
 
     Attributes:
-        train, eval: where the samples come from; a bare text stands for `Source(path)`.
+        train, eval: sources of the samples; a plain string means `Source(path)`.
         eval_fraction: share of the rows of `train` that is held out for evaluation instead of `eval`.
-        eval_seed: of the choice of these rows.
+        eval_seed: seed for the choice of these rows.
         format: "chat", "instruction", "prompt_completion", "text", "preference" or "unpaired_preference".
         fields: name that the project uses -> name in the files.
         transform: "FILE.py:FUNCTION", a row -> row or None, relative to the artifact's folder.
         chat_template: a Jinja template's path or its text, None for the tokenizer's.
         loss_on: "assistant", "last_assistant", "completion" or "all"; or roles of messages.
-        reasoning: "keep", "drop" or "empty" for the assistant's; None leaves it to the template.
+        reasoning: "keep", "drop" or "empty" the assistant's reasoning; None leaves it to the template.
         max_length: tokens of a row; rows are padded to it.
         overlong: "drop", "truncate" or "error".
-        max_invalid_ratio: share of rows that may be unusable before that is an error.
+        max_invalid_ratio: share of unusable rows above which there is an error.
         packing: whether several samples share a row.
-        shuffle_seed: of the samples' order, which differs from epoch to epoch; None keeps the files' order.
-        temperature: T, by which an epoch draws of each source in proportion to its size ** (1 / T); None
+        shuffle_seed: seed of the samples' order, which differs between epochs; None keeps the files' order.
+        temperature: T: an epoch draws from each source in proportion to its size ** (1 / T); None
             draws by the sources' weights.
         curriculum: "length" for the shortest rows first in each epoch; None for the seed's order.
-        stream_window: rows of `train` that are read, and put into order, at once; None reads all first.
+        stream_window: rows of `train` that are read and shuffled at once; None reads all rows first.
     """
 
     train: tuple[str | Source, ...]
@@ -148,7 +148,7 @@ class DataSettings:
     stream_window: int | None = None
 
     def of(self, source: str | Source) -> DataSettings:
-        """The section as it holds for one of its sources."""
+        """Return the section as it applies to one of its sources."""
         if isinstance(source, str):
             return self
         own = {name: getattr(source, name) for name in OF_A_SOURCE}
@@ -156,12 +156,12 @@ class DataSettings:
 
     @property
     def kinds(self) -> tuple[DataSettings, ...]:
-        """The section as it holds for each of its sources; itself where it has none."""
+        """Return the section as it applies to each of its sources; itself if it has no sources."""
         return tuple(self.of(source) for source in (*self.train, *self.eval)) or (self,)
 
     @property
     def formats(self) -> set[str]:
-        """Of all its sources."""
+        """Return the formats of all its sources."""
         return {own.format for own in self.kinds}
 
 
@@ -170,8 +170,8 @@ class EarlyStopping:
     """When a run ends before its last step.
 
     Attributes:
-        patience: evaluations in a row without progress.
-        min_delta: progress is a loss that is lower than the lowest before by more than this.
+        patience: consecutive evaluations without progress before the run ends.
+        min_delta: progress means a loss lower than the previous minimum by more than this.
     """
 
     patience: int
@@ -183,8 +183,8 @@ class SampleSettings:
     """Prompts that are answered at each evaluation.
 
     Attributes:
-        prompts: a file of them, as a path of data is.
-        max_tokens: of an answer.
+        prompts: a file of prompts; its path is like those of data.
+        max_tokens: maximum tokens of an answer.
     """
 
     prompts: str
@@ -197,29 +197,29 @@ class TrainSettings:
 
     Attributes:
         objective: a key of `runtime.training.objectives.OBJECTIVES`.
-        beta: of DPO's, CPO's and KTO's losses, or the weight of ORPO's odds ratio.
-        loss_type: of DPO, CPO and KTO: a key of the objective's `losses`.
-        label_smoothing: the share of preferences that are taken to be mistaken; of sft the share of a target
+        beta: beta of DPO's, CPO's and KTO's losses, or the weight of ORPO's odds ratio.
+        loss_type: for DPO, CPO and KTO: a key of the objective's `losses`.
+        label_smoothing: the assumed share of wrong preferences; for sft the share of a target
             that is spread over the vocabulary.
         z_loss: sft: weight of the squared logsumexp of the logits.
-        neftune_noise_alpha: sft: of the noise on the embeddings; None for none.
+        neftune_noise_alpha: sft: alpha of the noise on the embeddings, or None.
         simpo_gamma: SimPO's margin.
         cpo_alpha: weight of the chosen texts' likelihood in CPO.
-        desirable_weight, undesirable_weight: of KTO's losses of an answer.
+        desirable_weight, undesirable_weight: KTO's weights of the two kinds of answers.
         epochs: passes over the data; None when `steps` is given.
         steps: optimizer steps; None when `epochs` is given.
         global_batch_size: rows of an optimizer step.
         micro_batch_size: rows of one device's forward pass.
         loss_normalization: "tokens" (of the whole step) or "micro_batches" (a mean of means).
-        router_aux_loss_coef: what the load-balancing loss of experts is multiplied by; 0 for none.
+        router_aux_loss_coef: factor of the load-balancing loss of experts; 0 for none.
         eval_every: optimizer steps between evaluations.
         early_stopping: None runs to the last step.
         samples: prompts that are answered at each evaluation, None for none.
-        seed: of the adapters' initialization and of dropout.
+        seed: seed of the adapters' initialization and of dropout.
         log_every: optimizer steps between printed lines.
         tensorboard: whether metrics go to TensorBoard files as well.
-        wandb_project: of Weights & Biases, where they go as well; None for nowhere.
-        mlflow_experiment: of MLflow, where they go as well; None for nowhere.
+        wandb_project: project of Weights & Biases that also gets the metrics, or None.
+        mlflow_experiment: experiment of MLflow that also gets the metrics, or None.
     """
 
     objective: str = "sft"
@@ -248,16 +248,16 @@ class TrainSettings:
     mlflow_experiment: str | None = None
 
     def accumulation_steps(self, data_parallel: int) -> int:
-        """Micro-batches of an optimizer step on `data_parallel` devices."""
+        """Return the micro-batches of an optimizer step on `data_parallel` devices."""
         return self.global_batch_size // (self.micro_batch_size * data_parallel)
 
 
 @dataclass(frozen=True)
 class LocalCheckpointSettings:
-    """Checkpoints on each host's own disk beside the shared ones.
+    """Checkpoints on each host's own disk, in addition to the shared ones.
 
     Attributes:
-        directory: absolute, on every host.
+        directory: an absolute path on every host.
         every_steps: optimizer steps between them.
     """
 
@@ -272,9 +272,9 @@ class CheckpointSettings:
     Attributes:
         directory: gs:// address, or a directory; a relative one is relative to --output.
         every_steps: optimizer steps between checkpoints.
-        keep: newest checkpoints that are kept.
-        keep_best: whether that of the lowest evaluation loss is kept as well.
-        local: others on each host's own disk in between, None for none.
+        keep: number of newest checkpoints to keep.
+        keep_best: whether to keep the one with the lowest evaluation loss as well.
+        local: further checkpoints in between on each host's own disk, or None.
     """
 
     directory: str
@@ -286,7 +286,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What a script that trains states of its recipe.
+    """The part of a recipe that a training script states.
 
     Attributes:
         lora: None for full fine-tuning.

@@ -1,19 +1,19 @@
-"""Data sources to training batches.
+"""The path from data sources to training batches.
 
-sources    each source -> its rows, streamed; what is malformed is counted, with its place
-             (places, files, text_files, column_files, huggingface: whatever they lie in; transform: the
-             user's function; formats, messages, values: what they mean; advice: for columns of other names)
-splits     which of those rows are trained on and which evaluated on
+sources    each source -> its rows, streamed; malformed rows are counted, with their place
+             (places, files, text_files, column_files, huggingface: how rows are stored; transform: the
+             user's function; formats, messages, values: what rows mean; advice: on columns of other names)
+splits     the rows for training and the rows for evaluation
 tokenizer  the checkpoint's tokenizer and the chat template
 template   a conversation -> text, as transformers renders it
-reasoning  what becomes of the assistant's thoughts, before and after it is rendered
-masking    the characters of that text that carry loss
-encoding   text -> tokens and the tokens that are targets; what cannot be used is counted
-tokenizing the same for all rows, in several processes (worker) where there are many
+reasoning  keeps or drops the assistant's reasoning, before and after rendering
+masking    which characters of the rendered text carry loss
+encoding   text -> tokens, and which of them are targets; unusable rows are counted
+tokenizing encoding of all rows, in several processes (worker) if there are many rows
 samples    tokens and targets of all samples, as flat arrays
-cache      those arrays on disk, found by what they were made from
+cache      those arrays on disk, under a key computed from their inputs
 packing    samples -> rows of at most `max_length` tokens
-epochs     the samples that an epoch draws, by the sources' weights, and their rows
-batches    rows -> micro-batches, in an order that depends on the seed and the epoch alone
-prepare    all of it, and the report
+epochs     the samples that an epoch draws by the sources' weights, and the rows that hold them
+batches    rows -> micro-batches, in an order that depends only on the seed and the epoch
+prepare    runs all of these steps and writes the report
 """

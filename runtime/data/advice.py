@@ -1,4 +1,4 @@
-"""What to write in a recipe when a source's columns are not those of its format."""
+"""Advice on what to write in a recipe when a source's columns do not match its format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEEDED = {
     "prompt_completion": ("prompt", "completion"),
     "text": ("text",),
 }
-"""Columns without which a row is not of a format, the most telling format first."""
+"""Columns that a row of each format must have, the most characteristic format first."""
 
 SYNONYMS = {
     "messages": ("conversations", "conversation", "dialogue", "dialog", "turns", "chat"),
@@ -35,12 +35,12 @@ SYNONYMS = {
     "rejected": ("dispreferred", "declined", "worse", "negative"),
     "label": ("kto_tag", "desirable", "liked", "is_chosen", "thumbs_up"),
 }
-"""Names that data sets give to a format's columns."""
+"""Other names in data sets for a format's columns."""
 
 
 WRITTEN = "give data.chat_template a template that writes it, or move it into the content with data.transform"
 LEFTOVER = f"{WRITTEN}; to train without it, remove it there, or set data.max_invalid_ratio: 1"
-"""Where rows hold what their rendering does not use, and where nothing is left without that."""
+"""Advice if rows have content that their rendering does not use, and nothing is left without it."""
 
 LIKED = (
     "data.format: unpaired_preference, with train.objective: kto; or, to learn the liked answers as they "
@@ -48,7 +48,7 @@ LIKED = (
     "def liked(row):\n"
     '    return row if str(row.pop("label")).lower() == "true" else None'
 )
-"""Where rows say whether an answer is desirable, and the recipe does not."""
+"""Advice if rows say whether an answer is desirable, but the recipe does not use it."""
 
 FOLDED = {
     "instruction": """\
@@ -65,7 +65,7 @@ def fold(row):
             turns[:2] = [{**turns[1], said: first[said] + "\\n\\n" + turns[1][said]}]
     return row""",
 }
-"""Functions for data.transform that make a system message the beginning of the user's."""
+"""Functions for data.transform that put a system message at the beginning of the user's."""
 
 
 NINE = """\
@@ -80,17 +80,17 @@ def nine(row):
             turn["tool_call_id"] = new.get(turn.get("tool_call_id"), waiting[0])
             waiting.remove(turn["tool_call_id"])
     return row"""
-"""A function for data.transform that gives calls of tools, and their results, ids of nine characters."""
+"""A function for data.transform that gives tool calls and their results ids of nine characters."""
 
 
 def folding(format: str, fields: Mapping[str, str]) -> str:
-    """What to do where a chat template takes no system message."""
+    """Return the advice for a chat template that accepts no system message."""
     code = _renamed(FOLDED.get(format, FOLDED["chat"]), fields)
     return f'fold it into the user\'s turn with data.transform: "fold.py:fold", where fold.py is\n{code}'
 
 
 def numbering(fields: Mapping[str, str]) -> str:
-    """What to do where a chat template takes ids of calls of one length alone."""
+    """Return the advice for a chat template that accepts only tool-call ids of one length."""
     return f'number them with data.transform: "nine.py:nine", where nine.py is\n{_renamed(NINE, fields)}'
 
 
@@ -101,11 +101,11 @@ def _renamed(code: str, fields: Mapping[str, str]) -> str:
 
 
 def advice(format: str, fields: Mapping[str, str], columns: Sequence[str]) -> str:
-    """The line of a recipe that would fit a source.
+    """Return what would fit a source: a line for the recipe, or the expected form of a row.
 
     Args:
-        fields: `data.fields` as it is.
-        columns: names in the source's first row; none when not even that could be read.
+        fields: the current `data.fields`.
+        columns: names in the source's first row; empty if that row could not be read.
     """
     missing = [name for name in NEEDED[format] if fields.get(name, name) not in columns]
     if format == "prompt_completion" and not missing and "label" in columns:

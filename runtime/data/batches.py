@@ -1,14 +1,14 @@
-"""Rows to micro-batches.
+"""Turn rows into micro-batches.
 
 A micro-batch is a dict of arrays, B rows of T tokens, padded on the right:
     tokens int32[B, T], positions int32[B, T] (from 0 in each sample),
     segment_ids int32[B, T] (1, 2, ... for the samples of a row, 0 for padding),
     loss_mask bool[B, T] (True: this token is a target),
-    norm float32[] (what the summed loss of the targets is divided by),
-    index int32[] (which micro-batch of the run this is);
-    of answers that are each desirable or not also desirable float32[B]: 1 / n of a desirable one, -1 / n of
-    another and 0 of an empty row, n being how many of its kind the step's micro-batches have on average (1 in
-    an evaluation).
+    norm float32[] (the divisor of the summed loss of the targets),
+    index int32[] (number of this micro-batch in the run);
+    for unpaired preferences also desirable float32[B]: 1 / n for a desirable answer, -1 / n for an
+    undesirable one, 0 for an empty row. n is the average number of answers of that kind in the step's
+    micro-batches (1 in an evaluation).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 Batch = dict[str, np.ndarray]
 Row = tuple[int, ...]
-"""Indices of the groups of samples that lie in a row, in order: of the samples, mostly."""
+"""Indices of the groups of samples in a row, in order; without groups, indices of samples."""
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """Of a micro-batch: `rows` of `length` tokens, filled up with the token `pad`."""
+    """The shape of a micro-batch: `rows` rows of `length` tokens, padded with the token `pad`."""
 
     rows: int
     length: int
@@ -44,17 +44,17 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a training loop reads.
+    """The data that a training loop reads.
 
     Attributes:
-        batches: micro-batches from those of a given optimizer step on.
-        evaluation: those to evaluate on; none for no evaluation.
-        state: of the data after an optimizer step, of JSON values; it is saved with the step.
-        origins: the source rows of a micro-batch, by its number; None where nothing tells them.
-        tokens: real ones of a micro-batch, by its number; None counts those of `batches`.
-        rows: of each batch, those that this process's devices hold; None for all.
-        eval_parts: the evaluation batches of each source, where there are several.
-        prompts: what is answered at each evaluation, None for nothing.
+        batches: micro-batches, beginning with those of a given optimizer step.
+        evaluation: the evaluation micro-batches; empty for no evaluation.
+        state: the data's state after an optimizer step, as JSON values; it is saved with the step.
+        origins: the source rows of a micro-batch, by its number; None if they are not known.
+        tokens: the number of real tokens of a micro-batch, by its number; None counts them in `batches`.
+        rows: the rows of each batch that this process's devices hold; None for all.
+        eval_parts: the evaluation batches of each source, if there are several sources.
+        prompts: the prompts that are answered at each evaluation, or None.
     """
 
     batches: Callable[[int], Iterable[Batch]]
@@ -72,9 +72,9 @@ class EvalPart:
     """The evaluation batches of one source.
 
     Attributes:
-        name: of the source, unlike the others'.
-        batches: which of the evaluation batches.
-        factor: what the sum of their losses is multiplied by for the source's own mean.
+        name: a unique name of the source.
+        batches: numbers of the source's batches among the evaluation batches.
+        factor: multiply the sum of their losses by this to get the source's own mean.
     """
 
     name: str
@@ -83,10 +83,10 @@ class EvalPart:
 
 
 def eval_losses(losses: Sequence[float], parts: Sequence[EvalPart]) -> dict[str, float]:
-    """The mean loss of all targets as `loss`, and of each part by its name.
+    """Return the mean loss of all targets as `loss`, and the mean of each part under its name.
 
     Args:
-        losses: of each evaluation batch.
+        losses: the loss of each evaluation batch.
     """
     each = np.asarray(losses, np.float64)
     own = {part.name: float(each[part.batches].sum()) * part.factor for part in parts}
@@ -94,7 +94,7 @@ def eval_losses(losses: Sequence[float], parts: Sequence[EvalPart]) -> dict[str,
 
 
 def fill(samples: Samples, rows: Sequence[Row], shape: BatchShape, norm: float, index: int) -> Batch:
-    """One micro-batch, from at most `shape.rows` rows; groups of samples take a row for each of them."""
+    """Build a micro-batch from at most `shape.rows` rows; each sample of a group takes a row of its own."""
     if samples.group > 1:
         rows = [(sample,) for row in rows for group in row for sample in samples.members(group)]
     tokens = np.full((shape.rows * samples.group, shape.length), shape.pad, dtype=np.int32)
@@ -130,8 +130,8 @@ class Step:
     """The rows of an optimizer step.
 
     Attributes:
-        samples: in which its rows are numbered, with their `weights`.
-        rows: of all its micro-batches, one after the other.
+        samples: the samples that its rows number, with their `weights`.
+        rows: the rows of all its micro-batches, in order.
     """
 
     samples: Samples
@@ -140,14 +140,14 @@ class Step:
 
 
 class Schedule:
-    """Which rows are in which micro-batch of a run, by number.
+    """Decide which rows are in which micro-batch of a run, by number.
 
     Args:
         shape: of a micro-batch.
         accumulation: micro-batches of an optimizer step.
-        by_tokens: the mean is over the targets of the step (or its groups, where they are compared whole);
+        by_tokens: the mean is over the targets of the step (or over its groups, if groups are compared);
             otherwise over the means of its micro-batches.
-        group: samples that are compared, 1 where none are.
+        group: number of samples that are compared with each other; 1 if none are.
     """
 
     def __init__(self, shape: BatchShape, accumulation: int, by_tokens: bool, group: int) -> None:
@@ -163,26 +163,26 @@ class Schedule:
 
     @property
     def rows(self) -> int:
-        """Of a micro-batch; samples that are compared have one each."""
+        """Return the number of rows of a micro-batch; each compared sample has a row of its own."""
         return self._shape.rows * self._group
 
     @property
     def rows_per_step(self) -> int:
-        """Of an optimizer step, over all its micro-batches."""
+        """Return the number of rows of an optimizer step, over all its micro-batches."""
         return self._window
 
     def state(self, step: int) -> dict[str, Any]:
-        """What else than the number of rows says where the data is after a step."""
+        """Return the data's position after a step, as far as the number of rows does not give it."""
         return {}
 
     def close(self) -> None:
-        """Ends what reads ahead."""
+        """End reading ahead."""
 
     def micro_batch(self, index: int, rows: Sequence[int] | None = None) -> Batch:
-        """Micro-batch number `index` of the run, from 0.
+        """Build micro-batch number `index` of the run, from 0.
 
         Args:
-            rows: which of its rows, ascending, where samples that are compared lie together; all when None.
+            rows: which of its rows, ascending; compared samples are adjacent. None for all.
         """
         step, part = self._part(index)
         chosen: Sequence[Row] = part
@@ -200,13 +200,13 @@ class Schedule:
         return batch
 
     def tokens_of(self, index: int) -> int:
-        """Real tokens of a micro-batch, all its rows together."""
+        """Return the number of real tokens of a micro-batch, over all its rows."""
         samples, members = self._samples_of(index)
         lengths = samples.lengths
         return sum(int(lengths[sample]) for sample in members)
 
     def origins(self, index: int) -> list[str]:
-        """Where the samples of a micro-batch stand, row after row."""
+        """Return the origins of a micro-batch's samples, row by row."""
         samples, members = self._samples_of(index)
         return [samples.origin(sample) for sample in members]
 
@@ -217,7 +217,7 @@ class Schedule:
         ]
 
     def _part(self, index: int) -> tuple[Step, Sequence[Row]]:
-        """The optimizer step of a micro-batch, and the micro-batch's rows."""
+        """Return the optimizer step of a micro-batch, and the micro-batch's rows."""
         number, part = divmod(index, self._accumulation)
         step, size = self._step(number), self._shape.rows
         return step, step.rows[part * size : (part + 1) * size]
@@ -235,7 +235,7 @@ class Schedule:
 
 
 class BatchSchedule(Schedule):
-    """Micro-batches of epochs, without building those before one.
+    """The micro-batches of epochs; any of them can be built without those before it.
 
     An epoch visits each row once, in its own order, in windows of `accumulation` micro-batches; the last
     window of an epoch holds what is left, and is filled up with empty rows.
@@ -243,8 +243,8 @@ class BatchSchedule(Schedule):
     Args:
         samples, epochs: of the run.
         shape, accumulation, by_tokens: as of `Schedule`.
-        seed: of the order; epoch e is shuffled with seed + e; None keeps the order.
-        by_length: whether an epoch goes from its shortest rows to its longest; equally long ones keep that
+        seed: of the order; epoch e is shuffled with seed + e. None keeps the order of the samples.
+        by_length: whether an epoch runs from its shortest rows to its longest; equally long rows keep the
             order.
     """
 
@@ -273,7 +273,7 @@ class BatchSchedule(Schedule):
         return Step(self._samples, self._weights, [rows[i] for i in self._order(epoch)[window]])
 
     def _windows(self, epoch: int) -> Any:
-        """The row numbers of each step of an epoch."""
+        """Return the row numbers of each step of an epoch."""
         import grain
 
         rows = grain.MapDataset.range(len(self._epochs.of(epoch)))
@@ -288,12 +288,12 @@ class BatchSchedule(Schedule):
 
 
 def only(batch: Batch, rows: Sequence[int]) -> Batch:
-    """Some rows of a micro-batch, and what is not by row."""
+    """Return some rows of a micro-batch, and all entries that are not per row."""
     return {name: value[list(rows)] if value.ndim else value for name, value in batch.items()}
 
 
 def iterate(micro_batch: Callable[[int], Batch], start: int, stop: int) -> Any:
-    """Micro-batches start ... stop - 1 as a grain dataset, built ahead in one thread."""
+    """Return micro-batches start ... stop - 1 as a grain dataset that one thread builds ahead."""
     import grain
 
     indices = grain.MapDataset.range(start, stop)
@@ -303,16 +303,16 @@ def iterate(micro_batch: Callable[[int], Batch], start: int, stop: int) -> Any:
 def evaluation_batches(
     samples: Samples, rows: Mapping[str, Sequence[Row]], shape: BatchShape
 ) -> tuple[list[Batch], list[EvalPart]]:
-    """Every row once, in order, the sources apart.
+    """Build the evaluation batches: every row once, in order, each source in batches of its own.
 
-    The norm is such that the mean over the batches of summed loss / norm is the loss of a target, whatever
-    the batch that it is in.
+    The norm is chosen so that the mean of (summed loss / norm) over the batches is the mean loss of a
+    target, independent of which batch a target is in.
 
     Args:
-        rows: of each source, by its name.
+        rows: the rows of each source, by its name.
 
     Returns:
-        The batches, and which of them are each source's.
+        The batches, and which of them belong to each source.
     """
     chunks = {name: list(_chunked(own, shape.rows)) for name, own in rows.items()}
     weights = samples.weights

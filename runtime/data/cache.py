@@ -1,9 +1,9 @@
-"""Tokenized data on disk, found by what it was made from.
+"""A disk cache of tokenized data, under keys computed from all inputs.
 
-A folder CACHE/data/KEY holds one split: its arrays as .npy files and split.json with their sizes, their
-digest and the report. KEY is a digest of the sources' contents, of everything that decides what becomes of
-them, and of this package's own code. A folder is written beside its place and then renamed, so that it is
-whole or not there.
+A folder CACHE/data/KEY holds one split: its arrays as .npy files, and split.json with their sizes, their
+digest and the report. KEY is a digest of the sources' contents, of all settings that affect the result, and
+of this package's own code. A folder is written next to its final place and then renamed, so it is either
+complete or absent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .samples import Samples
 
 ABOUT = "split.json"
 PACKAGES = ("tokenizers", "jinja2", "datasets", "pyarrow")
-"""What also decides how rows are read, rendered and tokenized."""
+"""Packages that affect how rows are read, rendered and tokenized."""
 
 
 def key(
@@ -41,20 +41,20 @@ def key(
     data_dir: Path,
     part: Sequence[float] | None = None,
 ) -> tuple[str | None, str]:
-    """Names the tokenized form of some sources.
+    """Return the cache key of some tokenized sources.
 
     Args:
-        part: what decides which of their rows are taken, None for all.
+        part: the choice of rows, None for all.
 
     Returns:
-        The key, or None and why there is none: what lies in a source cannot be told without reading it.
+        The key; or None and a reason, if a source's content cannot be identified without reading it.
     """
     contents = []
     for given in sources:
         source = Source(given) if isinstance(given, str) else given
         try:
             what = _content(source, data_dir)
-        except Exception as error:  # file systems and hubs raise what they like; reading will say it well
+        except Exception as error:  # any error; reading the source reports it better
             return None, f"{source.path}: {_first_line(error)}"
         own, transform = data.of(source), None
         if own.transform is not None:
@@ -73,7 +73,7 @@ def key(
 
 
 def load(folder: Path) -> tuple[Samples, SplitReport] | None:
-    """A split that was saved; None when it is not there, or is not whole, which is said and removed."""
+    """Load a saved split; return None if it is absent. An incomplete one is reported and removed."""
     if not folder.is_dir():
         return None
     try:
@@ -90,7 +90,7 @@ def load(folder: Path) -> tuple[Samples, SplitReport] | None:
 
 
 def save(folder: Path, samples: Samples, report: SplitReport) -> None:
-    """Keeps a split of at least one sample. A disk that takes nothing more is told of, and stops nothing."""
+    """Save a split of at least one sample. A full or read-only disk is reported and stops nothing."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name[:8]}-", dir=folder.parent))
@@ -105,17 +105,17 @@ def save(folder: Path, samples: Samples, report: SplitReport) -> None:
         os.replace(unfinished, folder)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
-        if not folder.is_dir():  # another process may have been quicker
+        if not folder.is_dir():  # another process may have written it first
             _not_kept(folder, error)
 
 
 def say(note: str) -> None:
-    """Tells of something that stops nothing."""
+    """Print a note about something that does not stop the run."""
     print(f"note: {note}", file=sys.stderr)
 
 
 def _content(source: Source, data_dir: Path) -> Any:
-    """What tells one content of a source from another."""
+    """Return an identification of a source's content."""
     if source.path.startswith("hf://"):
         from huggingface_hub import HfApi
 

@@ -1,4 +1,4 @@
-"""The rows of Parquet, Arrow and ArrayRecord files."""
+"""Read the rows of Parquet, Arrow and ArrayRecord files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .text_files import Record, record
 from .values import Malformed
 
 BATCH = 1000
-"""Rows that are turned into Python objects at once."""
+"""Number of rows that are converted to Python objects at once."""
 
 
 def read_parquet(place: DataPath, first: int = 0) -> Iterator[Record]:
-    """The rows of a Parquet file from row `first` on, a batch at a time, without the row groups before it."""
+    """Read a Parquet file from row `first` on, a batch at a time, skipping earlier row groups."""
     import pyarrow.parquet as pq
 
     with _opened(place) as source, pq.ParquetFile(source) as file:
@@ -32,7 +32,7 @@ def read_parquet(place: DataPath, first: int = 0) -> Iterator[Record]:
 
 
 def parquet_rows(place: DataPath) -> int:
-    """How many rows there are, as the file's end says."""
+    """Return the number of rows, from the file's footer."""
     import pyarrow.parquet as pq
 
     with _opened(place) as source, pq.ParquetFile(source) as file:
@@ -40,7 +40,7 @@ def parquet_rows(place: DataPath) -> int:
 
 
 def read_arrow(place: DataPath, first: int = 0) -> Iterator[Record]:
-    """The rows of either form of Arrow's IPC: the file, or the stream, which `datasets` writes."""
+    """Read either form of Arrow's IPC format: the file, or the stream, which `datasets` writes."""
     import pyarrow as pa
 
     with _opened(place) as source:
@@ -55,7 +55,7 @@ def read_arrow(place: DataPath, first: int = 0) -> Iterator[Record]:
 
 
 def rows_of(table: Any) -> Iterator[dict[str, Any]]:
-    """The rows of an Arrow table or batch, as Python objects."""
+    """Return the rows of an Arrow table or batch as Python objects."""
     decode = _decoder(table.schema)
     for start in range(0, table.num_rows, BATCH):
         for row in table.slice(start, BATCH).to_pylist():
@@ -63,25 +63,25 @@ def rows_of(table: Any) -> Iterator[dict[str, Any]]:
 
 
 def read_array_record(place: DataPath, first: int = 0) -> Iterator[Record]:
-    """Records that are JSON, or tf.train.Example messages, which TensorFlow Datasets writes."""
+    """Read records that are JSON or tf.train.Example messages (as TensorFlow Datasets writes)."""
     if place.local:
         yield from _array_record(place.name, place.path, first)
         return
-    with tempfile.TemporaryDirectory() as folder:  # the library opens local files alone
+    with tempfile.TemporaryDirectory() as folder:  # the library opens only local files
         copy = str(Path(folder) / "records")
         place.system.get_file(place.path, copy)
         yield from _array_record(place.name, copy, first)
 
 
 def _opened(place: DataPath) -> Any:
-    """A file for pyarrow, mapped into memory where it is local."""
+    """Open a file for pyarrow, mapped into memory if it is local."""
     import pyarrow as pa
 
     return pa.memory_map(place.path) if place.local else pa.PythonFile(place.open(), "r")
 
 
 def _numbered(name: str, batches: Iterable[Any], first: int = 0, number: int = 0) -> Iterator[Record]:
-    """The rows from row `first` on, of batches of which the first begins with row `number`."""
+    """Yield the rows from row `first` on; the first batch begins with row `number`."""
     for batch in batches:
         skipped = min(max(first - number, 0), batch.num_rows)
         number += skipped
@@ -91,7 +91,7 @@ def _numbered(name: str, batches: Iterable[Any], first: int = 0, number: int = 0
 
 
 def _decoder(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
-    """What turns JSON text in columns of `datasets`' type Json into objects; None without such columns."""
+    """Return a decoder of JSON text in columns of `datasets`' type Json; None without such columns."""
     if "arrow.json" not in str(schema):
         return None
     from datasets import Features
@@ -112,7 +112,7 @@ def _array_record(name: str, path: str, first: int) -> Iterator[Record]:
         for start in range(first, total, BATCH):
             for number, content in enumerate(reader.read(start, min(start + BATCH, total)), start):
                 origin, row = record(f"{name}#{number}", content)
-                if isinstance(row, Malformed) and content[:1] == b"\n":  # how an Example begins
+                if isinstance(row, Malformed) and content[:1] == b"\n":  # the first bytes of an Example
                     row = _example(content) or row
                 yield origin, row
     finally:
@@ -120,7 +120,7 @@ def _array_record(name: str, path: str, first: int) -> Iterator[Record]:
 
 
 def _example(content: bytes) -> dict[str, Any] | None:
-    """A tf.train.Example's features, one value as itself and several as a list; None if it is none."""
+    """Return a tf.train.Example's features, several values as a list; None if it is no Example."""
     from google.protobuf.message import DecodeError
     from tensorflow_datasets.proto import tf_example_generated_pb2
 
@@ -138,4 +138,4 @@ def _example(content: bytes) -> dict[str, Any] | None:
 
 
 READERS = {"parquet": read_parquet, "arrow": read_arrow, "array_record": read_array_record}
-"""By the kind of a file."""
+"""Readers by the kind of a file."""

@@ -1,4 +1,4 @@
-"""Rows to tokens and targets: what each tokenizing process does."""
+"""Turn rows into tokens and targets: the work of each tokenizing process."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Coding:
-    """How rows become tokens; plain values, for another process to have and for a key to be made of.
+    """How rows become tokens, as plain values: they are sent to other processes and hashed into cache keys.
 
     Attributes:
         tokenizer: tokenizer.json's text, as the tokenizers library reads it.
         templates: the chat template of each source, None where there is none.
-        variables: what the template is given beside the messages: bos_token and so on.
-        special: of `masking.special_tokens`.
+        variables: what the template gets in addition to the messages: bos_token and so on.
+        special: from `masking.special_tokens`.
         eos: the token that ends plain text, None where the tokenizer has none.
-        loss_on: of each source.
+        loss_on: `data.loss_on` of each source.
         max_length, overlong: of the recipe's `data` section.
-        vocabulary: embeddings of the model; a sample with another token id is left out. None: not checked.
+        vocabulary: number of the model's embeddings; samples with larger ids are left out. None: unchecked.
         reasoning: of the recipe's `data` section.
     """
 
@@ -57,11 +57,11 @@ def coding(
     vocabulary: int | None,
     sources: Sequence[str | Source] = (),
 ) -> Coding:
-    """Of transformers' fast tokenizer, and of the settings.
+    """Build a Coding from transformers' fast tokenizer and the settings.
 
     Args:
-        templates: the chat template of each source, or of all.
-        sources: whose rows are encoded; without any they are of one that has nothing of its own.
+        templates: the chat template of each source, or one for all.
+        sources: the sources of the rows; if empty, one source without settings of its own.
     """
     losses = tuple(data.of(source).loss_on for source in sources) or (data.loss_on,)
     return Coding(
@@ -109,9 +109,9 @@ class Encoder:
         return reasoning.template, reasoning
 
     def encode(self, rows: Sequence[AnyRow], source: int) -> tuple[Samples, SplitReport]:
-        """The samples of rows of one source, in order, and what was left out.
+        """Encode rows of one source, in order; return their samples and what was left out.
 
-        Of a preference both answers are kept, one after the other, or neither.
+        Both answers of a preference are kept, one after the other, or neither.
 
         Raises:
             UserError: a sample is too long and `overlong` is "error", or a row needs a chat template or an
@@ -122,7 +122,7 @@ class Encoder:
         for i, encoded in self._encoded(plain, source, builder.report):
             builder.add(plain[i].origin, encoded)
         pairs = [(row.origin, *row.answers()) for row in rows if not isinstance(row, ParsedSample)]
-        # An answer that cannot be used is counted once for its pair.
+        # An unusable answer is counted once for its pair.
         left = list(self._encoded([chosen for _, chosen, _ in pairs], source, builder.report))
         rejected = dict(self._encoded([pairs[i][2] for i, _ in left], source, builder.report))
         for n, (i, chosen) in enumerate(left):
@@ -131,7 +131,7 @@ class Encoder:
         return builder.finish()
 
     def show(self, row: ParsedSample, source: int = 0) -> Shown | None:
-        """A row of a source as it is trained on, None when it is left out.
+        """Return a row of a source in the form in which it is trained on; None if it is left out.
 
         Raises:
             UserError: as `encode`.
@@ -149,7 +149,7 @@ class Encoder:
     def _encoded(
         self, rows: Sequence[ParsedSample], source: int, report: SplitReport
     ) -> Iterator[tuple[int, _Encoded]]:
-        """The rows that can be used, by their number."""
+        """Return the usable rows, by their number."""
         encoded: dict[int, _Encoded] = {}
         chats = [(i, row) for i, row in enumerate(rows) if row.messages is not None]
         texts = [(i, row) for i, row in enumerate(rows) if row.messages is None]
@@ -176,7 +176,7 @@ class Encoder:
                 rendered.append((i, self._render(row, renderer, self._reasonings[source])))
             except (TemplateRefusal, Inconsistent, Blank) as error:
                 getattr(report, error.kind).add(row.origin, str(error))
-        # The template has written the special tokens.
+        # The template has already written the special tokens.
         encodings = self._tokenizer.encode_batch(
             [item.text for _, item in rendered], add_special_tokens=False
         )
@@ -203,7 +203,7 @@ class Encoder:
         report: SplitReport,
         encoded: dict[int, _Encoded],
     ) -> None:
-        """Plain text: with the tokenizer's own special tokens, and the end of sequence after it."""
+        """Encode plain text with the tokenizer's own special tokens, then the end of sequence."""
         wholes: list[tuple[int, ParsedSample, str]] = []
         for i, row in rows:
             completion = row.completion or ""
@@ -236,9 +236,9 @@ class Shown:
     """A sample for people to read.
 
     Attributes:
-        origin: of its row.
-        pieces: its text in stretches, and whether their tokens are targets.
-        tokens, targets: how many it has.
+        origin: the origin of its row.
+        pieces: stretches of its text, each with whether its tokens are targets.
+        tokens, targets: their numbers.
         truncated: whether it was cut to max_length.
     """
 
@@ -250,7 +250,7 @@ class Shown:
 
 
 def _pieces(encoding: Any, text: str, targets: Sequence[bool]) -> list[tuple[str, bool]]:
-    """The text of tokens in stretches that are targets or not; what the tokenizer added, by its name."""
+    """Split the text of tokens into stretches of targets and of others; added tokens show their name."""
     out: list[tuple[str, bool]] = []
     shown = 0  # characters
     names, added = encoding.tokens, encoding.special_tokens_mask
@@ -259,7 +259,7 @@ def _pieces(encoding: Any, text: str, targets: Sequence[bool]) -> list[tuple[str
         if added[token] or chars is None:
             piece = names[token]
         else:
-            # With what no token stands for; nothing for the later bytes of one character.
+            # Includes characters that no token covers; the later bytes of one character give nothing.
             piece, shown = text[shown : max(shown, chars[1])], max(shown, chars[1])
         if out and out[-1][1] == target:
             out[-1] = (out[-1][0] + piece, target)
@@ -270,7 +270,7 @@ def _pieces(encoding: Any, text: str, targets: Sequence[bool]) -> list[tuple[str
 
 @dataclass(frozen=True)
 class _Encoded:
-    """A row's text and tokens, the ranges of tokens that are targets, and what of the row is not in them."""
+    """A row's text and tokens, its target ranges, and the row's content that is not in them."""
 
     rendered: Rendered
     encoding: Any
@@ -293,7 +293,7 @@ class _Builder:
         self._rows = 0
 
     def add(self, origin: str, *rows: _Encoded) -> None:
-        """Takes the sample of a row, or those of a pair; counts it where one of them cannot be used."""
+        """Add the sample of a row, or those of a pair; count the row if one of them is unusable."""
         fitted = []
         for row in rows:
             sample = self._fit(origin, row)
@@ -314,7 +314,7 @@ class _Builder:
             self.report.unended += not row.rendered.ended
 
     def _fit(self, origin: str, row: _Encoded) -> tuple[list[int], list[tuple[int, int]], bool] | None:
-        """Tokens, the ranges that are targets, and whether they were cut; None when it cannot be used."""
+        """Return tokens, target ranges, and whether they were cut; None if the sample is unusable."""
         report, coding, ids = self.report, self._coding, row.encoding.ids
         if not ids:
             report.empty.add(origin, "no tokens")
@@ -324,7 +324,7 @@ class _Builder:
                 origin, f"token id {max(ids)}, and the model has {coding.vocabulary} embeddings"
             )
             return None
-        # Nothing predicts the first token.
+        # The first token has no prediction.
         ranges = [(max(start, 1), end) for start, end in row.ranges if end > max(start, 1)]
         if not ranges:
             report.masked.add(origin, "no token is a target")
@@ -369,14 +369,14 @@ class _Builder:
 
 
 def token_range(encoding: Any, span: Span, text: str) -> tuple[int, int]:
-    """The tokens of a span of characters, half-open; (0, 0) when it has none.
+    """Return the half-open token range of a span of characters; (0, 0) if it has no tokens.
 
     Args:
-        encoding: of the tokenizers library, whose tokens are in the order of their characters.
-        text: what was encoded.
+        encoding: from the tokenizers library; its tokens are in the order of their characters.
+        text: the encoded text.
 
     Raises:
-        Inconsistent: a token lies partly in the span.
+        Inconsistent: a token crosses the span's border.
     """
     begin, end = span
     first = last = None
@@ -389,7 +389,7 @@ def token_range(encoding: Any, span: Span, text: str) -> tuple[int, int]:
     while last is None:
         last = encoding.char_to_token(stop - 1)
         stop -= last is None
-    # The bytes of one character may be several tokens, of which the first was found.
+    # One character's bytes may be several tokens; the first one was found.
     count = len(encoding)
     while last + 1 < count and _within(encoding.token_to_chars(last + 1), begin, end):
         last += 1
@@ -405,7 +405,7 @@ def _within(chars: tuple[int, int] | None, begin: int, end: int) -> bool:
 
 
 def _without_added_end(encoding: Any) -> list[int]:
-    """A prompt's token ids, without what the tokenizer puts after every text."""
+    """Return a prompt's token ids without the tokens that the tokenizer appends to every text."""
     ids: list[int] = encoding.ids
     added = encoding.special_tokens_mask
     end = len(ids)
@@ -428,10 +428,10 @@ def _not_a_prefix(prompt: list[int], encoding: Any, text: str) -> str:
 
 
 def _with_exact_offsets(tokenizer: str) -> str:
-    """tokenizer.json with offsets that count the white space in a token.
+    """Return tokenizer.json with offsets that include the white space of a token.
 
-    Byte-level tokenizers such as GPT-2's report " word" as the range of "word", which would hide that the
-    token begins before the turn does.
+    Byte-level tokenizers such as GPT-2's report the range of "word" for " word". That would hide that the
+    token begins before the turn begins.
     """
     if '"trim_offsets": true' not in tokenizer and '"trim_offsets":true' not in tokenizer:
         return tokenizer

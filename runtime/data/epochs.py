@@ -1,4 +1,4 @@
-"""Which samples an epoch draws, and how they are packed into rows."""
+"""Draw the samples of an epoch, and pack them into rows."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class PackedRows(Sequence[tuple[int, ...]]):
 
 
 class Epochs:
-    """The rows of each epoch; their number is the same in all of them.
+    """The rows of each epoch; every epoch has the same number of rows.
 
-    An epoch draws weight x samples of each source: as many copies of all as the weight has whole parts,
-    and a part of them, chosen anew in each epoch, for what is left of it.
+    An epoch draws weight x samples of each source: the weight's whole part gives full copies, its fraction
+    gives a random part that each epoch chooses anew.
 
     Args:
-        samples: at least one; what is drawn is their groups.
+        samples: at least one; whole groups are drawn.
         length: tokens of a row.
-        packing: whether several samples share one.
-        seed: with the epoch, decides which equally long samples meet in a row, and which are drawn of a
-            source that is not drawn whole; None keeps the order.
-        weights: of each source, all 1 when empty.
+        packing: whether several samples share a row.
+        seed: decides, with the epoch, which equally long samples share a row, and which are drawn from a
+            source with a fractional weight; None keeps the order.
+        weights: the weight of each source; all 1 if empty.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Epochs:
         seed: int | None,
         weights: Sequence[float] = (),
     ) -> None:
-        # Of a group its first: groups are not packed.
+        # Only the first sample of each group: groups are not packed.
         self._lengths, sources = samples.lengths[:: samples.group], samples.sources[:: samples.group]
         self._length = length
         self._packing = packing
@@ -76,12 +76,12 @@ class Epochs:
         self._cached = lru_cache(maxsize=2)(self._of)
 
     def of(self, epoch: int) -> PackedRows:
-        """The rows of an epoch. Some may be empty where packing draws other samples than in the first."""
+        """Return the rows of an epoch; with packing some may be empty in epochs after the first."""
         return self._cached(epoch if self._packing or self._changes else 0)
 
     @property
     def draws(self) -> int:
-        """Samples that an epoch draws."""
+        """Return the samples that an epoch draws."""
         return sum(len(members) for members in self._copies) + sum(count for _, count in self._parts)
 
     def _of(self, epoch: int) -> PackedRows:
@@ -96,7 +96,7 @@ class Epochs:
             return rows
         wanted = self._rows()
         while len(rows) > wanted and len(part):
-            # Other samples, other lengths: what does not fit is left for another epoch.
+            # Other samples have other lengths: those that do not fit are left for another epoch.
             surplus = len(rows) - wanted
             part = part[: -max(1, surplus * self.draws // len(rows))]
             rows = self._packed(whole, part, epoch)
@@ -104,7 +104,7 @@ class Epochs:
         return PackedRows(rows.samples, np.concatenate([rows.offsets, missing]))
 
     def _rows(self) -> int:
-        """Rows of every epoch, when they draw different samples: those of the first."""
+        """Return the number of rows of every epoch if epochs draw different samples."""
         whole = np.concatenate(self._copies)
         empty = np.zeros(0, np.int64)
         return max(len(self._packed(whole, part, 0)) for part in (empty, self._drawn(0)))
@@ -116,21 +116,21 @@ class Epochs:
         return pack(self._lengths, self._length, order)
 
     def _drawn(self, epoch: int) -> np.ndarray:
-        """The samples of an epoch from sources that it does not draw whole, in random order."""
+        """Return an epoch's samples from sources with a fractional weight, in random order."""
         random = np.random.default_rng([self._seed or 0, epoch, 1])
         drawn = [random.choice(members, count, replace=False) for members, count in self._parts if count]
         return random.permutation(np.concatenate(drawn)) if drawn else np.zeros(0, np.int64)
 
 
 def tempered(sizes: Sequence[int], temperature: float) -> list[float]:
-    """Weights by which an epoch draws of each source in proportion to size ** (1 / temperature).
+    """Return weights by which an epoch draws from each source in proportion to size ** (1 / temperature).
 
-    As many samples are drawn as there are, but for rounding, and of each source with any at least one. With a
-    temperature of 1 these are weights of 1; the higher it is, the more alike the sources' parts are (as
+    The draws equal the samples in number, except for rounding; each nonempty source gives at least one. A
+    temperature of 1 gives weights of 1; a higher temperature makes the sources' shares more equal (as
     multilingual BERT and T5 mix languages: https://arxiv.org/abs/2010.11934, section 3.2).
 
     Args:
-        sizes: samples of each source.
+        sizes: number of samples of each source.
     """
     largest = max(sizes)
     shares = [(size / largest) ** (1 / temperature) if size else 0.0 for size in sizes]
@@ -140,17 +140,17 @@ def tempered(sizes: Sequence[int], temperature: float) -> list[float]:
 
 
 def pack(lengths: Sequence[int] | np.ndarray, capacity: int, order: Sequence[int] | np.ndarray) -> PackedRows:
-    """Best-fit decreasing: from the longest sample to the shortest, each into the fullest row with room.
+    """Pack by best-fit decreasing: from the longest sample to the shortest, into the fullest row with room.
 
-    How many rows come out depends on the lengths alone, so each epoch has as many steps as the next;
-    `order` decides which of the samples of one length goes where. Samples of one length are placed
-    together: all that fit go into the rows with the least room that is enough, so that the time is that
-    of the different lengths and rooms, not that of the samples.
+    The number of rows depends only on the lengths, so all epochs have the same number of steps. `order`
+    decides which of several equally long samples goes where. Samples of one length are placed together, into
+    the rows with the least sufficient room. So the time depends on the number of different lengths and rooms,
+    not on the number of samples.
 
     Args:
         lengths: tokens of each sample, 1 to `capacity`.
         capacity: tokens of a row.
-        order: samples' indices, in the order in which equally long ones are placed. One that is in it
+        order: samples' indices, in the order in which equally long ones are placed. An index that occurs
             twice is placed twice.
 
     Returns:
@@ -163,7 +163,7 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int, order: Sequence[int
     starts = np.flatnonzero(np.diff(sizes, prepend=-1))
     counts = np.diff(np.append(starts, len(sizes)))
 
-    with_room: dict[int, list[int]] = {}  # free tokens -> rows with just so many, the newest last
+    with_room: dict[int, list[int]] = {}  # free tokens -> rows with exactly that room, the newest last
     rooms: list[int] = []  # the keys of with_room, ascending
     placed: list[np.ndarray] = []  # the row of each sample, in the order of `chosen`
     rows = 0
@@ -196,7 +196,7 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int, order: Sequence[int
 
 
 def _keep(with_room: dict[int, list[int]], rooms: list[int], left: int, rows: list[int]) -> None:
-    """Notes rows that have so many free tokens left."""
+    """Record rows that have this many free tokens left."""
     if left and rows:
         if left not in with_room:
             with_room[left] = []

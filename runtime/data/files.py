@@ -1,4 +1,4 @@
-"""The rows of a file, whatever it is written in and wherever it lies."""
+"""Read the rows of a file of any format and location."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXTS: dict[str, Callable[[DataPath], Iterator[Record]]] = {
     "json": read_json,
     "csv": read_csv,
 }
-"""The readers of the kinds that hold texts; column_files has those of the others."""
+"""The readers of text formats; column_files has the readers of the others."""
 
 
 def _reader(kind: str) -> Callable[[DataPath], Iterator[Record]]:
@@ -27,10 +27,10 @@ def _reader(kind: str) -> Callable[[DataPath], Iterator[Record]]:
 
 
 def read_file(place: DataPath, reader: Callable[[DataPath], Iterator[Any]] | None = None) -> Iterator[Any]:
-    """The rows of a file, in order, streamed; none for a file of no bytes.
+    """Stream the rows of a file in order; an empty file has none.
 
     Args:
-        reader: in place of that of its kind, which gives its records.
+        reader: replaces the default reader of the file's kind.
 
     Raises:
         UserError: it is missing, cannot be read, is broken, or its ending is not known.
@@ -46,12 +46,12 @@ def read_file(place: DataPath, reader: Callable[[DataPath], Iterator[Any]] | Non
             yield from (reader or _reader(kind))(place)
     except UserError:
         raise
-    except Exception as error:  # libraries of file systems and formats raise what they like
+    except Exception as error:  # Libraries of file systems and formats raise any exception.
         raise explained(place.name, error, place) from error
 
 
 def count_rows(place: DataPath, most: int | None = None) -> int:
-    """Rows of a file. Parquet says it at its end; others are read for it, no further than `most` rows.
+    """Count a file's rows, up to `most`. Parquet states the count in its footer; other files are read.
 
     Raises:
         UserError: as for `read_file`.

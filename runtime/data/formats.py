@@ -1,4 +1,4 @@
-"""Rows of a source to what is trained on, for each `data.format`.
+"""Parse rows of a source into samples, for each `data.format`.
 
 chat               messages (or ShareGPT's conversations); optional tools
 instruction        instruction, output; optional input, system, history
@@ -47,18 +47,18 @@ every token that another stands before.
 """
 
 ALONE = ("preference", "unpaired_preference")
-"""Formats whose answers are judged, each whole: they are mixed with no other, and not packed."""
+"""Formats whose answers are judged as a whole: they are not mixed with other formats, and not packed."""
 
 
 def may_carry(format: str, loss_on: str | Sequence[str]) -> bool:
-    """Whether a `data.loss_on` means something in a format: roles do in chats."""
+    """Return whether a `data.loss_on` is valid in a format: roles are valid for chats."""
     if isinstance(loss_on, str):
         return loss_on in LOSS_ON[format]
     return format == "chat" and bool(loss_on) and set(loss_on) <= set(ROLES)
 
 
 BESIDE = ("system", "tools", "images", "image", "videos", "audios", "documents", "chat_template_kwargs")
-"""Columns that are part of a sample in other tools' formats: where a format reads them not, it is told."""
+"""Columns that are part of a sample in other tools' formats; a note reports those that are not read."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,17 @@ class ParsedSample:
     """One sample: a conversation, or plain text.
 
     Attributes:
-        origin: where it stands: FILE:LINE; FILE#ROW (from 0) for column formats; hf://ID[SPLIT]#ROW.
-        messages: dicts with "role" (one of messages.ROLES), "content" (text; "" beside tool calls) and
-            whatever else the source gave, which the chat template may use. No value in them is None. None
+        origin: its place: FILE:LINE; FILE#ROW (from 0) for column formats; hf://ID[SPLIT]#ROW.
+        messages: dicts with "role" (one of messages.ROLES), "content" (text; "" with tool calls) and
+            any other keys of the source, which the chat template may use. No value in them is None. None
             for plain text.
         completion_start: index of the first message of the completion: the output of an instruction, the
             first message of a conversational completion. None for chat rows.
         prompt, completion: plain text, for prompt_completion; for text the completion alone. The completion
             may be blank.
-        tools: JSON schemas for the chat template, None without any.
-        liked: whether the completion is desirable, None where rows do not say.
-        unused: columns that hold a part of the sample and are not read.
+        tools: JSON schemas for the chat template, or None.
+        liked: whether the completion is desirable, None if rows do not say.
+        unused: columns that hold a part of the sample but are not read.
     """
 
     origin: str
@@ -93,10 +93,10 @@ AnyRow: TypeAlias = "ParsedSample | PreferenceRow"
 
 
 def check_fields(format: str, fields: Mapping[str, str]) -> None:
-    """Refuses renames of what a format does not have.
+    """Refuse renames of columns that a format does not have.
 
     Raises:
-        UserError: `fields` names something else than the format's columns.
+        UserError: `fields` has a name that is not a column of the format.
     """
     known = FIELDS.get(format)
     if known is None:
@@ -111,14 +111,14 @@ def check_fields(format: str, fields: Mapping[str, str]) -> None:
 
 
 def parse_row(format: str, origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
-    """A row of every format but preference.
+    """Parse a row of any format except preference.
 
     Args:
         row: columns by their names in the source.
         fields: name used here -> name in the source.
 
     Raises:
-        Malformed: it is not of the format.
+        Malformed: the row does not match the format.
     """
     return _PARSERS[format](origin, row, fields)
 
@@ -170,7 +170,7 @@ def _unpaired(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) ->
 
 
 def label_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> bool:
-    """Whether a row's answer is desirable. In CSV that is a text.
+    """Return whether a row's answer is desirable. CSV gives the label as text.
 
     Raises:
         Malformed: it is neither true nor false.
@@ -185,10 +185,10 @@ def label_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> bool:
 
 
 def prompted(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
-    """A prompt and its completion.
+    """Return a prompt and its completion.
 
     Raises:
-        Malformed: the row has not both, or not alike.
+        Malformed: one of them is missing, or one is text and the other is messages.
     """
     prompt_name, completion_name = fields.get("prompt", "prompt"), fields.get("completion", "completion")
     prompt, completion = required(row, prompt_name), required(row, completion_name)
@@ -205,7 +205,7 @@ def prompted(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> 
 
 
 def is_labeled(row: Mapping[str, Any]) -> bool:
-    """Whether a prompt's completion is labeled as liked or not: in CSV as text."""
+    """Return whether a prompt's completion has a valid label; CSV gives it as text."""
     label = row.get("label")
     return isinstance(label, bool) or (isinstance(label, str) and label.lower() in ("true", "false"))
 
@@ -225,7 +225,7 @@ _PARSERS = {
 
 
 def demand_alike(first: Any, first_name: str, second: Any, second_name: str) -> None:
-    """Refuses text beside messages."""
+    """Refuse a row that mixes text and messages."""
     if isinstance(first, list) != isinstance(second, list):
         raise Malformed(
             f"{first_name!r} is {kind(first)} and {second_name!r} {kind(second)}: both are text, or both "
@@ -243,13 +243,13 @@ def tools_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> list[dict[str
 
 
 def unused_of(row: Mapping[str, Any], fields: Mapping[str, str], *read: str) -> tuple[str, ...]:
-    """Columns of BESIDE that hold something, and are neither read nor named in data.fields."""
+    """Return nonempty columns of BESIDE that are neither read nor named in data.fields."""
     beside = (name for name in BESIDE if name not in read and name not in fields.values())
     return tuple(name for name in beside if row.get(name) not in (None, "", [], {}, "[]", "{}"))
 
 
 def _history(row: Mapping[str, Any], fields: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Earlier turns of an instruction row, as pairs of what the user and what the assistant said."""
+    """Parse the earlier turns of an instruction row: pairs of a user text and an assistant text."""
     name = fields.get("history", "history")
     value = row.get(name)
     turns = parsed(value, repr(name)) if value else []

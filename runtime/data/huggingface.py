@@ -1,4 +1,4 @@
-"""The rows of Hugging Face data sets: of the hub, saved on disk, or a folder of data files."""
+"""Read the rows of Hugging Face data sets: from the hub, saved on disk, or a folder of data files."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ TOKEN = "a private or gated one takes a token that may read it, in HF_TOKEN or b
 
 
 def read_hub(source: Source) -> Iterator[Record]:
-    """The rows of hf://OWNER/NAME, or hf://OWNER/NAME@REVISION, in the hub's order.
+    """Read the rows of hf://OWNER/NAME, or hf://OWNER/NAME@REVISION, in the hub's order.
 
-    `datasets` downloads it into its cache, and maps it into memory from there. Split expressions are its own:
+    `datasets` downloads it into its cache and maps it into memory. Split expressions follow `datasets`:
     train[:10%], train+test, train[100:200].
 
     Raises:
-        UserError: it cannot be had, or has no such configuration or split.
+        UserError: it cannot be downloaded, or has no such configuration or split.
     """
     yield from _numbered(f"{source.path}[{source.split or 'train'}]", _of_hub(source))
 
 
 def hub_rows(source: Source) -> int:
-    """How many rows `read_hub` gives. It downloads them.
+    """Count the rows that `read_hub` gives. This downloads them.
 
     Raises:
         UserError: as for `read_hub`.
@@ -43,10 +43,10 @@ def hub_rows(source: Source) -> int:
 
 
 def _of_hub(source: Source, **more: Any) -> Any:
-    """The datasets.Dataset that a source names.
+    """Return the datasets.Dataset that a source names.
 
     Args:
-        more: what else `load_dataset` is told.
+        more: further arguments of `load_dataset`.
     """
     import datasets
 
@@ -71,11 +71,11 @@ def _of_hub(source: Source, **more: Any) -> Any:
 
 
 def hub_shards(source: Source) -> tuple[str, list[Callable[[int], Iterator[Record]]]]:
-    """The parts of hf://OWNER/NAME that are read one after the other, each from a row of it on, and nothing
-    is kept on disk; and the commit that they are of.
+    """Return the shards of hf://OWNER/NAME, and their commit. Shards are read in turn, each from a given row
+    on, and nothing is kept on disk.
 
     Raises:
-        UserError: as for `read_hub`; or a part of a split is asked for, which takes counting.
+        UserError: as for `read_hub`; or a part of a split is requested, which would need counting.
     """
     import huggingface_hub
 
@@ -100,7 +100,7 @@ def hub_shards(source: Source) -> tuple[str, list[Callable[[int], Iterator[Recor
 
 
 def refuse_part(path: str, split: str | None) -> None:
-    """Refuses a split expression such as train[:10%].
+    """Refuse a split expression such as train[:10%].
 
     Raises:
         UserError
@@ -115,10 +115,10 @@ def refuse_part(path: str, split: str | None) -> None:
 def folder_shards(
     place: DataPath, split: str | None
 ) -> tuple[list[DataPath], tuple[Callable[[int], Iterator[Record]], int] | None]:
-    """The files of a folder's split; or, of what save_to_disk wrote, its rows from one on, and how many.
+    """Return a folder's split: its files, or the rows and number of rows that save_to_disk wrote.
 
     Raises:
-        UserError: as for `read_folder`; or a part of a split is asked for.
+        UserError: as for `read_folder`; or a part of a split is requested.
     """
     refuse_part(place.name, split)
     saved, files, lengths = _in_folder(place)
@@ -135,10 +135,10 @@ def folder_shards(
 
 
 def read_folder(place: DataPath, split: str | None) -> Iterator[Record]:
-    """The rows of a folder: what save_to_disk wrote, or data files, whose names tell the split as on the hub.
+    """Read a folder: a data set of save_to_disk, or data files, whose names give the split as on the hub.
 
     Args:
-        split: as in train[:10%]; None takes train, or the only split that there is.
+        split: as in train[:10%]; None takes train, or the only split.
 
     Raises:
         UserError: it is no data set, is broken, or has no such split.
@@ -156,7 +156,7 @@ def read_folder(place: DataPath, split: str | None) -> Iterator[Record]:
 
 
 def folder_rows(place: DataPath, split: str | None) -> int:
-    """How many rows `read_folder` gives.
+    """Count the rows that `read_folder` gives.
 
     Raises:
         UserError: as for `read_folder`.
@@ -167,7 +167,7 @@ def folder_rows(place: DataPath, split: str | None) -> int:
 
 
 def _in_folder(place: DataPath) -> tuple[dict[str, Any] | None, dict[str, list[DataPath]], Mapping[str, int]]:
-    """The saved splits of a folder or None, its data files where there are none, the rows of each split."""
+    """Return a folder's saved splits or None, its data files if not saved, and each split's row count."""
     saved = _saved(place)
     if saved is not None:
         return saved, {}, {name: len(data) for name, data in saved.items()}
@@ -176,7 +176,7 @@ def _in_folder(place: DataPath) -> tuple[dict[str, Any] | None, dict[str, list[D
 
 
 def _numbered(origin: str, data: Any, first: int = 0) -> Iterator[Record]:
-    """The rows of a datasets.Dataset."""
+    """Yield the rows of a datasets.Dataset."""
     number = first
     for table in data.with_format("arrow").iter(batch_size=BATCH):
         for row in rows_of(table):
@@ -185,7 +185,7 @@ def _numbered(origin: str, data: Any, first: int = 0) -> Iterator[Record]:
 
 
 def _saved(place: DataPath) -> dict[str, Any] | None:
-    """The splits that save_to_disk wrote into a folder; None if it did not."""
+    """Return the splits that save_to_disk wrote into a folder; None if it did not."""
 
     def has(name: str) -> bool:
         return bool(place.system.isfile(f"{place.path.rstrip('/')}/{name}"))
@@ -209,7 +209,7 @@ def _saved(place: DataPath) -> dict[str, Any] | None:
 
 
 def _data_files(place: DataPath) -> dict[str, list[DataPath]]:
-    """The data files of a folder by split, by the rules that the hub has for names."""
+    """Return the data files of a folder by split, following the hub's rules for file names."""
     from datasets.data_files import EmptyDatasetError, get_data_patterns, resolve_pattern
 
     base = glob.escape(place.path) if place.local else place.name
@@ -239,7 +239,7 @@ def _data_files(place: DataPath) -> dict[str, list[DataPath]]:
 
 
 class _Lengths(Mapping[str, int]):
-    """Rows of each split, counted only when asked for."""
+    """The number of rows of each split, counted on first use."""
 
     def __init__(self, files: Mapping[str, list[DataPath]]) -> None:
         self._files = files
@@ -260,7 +260,7 @@ class _Lengths(Mapping[str, int]):
 def _parts(
     place: DataPath, split: str | None, lengths: Mapping[str, int]
 ) -> list[tuple[str, int, int | None]]:
-    """What a split expression names: (split, first row, the row behind the last; None for all)."""
+    """Parse a split expression into (split, first row, end row; None for all)."""
     if split is None:
         split = "train" if len(lengths) > 1 else next(iter(lengths))
     if split in lengths:

@@ -1,22 +1,22 @@
-"""Which characters of a rendered conversation carry loss.
+"""Find the characters of a rendered conversation that carry loss.
 
-A turn's targets are what the model would have to write: everything after the generation prompt, up to
-and with the end-of-turn token. Where they lie is proven from the template's own renderings, in the
-first of these ways that holds:
+A turn's targets are the text that the model has to write: everything after the generation prompt, including
+the end-of-turn token. Their place is proven from the template's own renderings, in the first of these ways
+that works:
 
 1. the template marks them ({% generation %} ... {% endgeneration %});
 2. prefixes: the conversation up to the turn, with the generation prompt, begins the conversation with
    the turn, which begins the whole rendering;
 3. substitution, for templates that write a turn differently from its generation prompt (that strip
-   earlier reasoning, or prompt with an empty one): the whole conversation, rendered once more with
+   earlier reasoning, or prompt with empty reasoning): the whole conversation, rendered again with
    another text in the turn's place, differs in one stretch, which is the turn's text, and a special
    token follows it. A turn that calls tools is more than its text: what it writes as the last turn is
    looked for where the whole conversation, rendered with another tool's name, begins to differ.
 
-Otherwise the conversation is refused: a mask is never guessed. Of a message of another role what it says is
-found by substitution, with the special token that follows. A message of weight 0 is none of the targets.
+Otherwise the conversation is refused: a mask is never guessed. The text of a message of another role is found
+by substitution, with the special token that follows. A message of weight 0 is not a target.
 
-The same renderings tell what of a conversation the template does not write: a field whose removal changes
+The same renderings show what the template does not write of a conversation: fields whose removal changes
 nothing.
 """
 
@@ -47,17 +47,17 @@ __all__ = [
 
 
 NO_SYSTEM = "it takes the rest without the system message"
-"""Why a template refuses a conversation, where that is why."""
+"""The reason if a template accepts the conversation without its system message."""
 
 
 class Inconsistent(ValueError):
-    """The targets cannot be told from the template's renderings."""
+    """The targets cannot be determined from the template's renderings."""
 
     kind = "inconsistent"
 
 
 class Blank(ValueError):
-    """The template writes nothing of a turn that carries loss."""
+    """The template writes nothing for a turn that carries loss."""
 
     kind = "masked"
 
@@ -68,10 +68,10 @@ class Rendered:
 
     Attributes:
         text: special tokens included, as the tokenizer reads them.
-        spans: half-open ranges of characters that are targets, in order.
+        spans: half-open ranges of target characters, in order.
         substituted: whether a span was found by substitution.
         ended: whether each span ends in a special token.
-        unused: what the conversation holds and the text does not: keys of messages, "tools", "ROLE messages".
+        unused: conversation content that the text lacks: keys of messages, "tools", "ROLE messages".
     """
 
     text: str
@@ -82,7 +82,7 @@ class Rendered:
 
 
 def check_loss_on(data: DataSettings) -> None:
-    """Refuses a `data.loss_on` that means nothing in the format of a source.
+    """Refuse a `data.loss_on` that has no meaning in a source's format.
 
     Raises:
         UserError
@@ -103,17 +103,17 @@ def _check_loss_on(data: DataSettings) -> None:
 
 
 def special_tokens(tokenizer: Any) -> tuple[str, ...]:
-    """Texts of a tokenizer's special tokens, the longest first."""
+    """Return the texts of a tokenizer's special tokens, the longest first."""
     added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     return tuple(sorted(added | set(tokenizer.all_special_tokens), key=lambda token: (-len(token), token)))
 
 
 class Renderer:
-    """Renders conversations with one template and finds what carries loss.
+    """Render conversations with one template, and find the characters that carry loss.
 
     Args:
         template: compiled, with the tokenizer's special tokens as variables.
-        special: of `special_tokens`.
+        special: from `special_tokens`.
         loss_on: "assistant", "last_assistant", "completion" or "all"; or roles of messages.
     """
 
@@ -127,14 +127,14 @@ class Renderer:
 
     @classmethod
     def of(cls, tokenizer: Any, template: str, loss_on: str | Sequence[str]) -> Renderer:
-        """A renderer for transformers' tokenizer and a template's text."""
+        """Return a renderer for transformers' tokenizer and a template's text."""
         compiled = ChatTemplate(template, tokenizer.special_tokens_map)
         return cls(compiled, special_tokens(tokenizer), loss_on)
 
     def render(
         self, messages: Messages, tools: Tools = None, completion_start: int | None = None
     ) -> Rendered:
-        """A conversation's text and targets.
+        """Return a conversation's text and targets.
 
         Args:
             tools: the template's variable.
@@ -142,8 +142,8 @@ class Renderer:
 
         Raises:
             TemplateRefusal: the template raises on it.
-            Inconsistent: its targets cannot be told.
-            Blank: nothing is written of a turn that carries loss.
+            Inconsistent: its targets cannot be determined.
+            Blank: the template writes nothing for a turn that carries loss.
         """
         try:
             return self._rendered(messages, tools, completion_start)
@@ -160,7 +160,7 @@ class Renderer:
         return True
 
     def chosen(self, messages: Messages, completion_start: int | None = None) -> list[int]:
-        """The messages that loss_on means, by their numbers, whatever their weights."""
+        """Return the numbers of the messages that loss_on selects, ignoring their weights."""
         if self._loss_on in ("all", "completion"):
             return list(range((completion_start or 0) if self._loss_on == "completion" else 0, len(messages)))
         roles = ("assistant",) if isinstance(self._loss_on, str) else self._loss_on
@@ -168,7 +168,7 @@ class Renderer:
         return turns[-1:] if self._loss_on == "last_assistant" else turns
 
     def last(self, messages: Messages, tools: Tools) -> Span:
-        """Where the last message lies, which is the assistant's, as `render` finds it.
+        """Return the place of the last message, which is the assistant's, as `render` finds it.
 
         Raises:
             TemplateRefusal, Inconsistent
@@ -178,7 +178,7 @@ class Renderer:
     def _rendered(self, messages: Messages, tools: Tools, completion_start: int | None) -> Rendered:
         chosen = self.chosen(messages, completion_start)
         muted = [turn for turn in chosen if messages[turn].get("weight") == 0]
-        stretches = 1  # that hold what is learned
+        stretches = 1  # the number of learned stretches
         if self._loss_on == "all":
             text = self._template.render(messages, tools)
             made = Rendered(text, ((0, len(text)),))
@@ -201,9 +201,9 @@ class Renderer:
         return replace(made, unused=unused) if unused else made
 
     def _unused(self, messages: Messages, tools: Tools, text: str) -> Iterator[str]:
-        """What a conversation holds and its rendering would be the same without.
+        """Return the parts of a conversation whose removal does not change its rendering.
 
-        A key of messages that one message's rendering uses is used: templates leave out earlier reasoning.
+        A message key counts as used if any message needs it: templates leave out earlier reasoning.
         """
 
         def same(others: Messages, tools: Tools) -> bool:
@@ -217,7 +217,7 @@ class Renderer:
                 yield key
         if tools and same(messages, None):
             yield "tools"
-        # A content that stands in the text, after the one before, is written: only others are rendered again.
+        # A content that occurs in the text after the one before is written: only others are rendered again.
         place, hidden = 0, []
         for i, message in enumerate(messages):
             content = message["content"].strip()
@@ -232,7 +232,7 @@ class Renderer:
                 yield f"{role} messages"
 
     def _turns(self, messages: Messages, tools: Tools, turns: list[int]) -> Rendered:
-        """Some messages: turns of the assistant's, each up to and with its end, and what others say."""
+        """Return the spans of messages: assistant turns including their end, and texts of other roles."""
         own = [turn for turn in turns if messages[turn]["role"] == "assistant"]
         others = [turn for turn in turns if turn not in own]
         if self._template.marked and own:
@@ -260,7 +260,7 @@ class Renderer:
         return Rendered(text, _apart(spans), substituted, ended)
 
     def _completion(self, messages: Messages, tools: Tools, start: int) -> Rendered:
-        """Everything after the prompt, as the generation prompt ends it."""
+        """Return everything after the prompt, where the generation prompt ends."""
         text = self._template.render(messages, tools)
         prompt = self._template.render(messages[:start], tools, add_generation_prompt=True)
         if text.startswith(prompt) and len(text) > len(prompt):
@@ -297,11 +297,11 @@ class Renderer:
             prompt = self._template.render(messages[:turn], tools, add_generation_prompt=True)
             last = turn == len(messages) - 1
             whole = text if last else self._template.render(messages[: turn + 1], tools)
-        except TemplateRefusal:  # some templates refuse to render a part of a conversation
+        except TemplateRefusal:  # some templates refuse to render a partial conversation
             return None
         if not (text.startswith(whole) and whole.startswith(prompt)):
             return None
-        # White space after the end-of-turn token comes when generation has stopped already.
+        # White space after the end-of-turn token is written when generation has already stopped.
         written = whole.rstrip()
         end = len(written) if self._ends_turn(written) else len(whole)
         return (len(prompt), end) if end > len(prompt) else None
@@ -310,7 +310,7 @@ class Renderer:
         message = messages[turn]
         own, content = message["role"] == "assistant", message["content"]
         marker = _marker(text, messages)
-        # Of the assistant only the text: reasoning and the like beside it would be part of the turn, and then
+        # For the assistant only the text: reasoning and other fields would be part of the turn, which would
         # not be found.
         other = {"role": message["role"], "content": marker} if own else {**message, "content": marker}
         changed = [*messages[:turn], other, *messages[turn + 1 :]]
@@ -337,10 +337,10 @@ class Renderer:
         return start, stop + (0 if token is None else len(after) - len(rest) + len(token))
 
     def _by_other_name(self, messages: Messages, tools: Tools, turn: int, text: str) -> Span:
-        """A turn that calls tools, which as the last one is written with something before it.
+        """Find a turn that calls tools, which the template writes with a prefix if it is the last turn.
 
-        As the last turn it is header + call + end, and in the whole it is call + end at the same place: where
-        that is, the whole rendering with another name of the tool tells, up to which it is the same.
+        As the last turn it is header + call + end. In the whole it is call + end at the same place, which is
+        where a rendering with another tool name begins to differ.
         """
         message = parted(messages[turn])[1]
         marker = _marker(text, messages)
@@ -376,7 +376,7 @@ class Renderer:
 
 
 def _marker(text: str, messages: Messages) -> str:
-    """A word that stands in no message."""
+    """Return a word that occurs in no message."""
     marker = "substitute"
     while marker in text or any(marker in message["content"] for message in messages):
         marker += "x"
@@ -384,7 +384,7 @@ def _marker(text: str, messages: Messages) -> str:
 
 
 def _in_json(content: str) -> tuple[str, str]:
-    """A text as it stands within JSON, which some templates write tools' results as."""
+    """Return a text as it appears within JSON, in which some templates write tool results."""
     return json.dumps(content)[1:-1], json.dumps(content, ensure_ascii=False)[1:-1]
 
 
@@ -395,7 +395,7 @@ def _apart(spans: Sequence[Span]) -> tuple[Span, ...]:
 
 
 def _without(rendered: Rendered, cut: Iterable[Span]) -> list[Span]:
-    """The targets outside of some stretches; white space alone is none."""
+    """Return the targets outside of some stretches; targets of only white space are dropped."""
     spans = list(rendered.spans)
     for begin, end in cut:
         spans = [part for s, e in spans for part in ((s, min(e, begin)), (max(s, end), e))]

@@ -1,7 +1,7 @@
-"""Conversations in the spellings that data sets use, as messages of role and content.
+"""Parse conversations in the spellings that data sets use into messages of role and content.
 
 OpenAI's: {"role": "user", "content": "..."}, with tool_calls and role "tool". ShareGPT's: {"from": "human",
-"value": "..."}. What comes out is what Hugging Face chat templates expect: a tool call's arguments as an
+"value": "..."}. The result is what Hugging Face chat templates expect: a tool call's arguments as an
 object, calls and tools in {"type": "function", "function": {...}}, no nulls.
 """
 
@@ -16,7 +16,7 @@ from .values import Malformed, kind, parsed, text_of, without_nulls
 Messages = list[dict[str, Any]]
 
 ROLES = ("system", "user", "assistant", "tool")
-"""Roles after parsing. Which of them a template accepts is the template's business."""
+"""Roles after parsing. The template decides which of them it accepts."""
 
 ALIASES = {
     "human": "user",
@@ -30,7 +30,7 @@ ALIASES = {
     "tool_response": "tool",
     "developer": "system",
 }
-"""ShareGPT's spellings of roles, and OpenAI's newer one of the system's, which templates skip in silence."""
+"""ShareGPT's names of roles, and OpenAI's newer system role, which templates silently skip."""
 
 CALLS = ("function_call", "tool_call")
 """ShareGPT's roles of an assistant turn whose text is a call as JSON: {"name": ..., "arguments": ...}."""
@@ -40,19 +40,19 @@ TAUGHT = re.compile(
     r"tool_calls|tool_responses|name|refusal|documents|cot|.*(reasoning|think|thought|image|audio|video).*",
     re.I,
 )
-"""Keys of a message that are part of what is said, beside role and content. Others (ids, times, ratings, a
-tool's name beside its call) are notes about it. So is a number: "reasoning_tokens" is not reasoning."""
+"""Keys of a message that belong to its content, besides role and content. Others (ids, times, ratings, a
+tool's name next to its call) are metadata. So are numbers: "reasoning_tokens" is not reasoning."""
 
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Keys of a message that hold what the assistant thinks before it answers."""
+"""Keys of a message that hold the assistant's reasoning."""
 
 THOUGHT = re.compile(r"\s*(?:<think>(.*?)</think>|<\|channel>thought\n(.*?)<channel\|>)\s*", re.DOTALL)
-"""The same at the beginning of a content, in Qwen's markup and in Gemma 4's."""
+"""Reasoning at the beginning of a content, in Qwen's markup and in Gemma 4's."""
 
 
 def parted(message: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """What an assistant's message thinks, mostly one text or none, and the message without it."""
+    """Return an assistant message's reasoning texts (usually one or none), and the message without them."""
     rest = {key: value for key, value in message.items() if key not in REASONING}
     thoughts = [message[key] for key in REASONING if message.get(key)]
     found = THOUGHT.match(message["content"])
@@ -63,7 +63,7 @@ def parted(message: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def taught(message: Mapping[str, Any]) -> list[str]:
-    """Keys of a parsed message, beside role and content, that a chat template should write."""
+    """Return the keys of a parsed message, other than role and content, that a chat template should write."""
     return [
         key
         for key, value in message.items()
@@ -76,16 +76,16 @@ def taught(message: Mapping[str, Any]) -> list[str]:
 
 
 def parse_messages(value: Any, name: str, fields: Mapping[str, str], label: str = "message") -> Messages:
-    """A conversation.
+    """Parse a conversation.
 
     Args:
         value: a list of messages, or such a list as JSON text.
-        name: the column that it stands in.
+        name: the column that holds it.
         fields: `data.fields`; "role", "content" and "weight" may rename a message's keys.
-        label: what reasons call a message, before its number.
+        label: the word for a message in error reasons, before its number.
 
     Raises:
-        Malformed: it is no conversation.
+        Malformed: it is not a conversation.
     """
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = parsed(value, repr(name))
@@ -97,17 +97,17 @@ def parse_messages(value: Any, name: str, fields: Mapping[str, str], label: str 
 
 
 def demand_assistant(messages: Messages) -> None:
-    """Refuses a conversation in which nothing can be learned.
+    """Refuse a conversation in which nothing can be learned.
 
     Raises:
-        Malformed: no message is the assistant's.
+        Malformed: it has no assistant message.
     """
     if not any(message["role"] == "assistant" for message in messages):
         raise Malformed("no assistant turn")
 
 
 def parse_tools(value: Any, name: str) -> list[dict[str, Any]] | None:
-    """JSON schemas of the tools that a conversation may call, None for none.
+    """Parse the JSON schemas of the tools that a conversation may call; None if there are none.
 
     Args:
         value: a list of schemas, each an object or JSON text, or the list as JSON text; or null.
@@ -158,7 +158,7 @@ def _message(message: Any, what: str, fields: Mapping[str, str]) -> dict[str, An
 
 
 def _key(message: Mapping[str, Any], fields: Mapping[str, str], name: str, sharegpt: str) -> str:
-    """The key of a message's role or content."""
+    """Return the key of a message's role or content."""
     if name in fields:
         return fields[name]
     # Not `in`: a column format may give each message both keys, one of them null.
@@ -166,7 +166,7 @@ def _key(message: Mapping[str, Any], fields: Mapping[str, str], name: str, share
 
 
 def _content(content: Any, what: str, may_lack: bool) -> str:
-    """A message's text; the texts of its parts where it is a list of them."""
+    """Return a message's text; a list of parts gives the texts of the parts."""
     if content is None and may_lack:
         return ""
     if isinstance(content, list):
@@ -185,7 +185,7 @@ def _part(part: Any, what: str) -> str:
 
 
 def _calls(value: Any, what: str) -> list[dict[str, Any]]:
-    """The tool calls of a message, each {"type": "function", "function": {"name", "arguments"}, ...}."""
+    """Parse a message's tool calls: each {"type": "function", "function": {"name", "arguments"}, ...}."""
     value = parsed(value, f"tool_calls of {what}") if isinstance(value, str) and value.strip() else value
     if not value:
         return []
@@ -206,7 +206,7 @@ def _call(call: Any, what: str) -> dict[str, Any]:
 
 
 def _function(value: Any, what: str) -> dict[str, Any]:
-    """A tool, or a call of one, in its envelope {"type": "function", "function": {"name": ...}}."""
+    """Wrap a tool, or a tool call, in {"type": "function", "function": {"name": ...}}."""
     value = parsed(value, what)
     if not isinstance(value, dict):
         raise Malformed(f"{what} is {kind(value)}, not an object")

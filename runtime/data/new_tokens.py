@@ -1,7 +1,7 @@
-"""New tokens of a tokenizer, as changes of its files: train.py encodes with them, merge.py writes them.
+"""Add new tokens to a tokenizer's files: train.py encodes with them, merge.py writes them.
 
-A token takes the place of one that the checkpoint holds in reserve, or the first row of the embedding that no
-token has, of which model.vocab_size may add some.
+A new token replaces a reserved token of the checkpoint, or takes the first row of the embedding that no token
+uses. model.vocab_size may add such rows.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ TOKENIZER, CONFIG, ADDED, SPECIAL = (
     "special_tokens_map.json",
 )
 MULTIPLE = 64
-"""Of the rows that are suggested, so that they divide over the devices of most meshes."""
+"""Suggested numbers of rows are multiples of this, so that they divide over the devices of most meshes."""
 RESERVES = ("reserved", "unused", "dummy", "control", "placeholder", "extra")
-"""Words in the names of tokens that checkpoints hold in reserve."""
+"""Words in the names of reserved tokens of checkpoints."""
 
 
 def with_tokens(
     files: Mapping[str, bytes], tokens: Mapping[str, str | None], rows: int, where: str
 ) -> dict[str, bytes]:
-    """A tokenizer's files that know further special tokens; other files as they are.
+    """Return a tokenizer's files with further special tokens; other files stay unchanged.
 
     Args:
-        files: by name; of a tokenizer, tokenizer.json at least.
-        tokens: each new token's text, and the token in whose place it comes, None for a row of its own.
+        files: a tokenizer's files by name, at least tokenizer.json.
+        tokens: each new token's text, and the token that it replaces, None for a row of its own.
         rows: of the embedding.
-        where: whose files they are, for messages.
+        where: the owner of the files, for messages.
 
     Raises:
-        UserError: when a token has no place.
+        UserError: when there is no place for a token.
     """
     if TOKENIZER not in files:
         raise UserError(
@@ -49,7 +49,7 @@ def with_tokens(
     made = {name: json.loads(files[name]) for name in (TOKENIZER, CONFIG, ADDED, SPECIAL) if name in files}
     added = made[TOKENIZER].setdefault("added_tokens", [])
     ids = token_ids(made[TOKENIZER])
-    for token, place in sorted(tokens.items()):  # the order of a record, whose keys are sorted
+    for token, place in sorted(tokens.items()):  # in the order of a record, whose keys are sorted
         if token in ids:
             raise UserError(
                 f"{where}: the tokenizer has `{token}` already, as token {ids[token]}",
@@ -94,7 +94,7 @@ def with_tokens(
 
 @contextmanager
 def tokenizer_folder(folder: Path, tokens: Mapping[str, str | None], rows: int) -> Iterator[Path]:
-    """A copy of a checkpoint's small files, in which the tokenizer has the new tokens.
+    """Copy a checkpoint's small files to a folder in which the tokenizer has the new tokens.
 
     Args:
         rows: of the embedding.
@@ -108,18 +108,18 @@ def tokenizer_folder(folder: Path, tokens: Mapping[str, str | None], rows: int) 
 
 
 def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Every token's id, by a tokenizer.json."""
+    """Return every token's id, from a tokenizer.json."""
     added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or ()}
     return {**_vocabulary(tokenizer), **added}
 
 
 def padded(rows: int) -> int:
-    """Rows that a vocabulary of this size is given: the next multiple of MULTIPLE."""
+    """Round a vocabulary's size up to the next multiple of MULTIPLE."""
     return -(-rows // MULTIPLE) * MULTIPLE
 
 
 def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Ids of the model's own tokens: a mapping of BPE and WordPiece, a list of pieces of Unigram."""
+    """Return the ids of the model's own tokens: a mapping for BPE and WordPiece, a list for Unigram."""
     vocabulary = tokenizer.get("model", {}).get("vocab") or {}
     if isinstance(vocabulary, Mapping):
         return dict(vocabulary)
@@ -127,7 +127,7 @@ def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _renamed(content: Any, old: str, new: str) -> Any:
-    """JSON with a text in place of another, as a key or a value."""
+    """Replace a text in JSON, as a key or a value."""
     if isinstance(content, dict):
         return {new if key == old else key: _renamed(value, old, new) for key, value in content.items()}
     if isinstance(content, list):
@@ -136,7 +136,7 @@ def _renamed(content: Any, old: str, new: str) -> Any:
 
 
 def _reserve(ids: Mapping[str, int]) -> str:
-    """A token that the checkpoint holds in reserve, quoted; a made-up one where there is none."""
+    """Return a reserved token of the checkpoint, quoted; a made-up one if it has none."""
     names = (
         name for name in sorted(ids, key=ids.__getitem__) if any(word in name.lower() for word in RESERVES)
     )

@@ -1,4 +1,4 @@
-"""Where sources lie: local files and folders, and whatever addresses fsspec opens."""
+"""The places of sources: local files and folders, and any address that fsspec opens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..errors import UserError
 HUB = "hf://"
 
 BLOCK = 1 << 20
-"""Bytes that are read at once."""
+"""Number of bytes that are read at once."""
 
 ENDINGS = ".jsonl, .json or .csv (each also with .gz or .zst), .parquet, .arrow or .array_record"
 
@@ -32,12 +32,12 @@ _ENDING = re.compile(
 
 @dataclass(frozen=True)
 class DataPath:
-    """A file or folder on some file system.
+    """A file or folder on a file system.
 
     Attributes:
-        name: as the recipe names it; a file in a folder is FOLDER/PATH.
-        system: of fsspec.
-        path: on that system.
+        name: the recipe's name for it; a file in a folder is FOLDER/PATH.
+        system: fsspec's file system.
+        path: its path on that system.
     """
 
     name: str
@@ -46,36 +46,36 @@ class DataPath:
 
     @property
     def local(self) -> bool:
-        """Whether other libraries can open `path` as well."""
+        """Whether other libraries can open `path` directly."""
         return is_local(self.system)
 
     def check(self) -> None:
-        """Looks whether who opens it comes to an end.
+        """Check that reading it ends.
 
         Raises:
-            UserError: it is a pipe, a device or the like of this machine.
+            UserError: it is a local pipe, device or the like.
         """
         if self.local:
             check_ends(self.path, self.name)
 
     def below(self, path: str) -> DataPath:
-        """A file in this folder, by its path on the file system."""
+        """Return a file in this folder, by its path on the file system."""
         rest = path.removeprefix(self.path.rstrip("/")).lstrip("/")
         return DataPath(f"{self.name.rstrip('/')}/{rest}", self.system, path)
 
     def open(self) -> Any:
-        """The file's bytes as they are stored."""
+        """Open the file's bytes as they are stored."""
         return self.system.open(self.path, "rb")
 
 
 def place_of(name: str, data_dir: Path) -> DataPath:
-    """Where a source lies. Nothing is opened.
+    """Return a source's place. Nothing is opened.
 
     Args:
-        name: a path, a relative one from `data_dir`, or an address.
+        name: a path (relative to `data_dir` if it is relative) or an address.
 
     Raises:
-        UserError: no file system is known for the address, or what opens it is not installed.
+        UserError: no file system is known for the address, or its package is not installed.
     """
     from fsspec.core import url_to_fs
 
@@ -87,7 +87,7 @@ def place_of(name: str, data_dir: Path) -> DataPath:
 
 
 def kind_of(name: str) -> str | None:
-    """A file's kind by its name's ending: "jsonl", "csv", "array_record" and so on; None for no known one."""
+    """Return a file's kind by its extension: "jsonl", "csv", "array_record" and so on; None if unknown."""
     match = _ENDING.search(name)
     if match is None:
         return None
@@ -96,7 +96,7 @@ def kind_of(name: str) -> str | None:
 
 @contextmanager
 def decompressed(place: DataPath) -> Iterator[io.BufferedReader]:
-    """A file's bytes, without the compression that its ending tells."""
+    """Return a file's bytes, decompressed as its extension says."""
     with place.open() as raw:
         name = place.name.lower()
         if name.endswith(".gz"):
@@ -110,7 +110,7 @@ def decompressed(place: DataPath) -> Iterator[io.BufferedReader]:
 
 
 def explained(name: str, error: Exception, place: DataPath | None = None) -> UserError:
-    """What an exception of a file system's or a format's library means for the user."""
+    """Return a user's explanation of an exception from a file system's or a format's library."""
     reason = first_line(error)
     if isinstance(error, FileNotFoundError):
         where = place.path if place is not None and place.local else name
@@ -129,6 +129,6 @@ def explained(name: str, error: Exception, place: DataPath | None = None) -> Use
 
 
 def address_of(path: str) -> tuple[str, str | None]:
-    """OWNER/NAME and the revision (None for the newest) of a data set of the hub."""
+    """Return OWNER/NAME and the revision (None for the newest) of a data set of the hub."""
     name, _, revision = path.removeprefix(HUB).removeprefix("datasets/").strip("/").partition("@")
     return name, revision or None

@@ -1,4 +1,4 @@
-"""Rows of the format preference: two continuations of one prompt."""
+"""Parse rows of the format preference: two continuations of one prompt."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .values import Malformed
 
 @dataclass(frozen=True)
 class PreferenceRow:
-    """Two continuations of one prompt, of which the first is preferred.
+    """Two continuations of one prompt; the first is preferred.
 
     Attributes:
-        origin: as of ParsedSample.
-        prompt, chosen, rejected: all text, or all messages as of ParsedSample. `chosen` and `rejected` do not
+        origin: as in ParsedSample.
+        prompt, chosen, rejected: all text, or all messages as in ParsedSample. `chosen` and `rejected` do not
             repeat the prompt.
-        tools, unused: as of ParsedSample.
+        tools, unused: as in ParsedSample.
     """
 
     origin: str
@@ -30,7 +30,7 @@ class PreferenceRow:
     unused: tuple[str, ...] = ()
 
     def answers(self) -> tuple[ParsedSample, ParsedSample]:
-        """The chosen and the rejected answer, each as a prompt with its completion."""
+        """Return the chosen and the rejected answer, each as a prompt with its completion."""
 
         def one(answer: Any) -> ParsedSample:
             if isinstance(self.prompt, str):
@@ -48,13 +48,13 @@ class PreferenceRow:
 
 
 def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> PreferenceRow:
-    """A row of the format preference.
+    """Parse a row of the format preference.
 
-    Where the prompt is not given, or is text beside conversations that hold it, it is what `chosen` and
-    `rejected` begin with in common, as in TRL's extract_prompt.
+    If the prompt is missing, or is text while the conversations contain it, the prompt is the common
+    beginning of `chosen` and `rejected`, as in TRL's extract_prompt.
 
     Raises:
-        Malformed: it is not of the format, or prefers an answer to itself.
+        Malformed: the row does not match the format, or both answers are the same.
     """
     names = {name: fields.get(name, name) for name in ("prompt", "chosen", "rejected")}
     chosen, rejected = required(row, names["chosen"]), required(row, names["rejected"])
@@ -92,13 +92,13 @@ def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, s
 
 
 def _common(chosen: Messages, rejected: Messages) -> int:
-    """Messages with which both begin; each keeps one at least."""
+    """Return the number of messages with which both begin; each keeps at least one of its own."""
     shorter = min(len(chosen), len(rejected))
     return next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter - 1)
 
 
 def _common_text(chosen: str, rejected: str) -> int:
-    """Characters with which both begin, without the space before the first that differs."""
+    """Return the number of common first characters, without a space before the first that differs."""
     shorter = min(len(chosen), len(rejected))
     start = next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter - 1)
     return start - 1 if start and chosen[start - 1] == " " else start

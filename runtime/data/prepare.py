@@ -1,4 +1,4 @@
-"""From the sources of a recipe to the batches of a run."""
+"""Prepare the batches of a run from the sources of a recipe."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class PreparedData:
 
     Attributes:
         steps_per_epoch: optimizer steps of one pass over the training data: rows / global batch size,
-            rounded up; None of a stream, whose end is not known.
+            rounded up; None for a stream, whose length is not known.
         total_steps: optimizer steps of the run.
         accumulation: micro-batches of an optimizer step.
-        eval_batches: the evaluation data, whole; empty without any.
-        eval_parts: which of them are each source's, where it has several.
+        eval_batches: all evaluation data; empty if there is none.
+        eval_parts: the evaluation batches of each source, if there are several.
         report: what was read, kept and left out.
-        samples: of the training data, in the order of its sources; of a stream, those of the first window
+        samples: the training samples, in the order of the sources; for a stream, those of the first window
             that was read.
-        fingerprint: digest of the training samples and of what decides their order; of a stream, of its
-            files' names and sizes in place of the samples.
+        fingerprint: digest of the training samples and of what decides their order; for a stream, of its
+            files' names and sizes instead of the samples.
     """
 
     steps_per_epoch: int | None
@@ -58,18 +58,18 @@ class PreparedData:
 
     @property
     def rows(self) -> int:
-        """Rows of a micro-batch, on all devices together; a preference has two."""
+        """Return the number of rows of a micro-batch on all devices together; a preference has two."""
         return self.schedule.rows
 
     def batches(self, steps: int | None = None, start: int = 0, rows: Sequence[int] | None = None) -> Any:
-        """Micro-batches of optimizer steps start ... steps - 1, a grain.IterDataset.
+        """Return micro-batches of optimizer steps start ... steps - 1, as a grain.IterDataset.
 
-        They depend on the data, the settings and the seed alone, not on `start`: a resumed run sees
-        what the interrupted one would have seen. Nothing before `start` is built.
+        They depend only on the data, the settings and the seed, not on `start`: a resumed run sees the same
+        batches as an uninterrupted one. Batches before `start` are not built.
 
         Args:
-            steps: the run's when None; it may pass over the data any number of times.
-            rows: of each micro-batch, those that this process's devices hold (`sharding.Rows`); all
+            steps: None takes the run's; it may exceed one or more passes over the data.
+            rows: the rows of each micro-batch that this process's devices hold (`sharding.Rows`); all
                 when None.
         """
         stop = self.total_steps if steps is None else steps
@@ -78,19 +78,19 @@ class PreparedData:
         )
 
     def micro_batch(self, index: int, rows: Sequence[int] | None = None) -> Batch:
-        """Micro-batch number `index` of the run, from 0, or some of its rows."""
+        """Build micro-batch number `index` of the run, from 0, or some of its rows."""
         return self.schedule.micro_batch(index, rows)
 
     def tokens_of(self, index: int) -> int:
-        """Real tokens of micro-batch number `index`."""
+        """Return the number of real tokens of micro-batch number `index`."""
         return self.schedule.tokens_of(index)
 
     def evaluation(self, rows: Sequence[int] | None = None) -> list[Batch]:
-        """The evaluation batches, or some rows of each."""
+        """Return the evaluation batches, or some rows of each."""
         return self.eval_batches if rows is None else [only(batch, rows) for batch in self.eval_batches]
 
     def state(self, step: int) -> dict[str, Any]:
-        """Where the data is after optimizer step `step`, for its checkpoint: plain JSON values."""
+        """Return the data's position after optimizer step `step`, as JSON values for its checkpoint."""
         return {
             "rows": step * self.schedule.rows_per_step,
             "shuffle_seed": self.shuffle_seed,
@@ -99,23 +99,23 @@ class PreparedData:
         }
 
     def origins(self, index: int) -> list[str]:
-        """Where the samples of micro-batch `index` stand, FILE:LINE and the like, row after row."""
+        """Return the origins (FILE:LINE and the like) of micro-batch `index`'s samples, row by row."""
         return self.schedule.origins(index)
 
     def close(self) -> None:
-        """Ends what reads ahead."""
+        """End reading ahead."""
         self.schedule.close()
 
 
 @dataclass(frozen=True)
 class Tokenizing:
-    """What makes tokenizing quick, and where it begins.
+    """How to tokenize fast, and from which position to continue.
 
     Attributes:
         cache: folder in which tokenized data is kept, under data/, and looked for; None for none. A stream is
             not kept.
-        workers: processes that tokenize, None for as many as pay.
-        after: `PreparedData.state` of the step that the run goes on after; None for its beginning.
+        workers: processes that tokenize, None for a suitable number.
+        after: `PreparedData.state` of the step after which the run continues; None for its beginning.
     """
 
     cache: Path | None = None
@@ -132,17 +132,17 @@ def prepare(
     vocabulary: int | None = None,
     tokenizing: Tokenizing = Tokenizing(),
 ) -> PreparedData:
-    """Reads, renders, tokenizes, packs.
+    """Read, render, tokenize and pack the data of a recipe.
 
     Args:
         rows: rows of a micro-batch on all devices together: micro_batch_size x data-parallel devices.
-        tokenizer: of `load_tokenizer`.
-        data_dir: what relative paths are relative to.
-        vocabulary: embeddings of the model; samples with another token id are left out.
-        tokenizing: what makes it quick, and where it begins.
+        tokenizer: from `load_tokenizer`.
+        data_dir: the base of relative paths.
+        vocabulary: number of the model's embeddings; samples with larger token ids are left out.
+        tokenizing: cache, workers and start position.
 
     Raises:
-        UserError: the files or the settings give nothing to train on, or contradict one another.
+        UserError: the files or settings give nothing to train on, or contradict each other.
     """
     if rows < 1 or train.global_batch_size % rows:
         raise UserError(
@@ -223,10 +223,10 @@ def prepare(
 
 
 def source_weights(samples: Samples, data: DataSettings) -> list[float]:
-    """How often an epoch draws each sample of a source of data.train.
+    """Return how often an epoch draws each sample, for each source of data.train.
 
     Args:
-        samples: of the training data.
+        samples: the training samples.
     """
     if data.temperature is None:
         return [source.weight if isinstance(source, Source) else 1.0 for source in data.train]
@@ -235,7 +235,7 @@ def source_weights(samples: Samples, data: DataSettings) -> list[float]:
 
 
 def rows_by_source(samples: Samples, split: Split, data: DataSettings) -> dict[str, PackedRows]:
-    """The rows of each source that has samples, by its name."""
+    """Return the rows of each source that has samples, by its name."""
     out = {}
     for number, name in enumerate(source_names(split.sources)):
         weights = [float(source == number) for source in range(len(split.sources))]
@@ -252,10 +252,10 @@ def read_split(
     data_dir: Path,
     tokenizing: Tokenizing,
 ) -> tuple[Samples, SplitReport]:
-    """The samples that are trained or evaluated on, from the cache where they are in it. They may be none.
+    """Read the samples of a split, from the cache if they are in it. There may be none.
 
     Raises:
-        UserError: a source cannot be read, or a row may not be as it is.
+        UserError: a source cannot be read, or a row is refused.
     """
     found: tuple[Samples, SplitReport] | None = None
     folder: Path | None = None

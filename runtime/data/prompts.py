@@ -1,4 +1,4 @@
-"""The prompts of train.samples: from the rows of a file to tokens."""
+"""Read the prompts of train.samples: from the rows of a file to tokens."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from .tokenizer import chat_template
 from .values import Malformed
 
 MULTIPLE = 256
-"""A length that prompts are padded to is data.max_length, or a half, a quarter and so on of it that is a
-multiple of this on each device: what splash attention, and the order that balances it, can take."""
+"""Prompts are padded to data.max_length, or to half, a quarter and so on of it, if that is a multiple of this
+on each device: splash attention and its balancing order need such lengths."""
 SHAPE = 'a line is {"messages": [...]}, or {"prompt": "..."} with a text or with messages'
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """What is answered at each evaluation.
+    """The prompts that are answered at each evaluation.
 
     Attributes:
-        texts: each as the file has it, a text or messages.
+        texts: each prompt as in the file, a text or messages.
         tokens: int32[n, T], padded on the right.
-        lengths: int32[n], tokens of each.
-        most: tokens of an answer at most.
-        ends: tokens that end one.
-        decode: the text of an answer's tokens.
+        lengths: int32[n], tokens of each prompt.
+        most: the maximum number of tokens of an answer.
+        ends: tokens that end an answer.
+        decode: turns an answer's tokens into text.
     """
 
     texts: Sequence[Any]
@@ -53,19 +53,19 @@ def prompts(
     generation: Mapping[str, Any],
     parts: int = 1,
 ) -> Prompts:
-    """Reads and tokenizes a file of prompts.
+    """Read and tokenize a file of prompts.
 
-    Messages are written by the chat template, with the beginning of an answer after them; a text is tokenized
-    as it is.
+    The chat template renders messages, with the beginning of an answer after them. A text is tokenized
+    unchanged.
 
     Args:
-        tokenizer: of `load_tokenizer`.
+        tokenizer: from `load_tokenizer`.
         generation: the checkpoint's generation_config.json, whose eos_token_id end answers as the tokenizer's
             does.
         parts: devices that the tokens of a row are split over.
 
     Raises:
-        UserError: a row is no prompt, or too long for data.max_length with its answer.
+        UserError: a row is not a prompt, or prompt and answer exceed data.max_length.
     """
     text = chat_template(tokenizer, data, data_dir)
     template = None if text is None else ChatTemplate(text, dict(tokenizer.special_tokens_map))
@@ -108,15 +108,15 @@ def prompts(
 
 
 def _encoded(row: Mapping[str, Any], template: ChatTemplate | None, tokenizer: Any) -> tuple[Any, list[int]]:
-    """A prompt as it stands, and its tokens.
+    """Return a prompt in its original form, and its tokens.
 
     Raises:
-        Malformed: it is none.
+        Malformed: it is not a prompt.
     """
     name = "messages" if row.get("messages") is not None else "prompt"
     given = row.get(name)
     if isinstance(given, str):
-        # A sample's own end would be what follows the prompt.
+        # The answer follows the prompt, so end tokens that the tokenizer adds are removed.
         encoding = tokenizer.backend_tokenizer.encode(given)
         ids, added = list(encoding.ids), encoding.special_tokens_mask
         while len(ids) > 1 and added[len(ids) - 1]:
@@ -134,11 +134,11 @@ def _encoded(row: Mapping[str, Any], template: ChatTemplate | None, tokenizer: A
 
 
 def generation_config(side_files: Sequence[str], read: Callable[[str], bytes]) -> Mapping[str, Any]:
-    """A checkpoint's generation_config.json; empty where it has none that can be read.
+    """Return a checkpoint's generation_config.json; {} if it has no readable one.
 
     Args:
-        side_files: names of its files beside the weights.
-        read: gives the bytes of one.
+        side_files: names of its files other than the weights.
+        read: returns the bytes of a file.
     """
     if "generation_config.json" not in side_files:
         return {}

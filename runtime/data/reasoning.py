@@ -1,11 +1,11 @@
-"""What becomes of the assistant's reasoning: `data.reasoning`.
+"""Apply `data.reasoning`: keep or drop the assistant's reasoning.
 
 keep   each learned turn's reasoning is written and learned, or the conversation is refused
-drop   the conversation is one without reasoning, which the template writes as it writes such
-empty  the same, and the last turn follows the generation prompt of a model that is told not to think
+drop   reasoning is removed before the template renders the conversation
+empty  as drop, and the last turn follows the generation prompt for a model with thinking disabled
 
-Templates are told by the variables that vLLM and transformers hand them: `enable_thinking`, which Qwen 3 and
-Gemma 4 read, and `preserve_thinking`, by which some keep what earlier turns thought.
+Templates get the variables of vLLM and transformers: `enable_thinking`, which Qwen 3 and Gemma 4 read, and
+`preserve_thinking`, with which some keep the reasoning of earlier turns.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ VARIABLES: dict[str, dict[str, bool]] = {
     "drop": {},
     "empty": {"enable_thinking": False},
 }
-"""What a template is told, by `data.reasoning`."""
+"""The template's variables, by `data.reasoning`."""
 
 
 class Reasoning:
-    """Renders conversations with their reasoning kept, dropped or empty.
+    """Render conversations with their reasoning kept, dropped or empty.
 
     Args:
-        mode: of `data.reasoning`.
+        mode: value of `data.reasoning`.
         source: the template's text.
-        variables: of the template beside those of the mode.
+        variables: of the template, in addition to those of the mode.
 
     Raises:
-        UserError: it is "empty", and the template cannot be told not to think.
+        UserError: the mode is "empty", and the template cannot disable thinking.
     """
 
     def __init__(self, mode: str, source: str, variables: dict[str, str]) -> None:
@@ -52,13 +52,13 @@ class Reasoning:
         self.template = ChatTemplate(source, {**variables, **VARIABLES[mode]})
 
     def render(self, renderer: Renderer, row: ParsedSample) -> Rendered:
-        """A conversation's text and targets, as `Renderer.render` gives them.
+        """Return a conversation's text and targets, as `Renderer.render` does.
 
         Args:
-            renderer: with `self.template`.
+            renderer: one that uses `self.template`.
 
         Raises:
-            Inconsistent: reasoning that is learned is not written, or no text, or not ended.
+            Inconsistent: the template does not write learned reasoning, its text or its end.
         """
         assert row.messages is not None
         parts = {
@@ -87,13 +87,13 @@ class Reasoning:
         return made
 
     def _written(self, message: dict[str, Any], thoughts: list[str], rest: dict[str, Any]) -> dict[str, Any]:
-        """A message of the assistant's as the template reads it."""
+        """Return an assistant message in the form that the template reads."""
         if self._mode != "keep":
             return rest
         return {**rest, self._name: thoughts[0]} if thoughts and self._name else message
 
     def _opened(self, made: Rendered, renderer: Renderer, messages: Messages, tools: Any) -> Rendered:
-        """The text with the generation prompt of no thinking before its last turn."""
+        """Return the text with the no-thinking generation prompt before its last turn."""
         prompt = self.template.render(messages[:-1], tools, add_generation_prompt=True)
         text = made.text
         if text.startswith(prompt):

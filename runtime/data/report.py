@@ -1,4 +1,4 @@
-"""What became of the rows of a data set."""
+"""Count what happened to the rows of a data set."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 NAMED = 5
-"""Offenders that are named; the others are counted."""
+"""Number of left-out rows that are named; the others are only counted."""
 
 
 @dataclass(frozen=True)
 class UnusableRow:
-    """A row that was left out: its FILE:LINE, and why."""
+    """A row that was left out: its FILE:LINE, and the reason."""
 
     origin: str
     reason: str
@@ -20,7 +20,7 @@ class UnusableRow:
 
 @dataclass
 class Problems:
-    """Rows left out for one kind of reason: how many, and the first of them."""
+    """Rows left out for one kind of reason: their number, and the first of them."""
 
     count: int = 0
     first: list[UnusableRow] = field(default_factory=list)
@@ -42,10 +42,10 @@ KINDS = {
     "masked": "no targets",
     "overlong": "too long",
 }
-"""Why rows are left out: the attribute of SplitReport, and in words."""
+"""Reasons for leaving rows out: the attribute of SplitReport, and its words."""
 
 INVALID = ("malformed", "empty", "inconsistent", "masked")
-"""Those that count for data.max_invalid_ratio."""
+"""The reasons that count for data.max_invalid_ratio."""
 
 
 @dataclass
@@ -53,20 +53,20 @@ class SplitReport:
     """Counts of `data.train` or of `data.eval`.
 
     Attributes:
-        read: rows in the files.
+        read: number of rows in the files.
         kept: samples that are trained or evaluated on.
         removed: rows that the transform left out.
-        malformed: rows that are not of the format, or that the template refuses.
+        malformed: rows that do not match the format, or that the template refuses.
         empty: rows without text to learn.
-        inconsistent: rows whose targets cannot be told from the template's rendering, or whose tokens lie
+        inconsistent: rows whose targets cannot be found in the template's rendering, or whose tokens lie
             across their border.
         masked: rows in which no token is a target.
         overlong: rows dropped for being longer than max_length, or for losing every target when cut.
         truncated: kept rows that were cut.
-        substituted: kept rows in which a turn is not written as the generation prompt begins it.
+        substituted: kept rows in which a turn does not begin in the way the generation prompt does.
         unended: kept rows in which a turn does not end in a special token.
-        incomplete: kept rows that hold what their rendering does not use, with its names.
-        unused: by such a name, how many rows.
+        incomplete: kept rows with content that their rendering does not use, with its names.
+        unused: the number of rows by such a name.
         tokens, targets: of the kept samples.
         longest: tokens of the longest kept sample.
         rows: rows of max_length tokens that an epoch fills.
@@ -95,7 +95,7 @@ class SplitReport:
     row_length: int = 0
 
     def merge(self, other: SplitReport) -> None:
-        """Adds the counts of the rows that come after these. `rows` and what follows from it stay."""
+        """Add the counts of the following rows. `rows` and the values derived from it stay unchanged."""
         for name in (*KINDS, "incomplete"):
             getattr(self, name).merge(getattr(other, name))
         for name, count in other.unused.items():
@@ -106,34 +106,34 @@ class SplitReport:
 
     @property
     def invalid(self) -> int:
-        """Rows that could not be used for another reason than their length."""
+        """Return the number of rows that were unusable for a reason other than their length."""
         return sum(getattr(self, name).count for name in INVALID)
 
     def add_unused(self, origin: str, names: Iterable[str]) -> None:
-        """Counts a kept row that holds what its rendering does not use."""
+        """Count a kept row with content that its rendering does not use."""
         if names := list(dict.fromkeys(names)):
             self.incomplete.add(origin, ", ".join(names))
             self.merge(SplitReport(unused=dict.fromkeys(names, 1)))
 
     @property
     def leftover(self) -> str:
-        """What rows hold and their rendering does not use, each with its count, and the first such row."""
+        """Return content that renderings do not use, each with its count, and the first such row."""
         counts = ", ".join(f"{name} in {count:,}" for name, count in self.unused.items())
         return f"{counts}; the first is {self.incomplete.first[0].origin}"
 
     @property
     def mean_length(self) -> float:
-        """Tokens of a kept row: of a preference, of both its answers with the prompt."""
+        """Return the mean tokens of a kept row; a preference counts both answers with the prompt."""
         return self.tokens / self.kept if self.kept else 0.0
 
     @property
     def efficiency(self) -> float:
-        """Share of the rows' positions that hold a token, not padding."""
+        """Return the share of the rows' positions that hold a token rather than padding."""
         return self.row_tokens / (self.rows * self.row_length) if self.rows else 0.0
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> SplitReport:
-        """What `to_dict` gave."""
+        """Build a report from the result of `to_dict`."""
         given = {item.name: value[item.name] for item in fields(cls)}
         for name in (*KINDS, "incomplete"):
             problems = given[name]
@@ -143,7 +143,7 @@ class SplitReport:
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the report for JSON."""
         return {
             **asdict(self),
             "mean_length": round(self.mean_length, 2),
@@ -151,7 +151,7 @@ class SplitReport:
         }
 
     def sentence(self, name: str) -> str:
-        """The counts, in one paragraph."""
+        """Return the counts as one paragraph."""
         left_out = [
             f"{problems.count:,} {what}"
             for problems, what in (
@@ -173,7 +173,7 @@ class SplitReport:
         )
 
     def notes(self) -> list[str]:
-        """What the user should know about rows left out and about the template."""
+        """Return notes for the user on rows left out and on the template."""
         out = []
         for name, what in KINDS.items():
             problems: Problems = getattr(self, name)
@@ -198,14 +198,14 @@ class SplitReport:
 
 @dataclass
 class DataReport:
-    """What `prepare` did.
+    """The report of `prepare`.
 
     Attributes:
-        train, eval: per split; `eval` is None without evaluation data.
-        steps_per_epoch: optimizer steps of one pass, None of a stream: `train` is then of one window.
-        total_steps: of the run.
+        train, eval: the report of each split; `eval` is None without evaluation data.
+        steps_per_epoch: optimizer steps of one pass; None for a stream, and then `train` covers one window.
+        total_steps: optimizer steps of the run.
         packing: whether samples share rows.
-        note: on the training data as a whole, "" for none.
+        note: a note on all training data, "" for none.
     """
 
     train: SplitReport
@@ -216,7 +216,7 @@ class DataReport:
     note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the report for JSON."""
         return {
             "train": self.train.to_dict(),
             "eval": self.eval.to_dict() if self.eval else None,
@@ -226,7 +226,7 @@ class DataReport:
         }
 
     def text(self) -> str:
-        """For the terminal: a sentence a split, then what was left out, a line each."""
+        """Return text for the terminal: a sentence per split, then a line for each reason of omission."""
         lines = []
         train = "train" if self.steps_per_epoch is not None else "train, one window of the stream"
         for name, split in ((train, self.train), ("eval", self.eval)):

@@ -1,4 +1,4 @@
-"""Tokenized samples, as flat arrays: a million of them are no more objects than one."""
+"""Tokenized samples as flat arrays: the number of objects does not grow with the number of samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Sample:
 
     Attributes:
         tokens: int32[n].
-        targets: bool[n]; True where the loss is taken. Never the first token: nothing predicts it.
+        targets: bool[n]; True where the loss is computed. Never the first token: nothing predicts it.
     """
 
     tokens: np.ndarray
@@ -28,14 +28,14 @@ class Samples(Sequence[Sample]):
     """The samples of a split, in the order of its sources.
 
     Attributes:
-        tokens: int32[N] of all samples, one after the other.
+        tokens: int32[N], the tokens of all samples, one after the other.
         targets: bool[N].
         offsets: int64[n + 1]; sample i is offsets[i] to offsets[i + 1].
-        sources: int32[n], the source that each is from.
-        origins: bytes[n], where each stands: FILE:LINE and the like, in UTF-8.
-        liked: bool[n] of answers that are each desirable or not; else bool[0].
-        group: how many lie together, each in a row of its own: 2 for the answers of a preference, the chosen
-            one first.
+        sources: int32[n], the source of each sample.
+        origins: bytes[n], the place of each sample: FILE:LINE and the like, in UTF-8.
+        liked: bool[n] for unpaired preferences: whether the answer is desirable; otherwise bool[0].
+        group: adjacent samples that form a group, each in its own row: 2 for a preference, the chosen answer
+            first.
     """
 
     tokens: np.ndarray
@@ -48,12 +48,12 @@ class Samples(Sequence[Sample]):
 
     @property
     def weights(self) -> np.ndarray:
-        """int64[n / group]: what each group counts in a mean: its targets, or 1 where answers are judged."""
+        """Return int64[n / group]: each group's weight in a mean: its targets, or 1 if answers are judged."""
         judged = self.group > 1 or len(self.liked)
         return np.ones(len(self) // self.group, np.int64) if judged else self.target_counts
 
     def members(self, group: int) -> list[int]:
-        """The samples of a group."""
+        """Return the samples of a group."""
         return list(range(group * self.group, (group + 1) * self.group))
 
     def __len__(self) -> int:
@@ -70,22 +70,22 @@ class Samples(Sequence[Sample]):
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64[n]: tokens of each."""
+        """Return int64[n]: the number of tokens of each sample."""
         return np.diff(self.offsets)
 
     @property
     def target_counts(self) -> np.ndarray:
-        """int64[n]: targets of each."""
+        """Return int64[n]: the number of targets of each sample."""
         before = np.concatenate([[0], np.cumsum(self.targets, dtype=np.int64)])
         return before[self.offsets[1:]] - before[self.offsets[:-1]]
 
     def origin(self, index: int) -> str:
-        """Where a sample stands in its source."""
+        """Return the place of a sample in its source."""
         return self.origins[index].decode("utf-8")
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of what is trained on: tokens, targets, likes, and where each sample begins and is from."""
+        """Return a sha256 of all training content: tokens, targets, labels, samples' offsets and sources."""
         digest = hashlib.sha256()
         for array in (self.tokens, self.targets, self.offsets, self.sources, self.liked):
             digest.update(np.ascontiguousarray(array).view(np.uint8).data)
@@ -93,7 +93,7 @@ class Samples(Sequence[Sample]):
 
 
 def join(parts: Sequence[Samples]) -> Samples:
-    """Samples one after the other."""
+    """Concatenate samples."""
     if not parts:
         empty = np.zeros(0, np.int32)
         return Samples(empty, np.zeros(0, bool), np.zeros(1, np.int64), empty, np.zeros(0, "S1"))

@@ -1,4 +1,4 @@
-"""The parts of a source that a stream reads one after the other, each from where an earlier run came to."""
+"""Split a source into shards, which a stream reads in order, each from the position of an earlier run."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .sources import located
 from .text_files import Record, marked_lines
 
 Mark = Sequence[int]
-"""How far a shard is read: its rows, or of JSON lines its lines and bytes; nothing at its beginning."""
+"""How much of a shard was read: its rows, or for JSON lines its lines and bytes; empty at its beginning."""
 
 TOLD = ("size", "ETag", "etag", "md5Hash", "crc32c", "generation")
-"""What a file system says of a file's contents."""
+"""The entries of a file system that identify a file's contents."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A file, or what stands for one.
+    """A file, or another part of a source that is read like one.
 
     Attributes:
-        about: its name and what tells one content of it from another, of JSON values.
-        rows: those behind a mark, each with the mark behind it.
+        about: its name and an identification of its content, as JSON values.
+        rows: yields the rows after a mark, each with the mark after it.
     """
 
     about: Sequence[Any]
@@ -40,10 +40,10 @@ class Shard:
 
 
 def shards_of(source: Source, data_dir: Path) -> list[Shard]:
-    """The shards of a source, in the order of their names.
+    """Return the shards of a source, in the order of their names.
 
     Raises:
-        UserError: it is missing, unreadable, not of a kind that is known, or cannot be streamed.
+        UserError: it is missing, unreadable, of an unknown kind, or cannot be streamed.
     """
     place, is_folder = located(source, data_dir)
     if place is not None and not is_folder:
@@ -60,7 +60,7 @@ def shards_of(source: Source, data_dir: Path) -> list[Shard]:
 
 
 def beginning(source: Source, data_dir: Path, count: int) -> Iterator[Record]:
-    """The first rows of a source, in the order of its shards.
+    """Return the first rows of a source, in the order of its shards.
 
     Raises:
         UserError: as for `shards_of`.
@@ -97,13 +97,13 @@ def _counted(rows: Callable[[int], Iterator[Record]], mark: Mark) -> Iterator[tu
 
 
 class Cursor:
-    """The rows of a source, pass after pass over its shards.
+    """Read the rows of a source, pass after pass over its shards.
 
     Args:
-        number: of the source, among those of data.train.
-        seed: with the pass, of the order of the shards; None keeps it. A source with a limit keeps it, too:
-            the limit takes its first rows.
-        after: where an earlier one had come to, of JSON values; empty at the beginning.
+        number: the source's number in data.train.
+        seed: sets, with the pass, the shards' order; None keeps it. A source with a limit keeps it as well:
+            the limit selects its first rows.
+        after: the position of an earlier cursor, as JSON values; empty at the beginning.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class Cursor:
 
     @property
     def position(self) -> dict[str, Any]:
-        """Behind the row that was taken last: the pass, the shard in its order, how far that is read, and the
-        rows of the pass until there."""
+        """Return the position after the last taken row: the pass, the shard in its order, the mark in the
+        shard, and the number of rows of the pass so far."""
         return {"pass": self._pass, "shard": self._shard, "mark": list(self._mark), "rows": self._taken}
 
     def take(self, count: int) -> Iterator[Record]:
-        """So many rows.
+        """Take this many rows.
 
         Raises:
             UserError: the source cannot be read, or has no rows.

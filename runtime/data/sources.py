@@ -1,6 +1,6 @@
-"""The rows of every source of a recipe, streamed: what is trained on, and what is evaluated on.
+"""Stream the rows of every source of a recipe, for training and for evaluation.
 
-The two are sources of their own, or two parts of the same rows.
+Training and evaluation have separate sources, or two parts of the same rows.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 def choose(rows: int, fraction: float, seed: int) -> np.ndarray:
-    """bool[rows], True for the rows that are held out.
+    """Return bool[rows], True for the rows that are held out.
 
-    They are those that `datasets.Dataset.train_test_split(test_size=fraction, seed=seed)` puts into its part
-    "test"; which stand where in the two parts is not taken over.
+    They are the rows that `datasets.Dataset.train_test_split(test_size=fraction, seed=seed)` puts into its
+    part "test". The order of rows within the two parts is not copied.
 
     Raises:
         UserError: no row is left to train on.
@@ -55,10 +55,10 @@ def choose(rows: int, fraction: float, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Division:
-    """The rows of some sources, put together in order and divided by `choose`.
+    """The rows of some sources, concatenated in order and divided by `choose`.
 
-    A row counts as it stands in its source, up to the source's limit, whatever becomes of it later: rows
-    that the transform removes or that are malformed or too long are in one of the parts like any other.
+    A row counts as it is in its source, up to the source's limit, even if it is not used later: rows that the
+    transform removes, malformed rows and overlong rows belong to one of the parts like any other row.
     """
 
     sources: Sequence[str | Source]
@@ -68,7 +68,7 @@ class Division:
 
     @cached_property
     def held_out(self) -> list[np.ndarray]:
-        """bool[rows] of each source. The sources are counted when this is first asked for.
+        """Return bool[rows] of each source. The first use counts the sources' rows.
 
         Raises:
             UserError: a source cannot be read, or no row is left to train on.
@@ -81,13 +81,13 @@ class Division:
 
 @dataclass(frozen=True)
 class Split:
-    """What is trained on, or what is evaluated on.
+    """The rows for training, or the rows for evaluation.
 
     Attributes:
-        name: the key of the recipe that it is from.
-        sources: what its rows are from.
-        division: of the sources' rows in two; None when the split has all of them.
-        held_out: which part of a division it has.
+        name: its key in the recipe.
+        sources: the sources of its rows.
+        division: the division of the sources' rows in two; None if the split has all rows.
+        held_out: which part of the division it has.
     """
 
     name: str
@@ -97,21 +97,21 @@ class Split:
 
     @property
     def part(self) -> list[float] | None:
-        """What decides which rows of its sources it has: None for all."""
+        """Return a description of the choice of its rows, None for all rows."""
         if self.division is None:
             return None
         return [self.division.fraction, self.division.seed, self.held_out]
 
     def chosen(self) -> list[np.ndarray] | None:
-        """bool[rows] of each source, True for the rows that it has; None for all."""
+        """Return bool[rows] of each source, True for the rows of this split; None for all."""
         if self.division is None:
             return None
         return [mask == self.held_out for mask in self.division.held_out]
 
 
 def source_names(sources: Sequence[str | Source]) -> list[str]:
-    """A name of each source, all different and none `loss`: its path's last part without its ending, its
-    whole path, or that with a number, whichever of these tells them apart."""
+    """Return a unique name of each source, never `loss`: the shortest of its path's last part without
+    extension, its whole path, or that with a number."""
     paths = [source.path if isinstance(source, Source) else source for source in sources]
     short = [path.rstrip("/").rpartition("/")[2].partition(".")[0] or path for path in paths]
     for names in (short, paths):
@@ -121,10 +121,10 @@ def source_names(sources: Sequence[str | Source]) -> list[str]:
 
 
 def splits(data: DataSettings, data_dir: Path) -> tuple[Split, Split | None]:
-    """What is trained on, and what is evaluated on, if anything. No source is read yet.
+    """Return the training split and, if any, the evaluation split. No source is read yet.
 
     Raises:
-        UserError: the settings contradict one another.
+        UserError: the settings contradict each other.
     """
     if data.eval_fraction is None:
         return Split("data.train", data.train), Split("data.eval", data.eval) if data.eval else None
@@ -140,10 +140,10 @@ def splits(data: DataSettings, data_dir: Path) -> tuple[Split, Split | None]:
 
 
 def open_split(split: Split, data: DataSettings, data_dir: Path) -> Sequence[Reader[Any]]:
-    """A reader of each source of a split, giving its rows alone.
+    """Return a reader of each source of a split, which yields only the split's rows.
 
     Raises:
-        UserError: as for `open_rows`; or the rows cannot be counted where they are divided.
+        UserError: as for `open_rows`; or divided rows cannot be counted.
     """
     opened = _open_preferences if data.format == "preference" else open_rows
     return opened(split.sources, data, data_dir, split.chosen())
@@ -155,16 +155,16 @@ Parse = Callable[[str, Mapping[str, Any], Mapping[str, str]], R]
 
 
 class Reader(Generic[R]):
-    """The rows of one source, streamed. Each iteration reads the source and counts anew.
+    """Stream the rows of one source. Each iteration reads the source and counts from zero.
 
     Attributes:
-        source: with its path and weight.
-        read: rows of the source (of its chosen ones), as far as it was read; complete when the iteration
+        source: the source, with its path and weight.
+        read: (chosen) rows of the source that were read so far; complete when the iteration
             has ended.
-        malformed: rows that were left out because they are not of the format.
+        malformed: rows that were left out because they do not match the format.
         removed: rows for which the transform returned None.
-        records: gives the source's rows as they stand there.
-        whole: whether they say something about the source: of few of its rows all may be unusable by chance.
+        records: yields the source's unparsed rows.
+        whole: whether these rows represent the source: all of a few rows may be unusable by chance.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Reader(Generic[R]):
         self._chosen = chosen
 
     def __iter__(self) -> Iterator[R]:
-        """The well-formed rows, in order.
+        """Yield the well-formed rows, in order.
 
         Raises:
             UserError: the source is missing, unreadable or empty, none of its rows can be used, or the
@@ -223,13 +223,13 @@ class Reader(Generic[R]):
             raise self._nothing(columns or [])
 
     def count(self, report: SplitReport) -> None:
-        """Adds what was read, once it was."""
+        """Add the counts of the rows that were read."""
         report.read += self.read
         report.removed += self.removed
         report.malformed.merge(self.malformed)
 
     def _takes(self, number: int) -> bool:
-        """Whether a row, by its number from 0, is one of the chosen ones."""
+        """Return whether a row, by its number from 0, is chosen."""
         if self._chosen is None:
             return True
         if number >= len(self._chosen):
@@ -240,7 +240,7 @@ class Reader(Generic[R]):
         return bool(self._chosen[number])
 
     def _is_most_of_it(self) -> bool:
-        """Whether the rows that were read are most of the chosen ones."""
+        """Return whether the rows that were read are most of the chosen ones."""
         return self._chosen is None or not len(self._chosen) or 2 * self.read > len(self._chosen)
 
     def _nothing(self, columns: list[str]) -> UserError:
@@ -269,11 +269,11 @@ Chosen = Sequence[np.ndarray] | None
 def open_rows(
     sources: Sequence[str | Source], data: DataSettings, data_dir: Path, chosen: Chosen = None
 ) -> list[Reader[ParsedSample]]:
-    """A reader a source, in order, for every format but preference. No source is read yet.
+    """Return a reader for each source, in order, for any format except preference. No source is read yet.
 
     Args:
-        data_dir: what relative paths of sources are relative to (and of data.transform, where the script
-            does not state an absolute one).
+        data_dir: the base of sources' relative paths (and of data.transform's, unless the script states an
+            absolute path).
 
     Raises:
         UserError: data.fields names a column that the format does not have, or the transform cannot be
@@ -285,7 +285,7 @@ def open_rows(
 def _open_preferences(
     sources: Sequence[str | Source], data: DataSettings, data_dir: Path, chosen: Chosen = None
 ) -> list[Reader[PreferenceRow]]:
-    """`open_rows` for the format preference."""
+    """Do the same as `open_rows` for the format preference."""
     from .preferences import parse_preference
 
     return _open(sources, data, data_dir, lambda format: parse_preference, chosen)
@@ -319,7 +319,7 @@ def _open(
 
 
 def records(source: Source, data_dir: Path) -> Iterator[Record]:
-    """The rows of a source as they stand there, `source.limit` at most, with their places.
+    """Yield the unparsed rows of a source with their places, at most `source.limit`.
 
     Raises:
         UserError: it is missing, unreadable, or not of a kind that is known.
@@ -334,8 +334,8 @@ def records(source: Source, data_dir: Path) -> Iterator[Record]:
 
 
 def count(source: Source, data_dir: Path) -> int:
-    """How many rows `records` gives. Data sets of the hub, saved ones and Parquet files say it; others are
-    read for it.
+    """Count the rows that `records` gives. Data sets of the hub, saved ones and Parquet files state their
+    count; other sources are read.
 
     Raises:
         UserError: as for `records`.
@@ -351,17 +351,17 @@ def count(source: Source, data_dir: Path) -> int:
 
 
 def located(source: Source, data_dir: Path) -> tuple[DataPath | None, bool]:
-    """Where a source lies, and whether it is a folder; None for a data set of the hub.
+    """Return a source's place, and whether it is a folder; None for a data set of the hub.
 
     Raises:
-        UserError: it is missing, or not of a kind that is known.
+        UserError: it is missing, or of an unknown kind.
     """
     path = source.path
     if path.startswith(HUB) and kind_of(path) is None:
         return None, False
     place = place_of(path, data_dir)
     try:
-        # To look whether an address of the web is a folder would download it.
+        # Checking whether a web address is a folder would download it.
         is_folder = not path.startswith(("http://", "https://")) and place.system.isdir(place.path)
         missing = not is_folder and kind_of(path) is None and not place.system.exists(place.path)
     except Exception as error:

@@ -1,12 +1,12 @@
-"""Training data that is read, tokenized and packed while the run goes on: more than a disk or a memory holds.
+"""Read, tokenize and pack training data during the run, for data larger than the disk or the memory.
 
 The rows of all sources are cut into windows of data.stream_window rows. A seed draws how many of a window's
-rows each source gives, by the sources' weights, and puts the window's samples into order; they are packed
-within it. Which rows are in which optimizer step follows from the data, the settings and the seed alone, as
-without a stream: not from the devices, nor from where a run was interrupted.
+rows each source gives, by the sources' weights, and orders the window's samples. Packing stays within a
+window. As without a stream, the rows of an optimizer step depend only on the data, the settings and the seed:
+not on the devices, nor on where a run was interrupted.
 
-A checkpoint holds where the window of its last row begins in each source. A run that goes on reads that one
-window anew, and compares what comes of it with the digest in the checkpoint.
+A checkpoint holds the place in each source at which the window of its last row begins. A resumed run reads
+that window again, and compares its digest with the digest in the checkpoint.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from .tokenizing import Tokenizer
 from .usable import check_split, count_rows
 
 HELD = 2
-"""Windows that are in memory, beside the one that is being read."""
+"""Windows that are in memory, in addition to the one that is being read."""
 
 PATIENCE = 30.0
-"""Seconds in which a reading that is to end does."""
+"""Seconds to wait for a reader that has to end."""
 
 REMEMBERED = 1024
-"""Windows whose beginnings are known, so that they can be read once more."""
+"""Number of windows whose beginnings are remembered, so that they can be read again."""
 
 
 @dataclass(frozen=True)
 class Begin:
-    """Where a window begins.
+    """The beginning of a window.
 
     Attributes:
-        number: of the window, from 0.
-        first: the row of the run that is its first one.
-        at: in each source: `Cursor.position`; empty at the beginning of all.
+        number: the window's number, from 0.
+        first: the number of its first row in the run.
+        at: the `Cursor.position` in each source; empty at the beginning of the run.
     """
 
     number: int
@@ -68,8 +68,8 @@ class Window:
     """A window that was read.
 
     Attributes:
-        rows: of its samples' groups, in the order in which they are trained on.
-        report: what became of the rows that were read.
+        rows: rows of its samples' groups, in the order of training.
+        report: counts of the rows that were read.
     """
 
     begin: Begin
@@ -79,7 +79,7 @@ class Window:
 
     @property
     def end(self) -> int:
-        """The row of the run behind its last one."""
+        """Return the number of the run's row after its last row."""
         return self.begin.first + len(self.rows)
 
 
@@ -87,12 +87,12 @@ class Windows:
     """The windows of a recipe's training data, in order.
 
     Args:
-        data: the settings, with a stream_window.
-        workers: processes that tokenize, None for as many as pay.
+        data: settings with a stream_window.
+        workers: processes that tokenize, None for a suitable number.
 
     Attributes:
-        made_of: digest of what they are made of: names and sizes of files, not what is in them.
-        weights: of each source.
+        made_of: digest of the files' names and sizes, not of their content.
+        weights: the weight of each source.
 
     Raises:
         UserError: a source cannot be read or streamed.
@@ -118,10 +118,10 @@ class Windows:
         self._closed = False
 
     def read(self, begin: Begin, label: str | None = None) -> tuple[Window, Begin]:
-        """A window, and where the next one begins. Rows that are left out are told, as notes.
+        """Read a window; return it and the beginning of the next. Rows left out are reported as notes.
 
         Args:
-            label: of the line that says how far it is; None for none.
+            label: label of the progress line; None for no line.
 
         Raises:
             UserError: a source cannot be read, or more of the window's rows than data.max_invalid_ratio
@@ -149,14 +149,14 @@ class Windows:
         return Window(begin, samples, rows, report), Begin(begin.number + 1, begin.first + len(rows), where)
 
     def close(self) -> None:
-        """Ends a reading that is under way."""
+        """End a read that is in progress."""
         self._closed = True
         self._tokenizer.close()
 
     def _taken(self, cursor: Cursor, count: int) -> Iterator[Record]:
         for row in cursor.take(count):
             if self._closed:
-                return  # nobody waits for the window
+                return  # nothing waits for the window
             yield row
 
     def _tokenized(self, label: str | None) -> tuple[Samples, SplitReport]:
@@ -168,8 +168,8 @@ class Windows:
         return (replace(samples, group=2) if self._data.format == "preference" else samples), report
 
     def _rows(self, begin: Begin, samples: Samples) -> PackedRows:
-        """Groups by row: packed as an epoch is, in the order of the seed, or in the sources' order, whose
-        samples then come in turn."""
+        """Return groups by row: packed as in an epoch, in the order of the seed, or in the sources' order,
+        which then alternates between sources."""
         groups, sources = len(samples) // samples.group, samples.sources[:: samples.group]
         random = self._random(begin, 1) if self._data.shuffle_seed is not None else None
         if random is not None:
@@ -196,16 +196,16 @@ class Windows:
 
 
 class StreamSchedule(Schedule):
-    """Micro-batches of a stream; the window behind the one that is trained on is read meanwhile.
+    """The micro-batches of a stream; a thread reads the next window during training on the current one.
 
-    They are asked for in order, or again: within a thousand windows, each of which is then read once more.
+    Request them in order, or again: of up to a thousand windows, each of which is then read again.
 
     Args:
-        after: the data's state of the step that the run goes on after; None at its beginning.
+        after: the data's state at the step after which the run continues; None at its beginning.
         shape, accumulation, by_tokens: as of `Schedule`.
 
     Attributes:
-        window: the first that was read.
+        window: the first window that was read.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class StreamSchedule(Schedule):
         super().__init__(shape, accumulation, by_tokens, self.window.samples.group)
 
     def state(self, step: int) -> dict[str, Any]:
-        """Where the window of the last row of a step begins, and its digest; None before the first step."""
+        """Return the beginning of the window of a step's last row, and its digest; None at step 0."""
         if not step:
             return {WINDOW: None, DIGEST: None}
         window = self._of(step * self.rows_per_step - 1)
@@ -237,8 +237,8 @@ class StreamSchedule(Schedule):
         return {WINDOW: begin, DIGEST: window.samples.digest}
 
     def close(self) -> None:
-        """Ends what reads ahead, and waits for it: a thread that ends with the process within the tokenizer's
-        code would abort it. One that waits for a bucket is left alone."""
+        """End reading ahead, and wait for the thread: if it were in the tokenizer's code when the process
+        ends, it would abort the process. A thread that waits for a bucket is left alone."""
         self._windows.close()
         if self._thread is not None:
             self._thread.join(PATIENCE)
@@ -261,7 +261,7 @@ class StreamSchedule(Schedule):
         return Step(samples, samples.weights, rows)
 
     def _of(self, row: int) -> Window:
-        """The window that a row of the run is in."""
+        """Return the window that holds a row of the run."""
         with self._lock:
             while True:
                 for window in self._held:
@@ -281,7 +281,7 @@ class StreamSchedule(Schedule):
                 self._held.append(window)
 
     def _start(self, begin: Begin) -> Future[tuple[Window, Begin]]:
-        """Reads a window in a thread that no end of the process waits for."""
+        """Read a window in a daemon thread, for which the end of the process does not wait."""
         future: Future[tuple[Window, Begin]] = Future()
 
         def read() -> None:
@@ -296,11 +296,11 @@ class StreamSchedule(Schedule):
 
 
 WINDOW, DIGEST = "window", "window_sha256"
-"""In a checkpoint's state of the data: `Begin` of a window, and the digest of its samples."""
+"""Keys in a checkpoint's data state: `Begin` of a window, and the digest of its samples."""
 
 
 def _only(samples: Samples, groups: Sequence[int]) -> Samples:
-    """Some groups of samples, in this order."""
+    """Return some groups of samples, in this order."""
     members = [member for group in groups for member in samples.members(group)]
     chosen = [samples[member] for member in members]
     return Samples(

@@ -1,6 +1,6 @@
-"""Chat templates: Jinja as transformers runs it, with where the generation markers lie.
+"""Chat templates: Jinja as transformers runs it, and the places of the generation markers.
 
-A template is a program from a model's repository, so it runs in Jinja's sandbox. What it can use is what
+A template is a program from a model's repository, so it runs in Jinja's sandbox. It can use everything that
 transformers gives it: `messages`, `tools`, `documents`, `add_generation_prompt`, the special tokens,
 `raise_exception`, `strftime_now`, the filter `tojson`, loop controls and the tag `generation`.
 """
@@ -25,17 +25,17 @@ Span = tuple[int, int]
 Tools = list[dict[str, Any]] | None
 
 TODAY = datetime.datetime(2024, 7, 26)
-"""What a template's `strftime_now` tells: the date that Llama's templates fall back to. With the day's own,
-the same recipe would train on other tokens tomorrow, and a resumed run on others than it began with."""
+"""The date of a template's `strftime_now`: the default of Llama's templates. With the current date, the same
+recipe would train on other tokens tomorrow, and a resumed run on others than before."""
 
 RENDER_SECONDS = 30.0
-"""That a template may take for one conversation; milliseconds are usual."""
+"""The time limit of a template for one conversation; milliseconds are usual."""
 
 LARGEST = 1 << 24
-"""Characters that it writes, and items that it makes of a few."""
+"""The most characters of a rendering, and items of an operation's result."""
 
 MOST_POWER = 64
-"""The largest exponent: Python's numbers have no end, and take all the memory there is."""
+"""The largest exponent: Python's integers are unbounded, and could fill the memory."""
 
 
 class TemplateRefusal(ValueError):
@@ -45,11 +45,11 @@ class TemplateRefusal(ValueError):
 
 
 class Misplaced(ValueError):
-    """Where the template's generation markers lie cannot be told."""
+    """The place of the template's generation markers cannot be determined."""
 
 
 class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %}: what the model writes."""
+    """{% generation %} ... {% endgeneration %}: the text that the model writes."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's way to register a tag)
 
@@ -66,7 +66,7 @@ class _Generation(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, which bounds loops, with a bound to what it makes of two small values."""
+    """Jinja's sandbox, which bounds loops, with a further bound on results of operations on small values."""
 
     intercepted_binops = frozenset(("*", "**"))
 
@@ -83,11 +83,11 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class ChatTemplate:
-    """One template, compiled. Not for several threads at once.
+    """A compiled template. It is not thread-safe.
 
     Args:
         source: Jinja text.
-        variables: what else it may use: bos_token and so on.
+        variables: further variables for it: bos_token and so on.
 
     Attributes:
         marked: whether it has generation markers.
@@ -112,7 +112,7 @@ class ChatTemplate:
                 f"the chat template is not valid Jinja: line {error.lineno}: {error.message}",
                 "data.chat_template takes what tokenizer_config.json has as chat_template",
             ) from error
-        except Exception as error:  # parts of it are computed already, and it may be nested without end
+        except Exception as error:  # constant parts are computed at compile time, and nesting has no limit
             reason = type(error).__name__
             raise UserError(
                 f"the chat template cannot be compiled: {reason}", "write it without deep nesting"
@@ -126,7 +126,7 @@ class ChatTemplate:
         self._marks: list[tuple[int, str]] = []
 
     def render(self, messages: Messages, tools: Tools = None, add_generation_prompt: bool = False) -> str:
-        """A conversation as text.
+        """Render a conversation as text.
 
         Raises:
             TemplateRefusal: the template raises on it.
@@ -134,11 +134,11 @@ class ChatTemplate:
         return self._run(messages, tools, add_generation_prompt)
 
     def render_marked(self, messages: Messages, tools: Tools = None) -> tuple[str, list[Span]]:
-        """A conversation as text, and the characters that are marked as generated, in order.
+        """Return a conversation as text, and the characters that are marked as generated, in order.
 
         Raises:
             TemplateRefusal: the template raises on it.
-            Misplaced: the markers stand where their place in the whole cannot be told, as in a macro.
+            Misplaced: the place of the markers in the text cannot be determined, as in a macro.
         """
         text = self._run(messages, tools, False)
         spans: list[Span] = []
@@ -173,7 +173,7 @@ class ChatTemplate:
         return "".join(parts)
 
     def _record(self, written: str) -> None:
-        """Notes that the next part of the text is generated: Jinja hands over a part before the next."""
+        """Record that the next part of the text is generated: Jinja yields each part in turn."""
         self._marks.append((self._length, written))
 
 
@@ -184,7 +184,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON; Jinja's own filter escapes what HTML reserves."""
+    """Return plain JSON; Jinja's own filter escapes HTML characters."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

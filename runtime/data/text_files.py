@@ -1,4 +1,4 @@
-"""The rows of JSON and CSV files."""
+"""Read the rows of JSON and CSV files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .places import BLOCK, DataPath, decompressed, kind_of
 from .values import Malformed, json_object, kind
 
 Record = tuple[str, dict[str, Any] | Malformed]
-"""A row's place (FILE:LINE, or FILE#ROW from 0), and the row or why it is none."""
+"""A row's place (FILE:LINE, or FILE#ROW from 0), and the row or why it is not valid."""
 
 JSON_FILE = "a .json file is one list of objects, or has one object a line"
 
@@ -23,14 +23,14 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_json_lines(place: DataPath) -> Iterator[Record]:
-    """An object a line; blank lines are no rows."""
+    """Read an object per line; blank lines are skipped."""
     return (found for found, _ in marked_lines(place))
 
 
 def marked_lines(place: DataPath, lines: int = 0, offset: int = 0) -> Iterator[tuple[Record, list[int]]]:
-    """`read_json_lines` behind so many lines and bytes, and with each row how many are behind it.
+    """Read as `read_json_lines`, after this many lines and bytes; each row comes with the new counts.
 
-    What is compressed is read from its beginning, and its lines are passed over.
+    A compressed file is read from its beginning, and the lines are skipped.
     """
     with decompressed(place) as stream:
         if kind_of(place.name) != place.name.lower().rpartition(".")[2]:
@@ -47,7 +47,7 @@ def marked_lines(place: DataPath, lines: int = 0, offset: int = 0) -> Iterator[t
 
 
 def read_json(place: DataPath) -> Iterator[Record]:
-    """One list of objects, or an object a line."""
+    """Read one list of objects, or an object per line."""
     with decompressed(place) as stream:
         beginning = stream.peek(BLOCK).removeprefix(BYTE_ORDER_MARK).lstrip()
         if re.match(rb"\{\s*\n", beginning):
@@ -60,13 +60,13 @@ def read_json(place: DataPath) -> Iterator[Record]:
 
 
 def read_csv(place: DataPath) -> Iterator[Record]:
-    """The rows below a header, every cell as text."""
+    """Read the rows below a header, every cell as text."""
     csv.field_size_limit(2**31 - 1)
     with (
         decompressed(place) as stream,
         io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="") as text,
     ):
-        # Were it not strict, a quote that is never closed would swallow the rest of the file in silence.
+        # Without strict, an unclosed quote would silently swallow the rest of the file.
         reader = csv.reader(text, strict=True)
         header: list[str] | None = None
         line = 1
@@ -85,7 +85,7 @@ def read_csv(place: DataPath) -> Iterator[Record]:
 
 
 def record(origin: str, content: bytes) -> Record:
-    """A row that is written as JSON."""
+    """Return a row that is written as JSON."""
     try:
         return origin, json_object(content)
     except Malformed as error:
@@ -112,7 +112,7 @@ def _row(header: list[str], cells: list[str]) -> dict[str, Any] | Malformed:
 
 
 class _List:
-    """The items of a JSON list, parsed one after the other, so that the text is never in memory whole."""
+    """Parse the items of a JSON list one after the other, so that the text is never in memory as a whole."""
 
     def __init__(self, name: str, text: io.TextIOWrapper) -> None:
         self._name = name
@@ -124,10 +124,10 @@ class _List:
         self._ended = False
 
     def items(self) -> Iterator[Record]:
-        """Each item with the line that it begins in.
+        """Yield each item with the line in which it begins.
 
         Raises:
-            UserError: the list is not JSON from some place on.
+            UserError: a part of the list is not JSON.
         """
         self._next()
         self._at += 1  # the opening bracket
@@ -148,7 +148,7 @@ class _List:
             raise self._broken("there is more after the list")
 
     def _here(self) -> int:
-        """The line that has been reached."""
+        """Return the current line."""
         breaks = self._buffer.count("\n", self._counted, self._at)
         start = self._buffer.rfind("\n", 0, self._at) + 1 if breaks else self._counted
         self._column = self._at - start + (1 if breaks else self._column)
@@ -156,7 +156,7 @@ class _List:
         return self._line
 
     def _read(self, size: int = BLOCK) -> bool:
-        """Reads on and forgets what is behind; whether there was more."""
+        """Read the next block and drop the text before the current place; return whether there was more."""
         self._here()
         new = self._text.read(size)
         self._buffer = self._buffer[self._at :] + new
@@ -165,7 +165,7 @@ class _List:
         return not self._ended
 
     def _next(self) -> str:
-        """Goes to the next character that is not white space, and returns it; "" at the end."""
+        """Move to the next character that is not white space, and return it; "" at the end."""
         while True:
             while self._at < len(self._buffer) and self._buffer[self._at] in " \t\r\n":
                 self._at += 1
@@ -173,14 +173,14 @@ class _List:
                 return self._buffer[self._at : self._at + 1]
 
     def _item(self) -> Any:
-        """Parses the item that begins here, and goes behind it."""
+        """Parse the item that begins at the current place, and move past it."""
         decoder = json.JSONDecoder()
         while True:
             try:
                 item, end = decoder.raw_decode(self._buffer, self._at)
             except json.JSONDecodeError as error:
                 behind = error.pos - self._at
-                # Each time as much again, so that the parsing of a long item stays linear in its length.
+                # Double the text each time, so that parsing a long item takes time linear in its length.
                 if not self._ended and self._read(max(BLOCK, len(self._buffer))):
                     continue
                 self._at = min(self._at + behind, len(self._buffer))
@@ -189,7 +189,7 @@ class _List:
                 raise self._broken("nested too deep") from error
             length = end - self._at
             if end == len(self._buffer) and not self._ended and self._read():
-                continue  # a number may go on in the next block
+                continue  # a number may continue in the next block
             self._at += length
             return item
 

@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint, and the chat template that a recipe trains with."""
+"""Load the tokenizer of a checkpoint, and the chat template that a recipe trains with."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ CONVERSATIONS = ("chat", "instruction")
 def load_tokenizer(
     model_dir: Path, model: ModelSettings, data: DataSettings, data_dir: Path | None = None
 ) -> Any:
-    """The fast tokenizer of transformers for a model; it needs no torch.
+    """Load the fast tokenizer of transformers for a model; this needs no torch.
 
     Args:
         model_dir: the checkpoint's folder.
         model: `model.tokenizer`, when given, is a Hugging Face id or a directory (a relative one is
             looked for in `data_dir`) to be used instead of the checkpoint's.
-        data_dir: what relative paths are relative to, the working folder when None.
+        data_dir: the base of relative paths, the working folder when None.
 
     Raises:
-        UserError: it cannot be loaded, is not a fast one, has no chat template where the recipe gives
+        UserError: it cannot be loaded, is not a fast one, has no chat template although the recipe gives
             none, its template writes another model's turns, or it has more tokens than the model has
             embeddings.
     """
-    # transformers says where it is imported that it found no PyTorch; it is not asked for any.
+    # On import transformers reports that it found no PyTorch, which is not needed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer
     from transformers.utils import logging
@@ -51,7 +51,7 @@ def load_tokenizer(
             tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     except UserError:
         raise
-    except Exception as error:  # transformers and the Rust parser raise whatever a broken file leads to
+    except Exception as error:  # transformers and the Rust parser raise any exception on a broken file
         raise UserError(
             f"the tokenizer of {source} cannot be loaded: {_first_line(error)}",
             "tokenizer.json and tokenizer_config.json must be in the model's folder; model.tokenizer names "
@@ -87,10 +87,10 @@ def load_tokenizer(
 
 
 def chat_template(tokenizer: Any, data: DataSettings, data_dir: Path) -> str | None:
-    """The template's text: the recipe's, given as text or as a path, or else the tokenizer's, if it has one.
+    """Return the template's text: the recipe's (a text or a path), otherwise the tokenizer's, if it has one.
 
     Raises:
-        UserError: the format needs one and there is none, or its file cannot be read.
+        UserError: the format needs a template and there is none, or its file cannot be read.
     """
     given = data.chat_template
     if given is None:
@@ -118,7 +118,7 @@ def chat_template(tokenizer: Any, data: DataSettings, data_dir: Path) -> str | N
 def chat_templates(
     tokenizer: Any, data: DataSettings, data_dir: Path, sources: Sequence[str | Source]
 ) -> tuple[str | None, ...]:
-    """`chat_template` of each source; None where there is none and its rows need not have one.
+    """Return the `chat_template` of each source; None if there is none and its rows do not need one.
 
     Raises:
         UserError: as `chat_template`.
@@ -140,10 +140,10 @@ def _source(model_dir: Path, model: ModelSettings, data_dir: Path) -> tuple[Path
 
 
 def _check_vocabulary(tokenizer: Any, size: int | None, source: str) -> None:
-    """Refuses a tokenizer that writes ids without an embedding.
+    """Refuse a tokenizer that gives ids without an embedding.
 
-    Special tokens are let through: text-only Gemma 3 checkpoints ship an image token one past their
-    embeddings. Samples that use one are left out when they are tokenized.
+    Special tokens are accepted: text-only Gemma 3 checkpoints have an image token one past their embeddings.
+    Tokenizing leaves out samples that use one.
     """
     if size is None:
         return
@@ -157,7 +157,7 @@ def _check_vocabulary(tokenizer: Any, size: int | None, source: str) -> None:
 
 
 def vocabulary_size(config: Path) -> int | None:
-    """Embeddings of the text model that a config.json describes, None where it does not say."""
+    """Return the number of embeddings of the text model in a config.json; None if it does not say."""
     try:
         fields = json.loads(config.read_text(encoding="utf-8"))
         size = (fields.get("text_config") or fields).get("vocab_size")

@@ -1,7 +1,7 @@
-"""Rows to samples, in several processes where there are many.
+"""Turn rows into samples, in several processes if there are many rows.
 
-The processes are new ones: JAX's threads do not survive a fork. The rows are cut into chunks by their
-size alone, and the answers are put together in order, so the result does not depend on how many there are.
+The processes are spawned, because JAX's threads do not survive a fork. Rows are cut into chunks by size
+alone, and results are joined in order. So the result does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ CHUNK = 2_500_000
 """Work of one request: some 600 rows of 4,000 characters."""
 
 ALONE = 4 * CHUNK
-"""Work that this process does by itself, in less time than others take to start."""
+"""Work that this process does by itself, in less time than other processes take to start."""
 
 ROW = 500
-"""Work of a row beside its text, in characters."""
+"""Work of a row in addition to its text, in characters."""
 
 MOST_WORKERS = 32
 
@@ -44,14 +44,14 @@ Encoded = tuple[Samples, SplitReport]
 def tokenize(
     sources: Sequence[Iterable[AnyRow]], coding: Coding, workers: int | None = None, label: str = "tokenizing"
 ) -> Encoded:
-    """The samples of some sources, in order, and what was left out.
+    """Tokenize the rows of some sources; return the samples in order, and what was left out.
 
     Args:
-        sources: the rows of each; read once, as they are needed.
-        workers: processes; None for as many as there are cores, or none for few rows.
+        sources: the rows of each source; read once, when they are needed.
+        workers: number of processes; None for one per core, or none for few rows.
 
     Raises:
-        UserError: the first row in order that may not be as it is (data.overlong: error), or a fault of the
+        UserError: for the first refused row (data.overlong: error), or for a fault of the
             template or the tokenizer.
     """
     with closing(Tokenizer(coding, workers)) as tokenizer:
@@ -59,7 +59,7 @@ def tokenize(
 
 
 class Tokenizer:
-    """`tokenize`, as often as one likes with the same processes."""
+    """Run `tokenize` any number of times with the same processes."""
 
     def __init__(self, coding: Coding, workers: int | None = None) -> None:
         self._coding, self._workers = coding, workers
@@ -68,7 +68,7 @@ class Tokenizer:
         self._threads: ThreadPoolExecutor | None = None
 
     def __call__(self, sources: Sequence[Iterable[AnyRow]], label: str | None) -> Encoded:
-        """The samples of some sources, with a line that says how far it is where there is a label for it."""
+        """Return the samples of some sources, in order, with a progress line if there is a label for it."""
         chunks = _chunks(sources)
         first = list(islice(chunks, ALONE // CHUNK + 1))
         few = self._pool is None and len(first) <= ALONE // CHUNK
@@ -85,7 +85,7 @@ class Tokenizer:
         return join(parts), report
 
     def close(self) -> None:
-        """Ends the processes, whatever they are at."""
+        """End the processes, even if they are working."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
         if self._pool is not None:
@@ -109,7 +109,7 @@ class Tokenizer:
 
 
 def _chunks(sources: Sequence[Iterable[AnyRow]]) -> Iterator[tuple[int, list[AnyRow]]]:
-    """The rows with the number of their source, cut where enough work has come together."""
+    """Yield rows with the number of their source, in chunks of enough work."""
     for number, source in enumerate(sources):
         chunk: list[AnyRow] = []
         work = 0
@@ -148,7 +148,7 @@ class _Pool:
         self._closed = False
 
     def encode(self, rows: list[AnyRow], source: int) -> Encoded:
-        """Has the thread's own process encode some rows."""
+        """Let the thread's own process encode some rows."""
         process = getattr(self._own, "process", None) or self._start()
         try:
             assert process.stdin is not None and process.stdout is not None
@@ -167,7 +167,7 @@ class _Pool:
         return value
 
     def close(self) -> None:
-        """Ends the processes, whatever they are at."""
+        """End the processes, even if they are working."""
         with self._lock:
             self._closed = True
             for process in self._processes:
@@ -200,18 +200,18 @@ class _Pool:
             process.stdin.write(self._coding)
             process.stdin.flush()
         except OSError:
-            pass  # it is gone already, which reading its answer tells
+            pass  # it has ended already; reading its answer reports that
         return process
 
 
 _PROGRAM = (
     "import importlib, sys; sys.path.insert(0, sys.argv[1]); importlib.import_module(sys.argv[2]).main()"
 )
-"""With -P, so that no folder named runtime in the working directory is taken for this one."""
+"""Run with -P, so that a folder named runtime in the working directory is not used instead of this one."""
 
 
 def _cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux

@@ -19,9 +19,9 @@ from .values import kind
 class Transform:
     """A function row -> row or None.
 
-    It is called once for each row and reading, in the source's order, with the row as the source gives it (a
-    dict of columns by the source's names; data.fields is applied afterwards), which it may change. It should
-    depend on the row alone: every host of a run calls it for itself, and tokenized data is kept by content.
+    It is called once for each row and reading, in the source's order. It gets the row as in the source (a
+    dict of columns by the source's names; data.fields is applied afterwards) and may change it. It should
+    depend on the row alone: every host calls it, and tokenized data is cached by content.
 
     Attributes:
         name: FILE.py:FUNCTION, for messages.
@@ -34,10 +34,10 @@ class Transform:
 
     @classmethod
     def load(cls, transform: str, folder: Path) -> Transform:
-        """The function of "FILE.py:FUNCTION".
+        """Load the function of "FILE.py:FUNCTION".
 
         Args:
-            folder: what a relative FILE is relative to.
+            folder: the base of a relative FILE.
 
         Raises:
             UserError: there is no such file or function, or importing the file fails.
@@ -57,10 +57,10 @@ class Transform:
         return cls(name, path, found)
 
     def __call__(self, row: dict[str, Any], origin: str) -> dict[str, Any] | None:
-        """A row's successor; None when it is to be left out.
+        """Return a row's replacement; None to leave the row out.
 
         Raises:
-            UserError: the function raises, or returns something else.
+            UserError: the function raises, or returns neither a row nor None.
         """
         try:
             made = self._function(row)
@@ -79,12 +79,12 @@ class Transform:
 
 
 def _imported(path: Path) -> ModuleType:
-    """The file as a module of a private name. No bytecode is written beside it, nor an old one read."""
+    """Import the file as a module with a private name. No bytecode is written or read."""
     name = f"_recipe_transform_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
     loader = SourceFileLoader(name, str(path))
     module = ModuleType(name)
     module.__file__ = str(path)
-    sys.modules[name] = module  # dataclasses look their module up there
+    sys.modules[name] = module  # dataclasses look up their module there
     try:
         exec(loader.source_to_code(loader.get_data(str(path)), str(path)), module.__dict__)
     except SyntaxError as error:
@@ -118,7 +118,7 @@ def _no_function(module: ModuleType, file: str, function: str) -> UserError:
 
 
 def _line(error: BaseException, path: Path) -> int | None:
-    """The line of the user's file that an exception came through last."""
+    """Return the last line of the user's file that an exception passed through."""
     trace, line = error.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(path):

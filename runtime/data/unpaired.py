@@ -1,18 +1,18 @@
-"""Rows of the format unpaired_preference as a whole: how many answers are desirable."""
+"""Check how many answers of unpaired_preference rows are desirable."""
 
 from __future__ import annotations
 
 
 def balance(liked: int, others: int, weights: tuple[float, float]) -> tuple[str, str] | None:
-    """What is to be said of how many answers of a run are desirable, as TRL's KTOTrainer weighs it: eq. 8 of
-    Ethayarajh et al. 2024, which has the two kinds' losses between 1 : 1 and 4 : 3.
+    """Return a remark on the balance of desirable answers, by the rule of TRL's KTOTrainer: eq. 8 of
+    Ethayarajh et al. 2024, which keeps the two kinds' losses between 1 : 1 and 4 : 3.
 
     Args:
-        liked, others: desirable answers, and undesirable ones, of at least one in all.
+        liked, others: number of desirable and of undesirable answers; at least one in total.
         weights: train.desirable_weight and train.undesirable_weight.
 
     Returns:
-        A sentence, and what to do; None where all is well.
+        A sentence, and what to do; None if the balance is good.
     """
     if not liked or not others:
         kind = "desirable" if liked else "undesirable"

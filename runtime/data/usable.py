@@ -1,4 +1,4 @@
-"""Whether enough of a split's rows can be used."""
+"""Check that enough rows of a split are usable."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .samples import Samples
 
 
 def count_rows(report: SplitReport, rows: Sequence[PackedRows], samples: Samples) -> None:
-    """Notes how full the rows of an epoch are."""
+    """Record how full the rows of an epoch are."""
     lengths = samples.lengths.reshape(-1, samples.group).sum(1)
     report.rows = sum(map(len, rows)) * samples.group
     report.row_tokens = sum(int(lengths[one.samples].sum()) for one in rows)
 
 
 def check_split(name: str, report: SplitReport, data: DataSettings) -> None:
-    """Refuses a split of which nothing, or too little, can be used, or of which too much stays unused.
+    """Refuse a split with no usable rows, with too few, or with too many unusable ones.
 
     Args:
-        name: of the split.
+        name: name of the split.
 
     Raises:
         UserError
@@ -51,7 +51,7 @@ def check_split(name: str, report: SplitReport, data: DataSettings) -> None:
 
 
 def _remedy(report: SplitReport, data: DataSettings) -> str:
-    """What helps against the commonest reason for leaving rows out."""
+    """Return the remedy for the most frequent reason of leaving rows out."""
     problems = (report.malformed, report.empty, report.inconsistent, report.masked, report.overlong)
     commonest = max(problems, key=lambda p: p.count)
     if commonest is report.overlong:
@@ -59,7 +59,7 @@ def _remedy(report: SplitReport, data: DataSettings) -> str:
     if NO_SYSTEM in commonest.first[0].reason:
         return folding(data.format, data.fields)
     if "length 9" in commonest.first[0].reason or "length >= 9" in commonest.first[0].reason:
-        return numbering(data.fields)  # as Mistral's templates say it
+        return numbering(data.fields)  # the wording of Mistral's templates
     if commonest is report.masked and report.masked.first[0].reason.startswith("the chat template"):
         return WRITTEN
     if commonest is report.inconsistent:

@@ -1,4 +1,4 @@
-"""Values of a row: what they are, and what makes a row unusable."""
+"""Check values of a row, and say what makes a row unusable."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import json
 from typing import Any
 
 SHOWN = 120
-"""Characters of a reason that are kept."""
+"""The most characters of a reason."""
 
 
 class Malformed(ValueError):
-    """Why a row cannot be trained on."""
+    """The reason why a row cannot be trained on."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason if len(reason) <= SHOWN else reason[: SHOWN - 3] + "...")
 
 
 def kind(value: Any) -> str:
-    """A value's type in JSON's words, with its article; Python's name for what JSON does not have."""
+    """Return a value's JSON type with its article; Python's type name if JSON has no such type."""
     if value is None:
         return "a null"
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
@@ -26,13 +26,13 @@ def kind(value: Any) -> str:
 
 
 def text_of(value: Any, what: str) -> str:
-    """The value, if it is text that can be written as UTF-8.
+    """Return the value if it is text that can be encoded as UTF-8.
 
     Args:
         what: names the value in the reason, as in "'prompt'".
 
     Raises:
-        Malformed: it is not.
+        Malformed: it is not such a text.
     """
     if not isinstance(value, str):
         raise Malformed(f"{what} is {kind(value)}, not a string")
@@ -45,10 +45,10 @@ def text_of(value: Any, what: str) -> str:
 
 
 def parsed(value: Any, what: str) -> Any:
-    """The value; text is read as JSON, which is how CSV and some Parquet files hold lists and objects.
+    """Return the value; text is parsed as JSON, as CSV and some Parquet files hold lists and objects.
 
     Raises:
-        Malformed: it is text and not JSON.
+        Malformed: it is text but not JSON.
     """
     if not isinstance(value, str):
         return value
@@ -62,9 +62,9 @@ def parsed(value: Any, what: str) -> Any:
 
 
 def without_nulls(value: Any, what: str) -> Any:
-    """A copy without the keys whose value is None, at every depth; items of lists stay.
+    """Return a copy without the keys whose value is None, at every depth; list items stay.
 
-    Column formats fill what one object lacks and another has with nulls, which chat templates would print.
+    Column formats fill keys that only other objects have with nulls, which chat templates would print.
 
     Raises:
         Malformed: text in it cannot be written as UTF-8.
@@ -78,13 +78,13 @@ def without_nulls(value: Any, what: str) -> Any:
 
 
 def json_object(content: bytes) -> dict[str, Any]:
-    """A row that is written as JSON.
+    """Parse a row that is written as JSON.
 
     Raises:
         Malformed: it is not UTF-8, not JSON, or not an object.
     """
     try:
-        # json.loads itself would accept UTF-16 and lone surrogates; neither is wanted.
+        # json.loads itself would accept UTF-16 and lone surrogates.
         row = json.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise Malformed(f"not UTF-8 ({error.reason} at byte {error.start})") from error

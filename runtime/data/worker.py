@@ -1,6 +1,6 @@
-"""A process that tokenizes: reads chunks of rows from stdin, writes samples to stdout, both pickled.
+"""A process that tokenizes: it reads pickled chunks of rows from stdin, and writes pickled samples to stdout.
 
-It is started by runtime.data.tokenizing, and ends when its stdin does.
+runtime.data.tokenizing starts it; it ends when its stdin ends.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .encoding import Encoder
 
 
 def main() -> None:
-    """Serves until there is nothing left to read."""
-    # A Ctrl-C goes to the whole group; this process ends when its parent closes the pipe.
+    """Serve until stdin ends."""
+    # Ctrl-C goes to the whole process group; this process ends when its parent closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests = sys.stdin.buffer
-    # Whatever a library prints must not come between the answers.
+    # Output of libraries must not come between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     encoder = None
@@ -43,4 +43,4 @@ def main() -> None:
             pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
     except BrokenPipeError:
-        os._exit(1)  # the parent is gone
+        os._exit(1)  # the parent has ended

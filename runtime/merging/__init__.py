@@ -1,1 +1,1 @@
-"""From what was trained to folders that are served: merged weights, and PEFT adapters."""
+"""Make folders for serving from trained weights: merged weights and PEFT adapters."""

@@ -1,8 +1,8 @@
-"""The merge rule: W + scale * B @ A, in float32, cast once, a block of rows at a time; of a tensor that holds
-all experts, rows are experts. With DoRA each row, which is one output, is scaled to its magnitude.
+"""The merge rule: W + scale * B @ A in float32, cast once, a block of rows at a time; in a tensor that holds
+all experts, a row is an expert. DoRA scales each row, which is one output, to its magnitude.
 
-JAX's CPU backend does the product, the sum and the cast in one pass; NumPy would go over the memory once
-for each, at a third of the speed.
+JAX's CPU backend does the product, the sum and the cast in one pass. NumPy would pass over the memory three
+times, at a third of the speed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from ..checkpoints.full import ReplacedTensor
 
 Change: TypeAlias = "Delta | ReplacedTensor"
-"""What training did to a tensor."""
+"""The change of a tensor by training."""
 
 BLOCK_ELEMENTS = 1 << 21
-"""Elements of a weight that are worked on at a time: 8 MiB in float32, so that a block stays in a core's
-cache between the product and the cast."""
+"""Elements of a weight per block: 8 MiB in float32, so that a block stays in a core's cache between the
+product and the cast."""
 
 
 def row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:
-    """The rows of a tensor in order, in blocks of about BLOCK_ELEMENTS.
+    """Split the rows of a tensor, in order, into blocks of about BLOCK_ELEMENTS.
 
-    A scalar, and a tensor without elements, is one block.
+    A scalar or a tensor without elements is one block.
     """
     if not shape or 0 in shape:
         yield slice(None)
@@ -42,10 +42,10 @@ def row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:
 
 
 def changer(change: Change, dtype: np.dtype) -> Callable[[Callable[[slice], np.ndarray], slice], np.ndarray]:
-    """A function that gives rows of the changed tensor, of type `dtype`.
+    """Return a function that computes rows of the changed tensor in type `dtype`.
 
-    Its arguments are a function that gives rows of the base's tensor, called where they are needed, and which
-    rows are wanted.
+    Its arguments are a function that returns rows of the base's tensor, called when they are needed, and the
+    range of wanted rows.
     """
     if not isinstance(change, Delta):
         trained = change.read()
@@ -69,10 +69,10 @@ def changer(change: Change, dtype: np.dtype) -> Callable[[Callable[[slice], np.n
 
 
 def changed_blocks(weight: np.ndarray, change: Change, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """A changed tensor, in blocks of rows.
+    """Yield a changed tensor in blocks of rows.
 
     Args:
-        weight: the base's.
+        weight: the base's tensor.
     """
     changed = changer(change, dtype)
     for rows in row_blocks(change.shape):
@@ -80,10 +80,10 @@ def changed_blocks(weight: np.ndarray, change: Change, dtype: np.dtype) -> Itera
 
 
 def is_finite(values: np.ndarray) -> bool:
-    """Whether no element is an infinity or NaN; whole numbers are finite, whatever their type.
+    """Return whether no element is an infinity or NaN; integers are always finite.
 
-    Bits above those of the type's largest value are neither's: two passes without an array of their own, at
-    the pace of the memory.
+    Infinities and NaN have larger bits than the type's largest value. The check takes two passes without a
+    temporary array, at memory speed.
     """
     largest = _largest_bits(values.dtype)
     if largest is None:
@@ -96,7 +96,7 @@ def is_finite(values: np.ndarray) -> bool:
 
 @functools.cache
 def _largest_bits(dtype: np.dtype) -> np.ndarray | None:
-    """The bits of a type's largest value, as a whole number; None of a type that has no other numbers."""
+    """Return the bits of a type's largest value as an integer; None if all values of the type are finite."""
     try:
         largest = ml_dtypes.finfo(dtype).max
     except ValueError:
@@ -106,18 +106,18 @@ def _largest_bits(dtype: np.dtype) -> np.ndarray | None:
 
 @functools.cache
 def host() -> Any:
-    """The device that weights are worked on: the host, whatever else there is."""
+    """Return the device for work on weights: the host's CPU, even if there are accelerators."""
     import jax
 
     try:
         return jax.devices("cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS names the accelerator alone
+    except RuntimeError:  # JAX_PLATFORMS names only the accelerator
         return jax.devices()[0]
 
 
 @functools.cache
 def _kernel(dtype: np.dtype) -> Callable[..., Any]:
-    """The compiled rule for a type."""
+    """Return the compiled rule for a type."""
     import jax
     import jax.numpy as jnp
 

@@ -1,7 +1,7 @@
-"""README.md of a merged model and of a PEFT adapter: a model card, as the Hugging Face hub reads it.
+"""Write README.md of a merged model and of a PEFT adapter: a model card for the Hugging Face hub.
 
-The same run gives the same text: nothing in it tells the time, or where a file lay on the machine.
-What the base's own card says of both (its license, its languages) is taken over.
+The same run gives the same text: it contains no time and no path of the machine. The license, the languages
+and similar metadata come from the base's own card.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ FIELDS = (
     *("base_model", "base_model_relation", "library_name", "pipeline_tag", "license", "license_name"),
     *("license_link", "language", "datasets", "tags"),
 )
-"""Metadata in the order in which a card has them."""
+"""Metadata keys in a card's order."""
 ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM's --max-lora-rank takes."""
+"""The values that vLLM's --max-lora-rank accepts."""
 
 
 def model_card(
@@ -31,14 +31,14 @@ def model_card(
     losses: Mapping[str, float] | None = None,
     reach: Reach | None = None,
 ) -> str:
-    """README.md of a merged model.
+    """Return README.md of a merged model.
 
     Args:
         record: merge.json.
         lock: the run's recipe.lock.json.
-        base_card: the base's README.md; what of it cannot be read is left out.
-        losses: of the step, by their names in metrics.jsonl ("loss", "eval_loss").
-        reach: of the run's adapters, None where it had none.
+        base_card: the base's README.md; unreadable parts are left out.
+        losses: losses of the step, by their names in metrics.jsonl ("loss", "eval_loss").
+        reach: what the run's adapters cover, None if it had none.
     """
     name, base = _title(record, lock), Base(record["base"])
     lora = record.get("lora")
@@ -73,10 +73,10 @@ def adapter_card(
     losses: Mapping[str, float] | None = None,
     reach: Reach | None = None,
 ) -> str:
-    """README.md of a PEFT adapter.
+    """Return README.md of a PEFT adapter.
 
     Args:
-        adapter_config: its adapter_config.json.
+        adapter_config: the adapter's adapter_config.json.
         record, lock, base_card, losses, reach: as in `model_card`.
     """
     name, base = _title(record, lock), Base(record["base"])
@@ -169,13 +169,13 @@ SECTIONS = (
     *("recipe", "name", "model", "mesh", "lora", "sharding", "remat", "data", "train", "checkpoint", "cache"),
     *("merge", "serve", "benchmark", "evaluate", "launch", "cost"),
 )
-"""Of a recipe, in the order in which they are written."""
+"""Sections of a recipe, in the order in which they are written."""
 PACKAGES = ("jax", "google-tunix", "qwix", "optax", "orbax-checkpoint", "transformers")
-"""Those whose versions a card tells; recipe.lock.json has all."""
+"""Packages whose versions a card lists; recipe.lock.json has all."""
 
 
 def _title(record: Mapping[str, Any], lock: Mapping[str, Any]) -> str:
-    """The name of the recipe."""
+    """Return the name of the recipe."""
     return str(lock.get("name") or (record.get("recipe") or {}).get("name") or "model")
 
 
@@ -186,7 +186,7 @@ def _training(
     losses: Mapping[str, float] | None,
     reach: Reach | None,
 ) -> Iterator[str]:
-    """What was trained, on what, and how."""
+    """Describe what was trained, on which data, and how."""
     train, data = _section(lock, "train"), _section(lock, "data")
     lora = record.get("lora")
     rows = {
@@ -224,7 +224,7 @@ def _trained(lora: Mapping[str, Any], section: Mapping[str, Any]) -> str:
 
 
 def training_objective(train: Mapping[str, Any]) -> str:
-    """The objective of a recipe's `train` in words; "" where there is none."""
+    """Return the objective of a recipe's `train` in words, or ""."""
     objective = OBJECTIVES.get(name := str(train.get("objective") or ""))
     if objective is None:
         return name
@@ -259,7 +259,7 @@ def _losses(losses: Mapping[str, float]) -> str:
 
 
 def _origin(record: Mapping[str, Any], lock: Mapping[str, Any]) -> Iterator[str]:
-    """The recipe, its hashes, and the packages that it ran on."""
+    """Describe the recipe, its hashes, and the packages of the run."""
     yield "## Origin"
     recipe, checkpoint = record.get("recipe") or {}, record.get("checkpoint") or {}
     made = f"Made by the recipe {_code(_title(record, lock))}"
@@ -278,7 +278,7 @@ def _origin(record: Mapping[str, Any], lock: Mapping[str, Any]) -> Iterator[str]
 
 
 def _digest(runtime: Any) -> Any:
-    """One digest of the runtime's files, of which a lock has those of each."""
+    """Return one digest of the runtime's files, from a lock's digests of the single files."""
     if not isinstance(runtime, Mapping):
         return runtime
     return hashlib.sha256(
@@ -287,7 +287,7 @@ def _digest(runtime: Any) -> Any:
 
 
 def _files_of(files: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """The files of weights, with their hashes."""
+    """List the weights' files with their hashes."""
     weights = {name: entry for name, entry in sorted(files.items()) if name.endswith(".safetensors")}
     if weights:
         yield "## Files"
@@ -299,7 +299,7 @@ def _files_of(files: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _recipe_of(lock: Mapping[str, Any]) -> Iterator[str]:
-    """The recipe with its defaults, without what is null or empty."""
+    """Return the recipe with its defaults, without null and empty values."""
     from huggingface_hub.utils import yaml_dump
 
     recipe = lock.get("recipe") or {}
@@ -318,9 +318,9 @@ def _recipe_of(lock: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shown(value: Any, key: str | None = None) -> Any:
-    """A value of the recipe as the card has it, None for what is left out."""
+    """Return a value of the recipe as the card shows it, None to leave it out."""
     if key in ("rank_pattern", "alpha_pattern") and isinstance(value, list):
-        value = dict(value)  # recorded as pairs, for their order
+        value = dict(value)  # recorded as pairs, to keep their order
     if isinstance(value, Mapping):
         mapping = {name: _shown(item, name) for name, item in value.items()}
         return {name: item for name, item in mapping.items() if item is not None} or None
@@ -348,7 +348,7 @@ def _source(source: Mapping[str, Any]) -> str:
 
 
 def _dataset(path: str) -> str:
-    """OWNER/NAME of hf://OWNER/NAME@REVISION, or of one of its files."""
+    """Return OWNER/NAME of hf://OWNER/NAME@REVISION, or of one of its files."""
     return "/".join(address_of(path)[0].split("/")[:2])
 
 
@@ -358,20 +358,20 @@ def _section(lock: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 SITE = "https://huggingface.co"
 CARRIED = ("pipeline_tag", "license", "license_name", "license_link", "language", "tags")
-"""Metadata of the base's card that hold for what was made of it."""
+"""Metadata of the base's card that also hold for a model made from it."""
 
 
 FRONT_MATTER = 1 << 16
-"""Characters of a base's card in which its metadata are looked for."""
+"""Characters of a base's card that are searched for its metadata."""
 
 
 class Base:
-    """How a card names the base.
+    """The base model as a card names it.
 
     Attributes:
-        id: its id on the hub, or the name of its folder: where that lies is nobody's concern.
+        id: its id on the hub, or the name of its folder without the path.
         on_hub: whether the hub has it.
-        revision: on the hub.
+        revision: its revision on the hub.
     """
 
     def __init__(self, base: Mapping[str, Any]) -> None:
@@ -381,12 +381,12 @@ class Base:
 
     @property
     def path(self) -> str:
-        """What it is loaded from."""
+        """Return the name or placeholder path from which to load it."""
         return self.id if self.on_hub else f"path/to/{self.id}"
 
     @property
     def link(self) -> str:
-        """Its name in a sentence."""
+        """Return its name or link for a sentence."""
         if not self.on_hub:
             return _code(self.id)
         text = f"[{self.id}]({SITE}/{self.id})"
@@ -394,7 +394,7 @@ class Base:
 
 
 def carried(card: str | None) -> dict[str, Any]:
-    """What of a base's card holds for a model made of it; {} for one without metadata that can be read."""
+    """Return the metadata of a base's card that also holds for a model made from it; {} if unreadable."""
     from huggingface_hub.repocard import REGEX_YAML_BLOCK, RepoCard
 
     head = (card or "")[:FRONT_MATTER]
@@ -402,14 +402,14 @@ def carried(card: str | None) -> dict[str, Any]:
         return {}
     try:
         data = RepoCard(head, ignore_metadata_errors=True).data
-    except Exception:  # whatever somebody wrote there: the parser raises many kinds
+    except Exception:  # the metadata may be anything: the parser raises many kinds of errors
         return {}
     out = {key: _texts(data.get(key)) for key in CARRIED}
     return {key: value for key, value in out.items() if value and (key != "tags" or isinstance(value, list))}
 
 
 def _place(path: str) -> str:
-    """A path or an address as a card names it: a path of this machine by its last part alone."""
+    """Return a path or an address for a card: of a local path only the last part."""
     local = path.removeprefix("file://")
     return _last(local) if local.startswith(("/", "~")) else path
 
@@ -436,29 +436,29 @@ def _is_hub_id(model: str) -> bool:
 
 
 SHELL_LINE = 90
-"""Characters of a command that stays on one line."""
+"""The most characters of a command on one line."""
 
 
 def _shell(command: str, options: Sequence[str]) -> str:
-    """A block with a command, on one line where that is short."""
+    """Format a shell block with a command, on one line if it is short."""
     line = " ".join((command, *options))
     text = line if len(line) <= SHELL_LINE else " \\\n    ".join((command, *options))
     return f"```sh\n{text}\n```"
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The names of what was trained, as code."""
+    """List the names of what was trained, as code."""
     return ", ".join(map(_code, names)) or "its projections"
 
 
 def _code(text: str) -> str:
-    """A code span, which may itself hold backticks."""
+    """Format a code span; the text may contain backticks."""
     ticks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     space = " " if "`" in text else ""
     return f"{ticks}{space}{text}{space}{ticks}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; bars in its cells are escaped."""
+    """Format a table; bars in its cells are escaped."""
     lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join("|" + "|".join(f" {cell} " if cell else " " for cell in line) + "|" for line in lines)

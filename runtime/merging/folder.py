@@ -1,4 +1,4 @@
-"""The folder that a merge writes: files that are whole or not there."""
+"""The folder that a merge writes: each file is either complete or absent."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ..addresses import AT_ONCE, PIECE, failed, first_line, open_address, protoc
 from ..errors import UserError
 
 PARTIAL = ".partial"
-"""What the name of a file ends with while it is written."""
+"""The end of a file's name while it is written."""
 
 OBJECT_STORES = frozenset({"gs", "gcs", "s3", "s3a", "abfs", "abfss", "az", "hf"})
-"""Protocols whose files appear when they are closed, whole, and which need no folders to be made."""
+"""Protocols whose files appear, complete, when they are closed, and which need no folders."""
 PART = 1 << 26
 """Bytes of one part of an upload."""
 
@@ -31,13 +31,13 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, err
 
 
 class OutputFolder(Protocol):
-    """A folder to write into; names are relative to it, with "/" between folders.
+    """A folder to write into. Names are relative to it, with "/" between folders.
 
-    Its methods raise UserError where the folder cannot be written or read; an OSError is only raised by the
-    writes of who has a file open.
+    Its methods raise UserError if the folder cannot be written or read. Only writes to an open file raise
+    OSError.
 
     Attributes:
-        name: as messages call it.
+        name: its name in messages.
         local: whether other programs can open its files by their paths.
     """
 
@@ -45,38 +45,38 @@ class OutputFolder(Protocol):
     local: bool
 
     def names(self) -> list[str]:
-        """The files in it and below, sorted; [] when it does not exist."""
+        """Return the names of all files in it, also in subfolders, sorted; [] if it does not exist."""
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file, None when there is none."""
+        """Return a file's size in bytes, None if it does not exist."""
 
     def read(self, name: str) -> bytes:
-        """A small file's content.
+        """Read a small file.
 
         Raises:
-            FileNotFoundError: when there is none.
+            FileNotFoundError: when it does not exist.
         """
 
     def sha256(self, name: str) -> str:
-        """Of a file's content, in hexadecimal digits."""
+        """Return the hash of a file's content in hexadecimal digits."""
 
     def create(self, name: str) -> AbstractContextManager[IO[bytes]]:
-        """A new file that has its name once the block ends, durably; none is left when it fails."""
+        """Open a new file that gets its name, durably, when the block ends; a failure leaves no file."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes a small file whole, in place of one of that name."""
+        """Write a small file whole; it replaces a file of the same name."""
 
     def remove(self, name: str) -> None:
-        """Removes a file, if it is there."""
+        """Remove a file if it exists."""
 
     def free(self) -> int | None:
-        """Bytes that can still be written; None where nobody knows."""
+        """Return the number of bytes that can still be written; None if unknown."""
 
     def locked(self) -> AbstractContextManager[None]:
-        """Makes the folder, and keeps other merges out of it where the file system has locks.
+        """Create the folder, and keep other merges out of it if the file system has locks.
 
         Raises:
-            UserError: when another process holds it, or it cannot be made.
+            UserError: when another process holds it, or it cannot be created.
         """
 
 
@@ -113,7 +113,7 @@ class LocalFolder:
     def create(self, name: str) -> Iterator[IO[bytes]]:
         target = self.path / name
         partial = target.with_name(f".{target.name}{PARTIAL}")
-        # A signal may come as soon as the file is there.
+        # A signal may arrive as soon as the file exists.
         try:
             with self._explained("written"):
                 make_folder(target.parent)
@@ -161,7 +161,7 @@ class LocalFolder:
                     f"{self.name}: another process is writing it", "wait for that one to end"
                 ) from None
             except OSError as error:
-                # Some network file systems have no locks; that is no reason not to write there.
+                # Some network file systems have no locks; writing is allowed there.
                 if error.errno not in _UNSUPPORTED:
                     raise refused(self.name, "written", error) from error
             yield
@@ -179,7 +179,7 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A folder on a file system of fsspec, whose own retries are relied on."""
+    """A folder on a file system of fsspec, which does its own retries."""
 
     local = False
 
@@ -260,10 +260,10 @@ class RemoteFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps nobody out: object stores have no locks that a killed process gives back.
+        """Do nothing: object stores have no locks that end with a killed process.
 
-        Two merges into one such folder are told apart by the journal alone: the later is refused if it is
-        another one. Two runs of the same merge write the same bytes.
+        Only the journal distinguishes two merges into one such folder: a later, different merge is refused.
+        Two runs of the same merge write the same bytes.
         """
         yield
 
@@ -271,13 +271,13 @@ class RemoteFolder:
         return f"{self._root}/{name}"
 
     def _abandon(self, file: Any, path: str) -> None:
-        """Gives up a file that is being written, so that nothing of it is left."""
+        """Abandon a file that is being written, so that nothing of it remains."""
         with contextlib.suppress(Exception):
             if self._objects:
                 try:
                     file.discard()
                 finally:
-                    file.closed = True  # closing it, as its destructor would, is what makes the object appear
+                    file.closed = True  # closing it, as its destructor would, would create the object
             else:
                 file.close()
         if not self._objects:
@@ -290,14 +290,14 @@ class RemoteFolder:
             yield
         except UserError:
             raise
-        except Exception as error:  # of whatever library the address belongs to
+        except Exception as error:  # an error of any library behind the address
             if done == "read" and isinstance(error, FileNotFoundError):
                 raise
             raise failed(self.name, done, error) from error
 
 
 class _Upload(io.RawIOBase):
-    """A file that is being uploaded, whose failures are OSErrors, whatever its library raises."""
+    """A file that is being uploaded; any failure of its library becomes an OSError."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -316,22 +316,21 @@ class _Upload(io.RawIOBase):
 
 
 def output_folder(address: str | Path) -> OutputFolder:
-    """The folder of a path or an address that fsspec knows.
+    """Return the folder of a path or of an fsspec address.
 
     Raises:
-        UserError: when no file system is known for the address, what opens it is not installed, or access
-            is refused.
+        UserError: when no file system is known for the address, its package is missing, or access is refused.
     """
     opened = open_address(address)
     return LocalFolder(opened) if isinstance(opened, Path) else RemoteFolder(str(address), *opened)
 
 
 def refused(name: str, done: str, error: OSError) -> UserError:
-    """What an OSError of this machine's file system means for the user.
+    """Explain an OSError of a local file system to the user.
 
     Args:
-        name: of the folder.
-        done: what cannot be done with it, "read" or "written".
+        name: the folder's name.
+        done: what failed, "read" or "written".
     """
     if isinstance(error, (FileExistsError, NotADirectoryError)):
         return UserError(f"{name}: {error.filename} is a file, not a folder", OTHER_FOLDER)
@@ -342,7 +341,7 @@ def refused(name: str, done: str, error: OSError) -> UserError:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it, durably."""
+    """Create a folder and its parents, durably."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -350,7 +349,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Makes a folder's entries durable, where its file system knows how to."""
+    """Make a folder's entries durable, if its file system supports it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -362,5 +361,5 @@ def sync(path: Path) -> None:
 
 
 def stale(names: Iterable[str]) -> list[str]:
-    """Those of a folder's files that a killed process left unfinished."""
+    """Return the files of a folder that a killed process left unfinished."""
     return [n for n in names if n.rpartition("/")[2].startswith(".") and n.endswith(PARTIAL)]

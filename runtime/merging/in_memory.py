@@ -1,4 +1,4 @@
-"""A checkpoint whose weights are changed as they are read, as a merge changes them."""
+"""A checkpoint that applies a merge's changes while its weights are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .arithmetic import Change, changed_blocks
 
 @dataclass(frozen=True)
 class InMemory(HFCheckpoint):
-    """A checkpoint whose weights are changed as they are read, as a merge to `dtype` changes them."""
+    """A checkpoint that changes weights when they are read, as a merge to `dtype` changes them."""
 
     changes: Mapping[str, Change] | None = None
     dtype: str = "float32"
@@ -31,6 +31,6 @@ class InMemory(HFCheckpoint):
 
 
 def in_memory(base: HFCheckpoint, changes: Mapping[str, Change], dtype: str) -> InMemory:
-    """`base` with changes, by the tensors' full names, made in memory."""
+    """Return `base` with changes, by full tensor names, applied in memory."""
     values = {field.name: getattr(base, field.name) for field in fields(HFCheckpoint)}
     return InMemory(**values, changes=changes, dtype=dtype)

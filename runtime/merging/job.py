@@ -1,4 +1,4 @@
-"""One merge: what goes in, and how its folders are written, loadable at the end alone."""
+"""Run one merge: its inputs, and its folders, which become loadable only at the end."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 CHAT_TEMPLATE, TOKENIZER = "chat_template.jinja", "tokenizer_config.json"
-"""Where a template stands: transformers and vLLM take that of the first file, llama.cpp of the second."""
+"""The files of a template: transformers and vLLM read the first, llama.cpp the second."""
 NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, SUMS)
-"""Side files of a base that are not its output's."""
+"""Side files of a base that are not copied."""
 SPARE_BYTES = 64 << 20
-"""Left free on the disk besides the weights, for side files."""
+"""Bytes to leave free on the disk in addition to the weights, for side files."""
 
 
 @dataclass(frozen=True)
 class MergeJob:
-    """What goes into a merge, and where it goes.
+    """The inputs and the output of a merge.
 
     Attributes:
         base, model: the base checkpoint, and the recipe's `model` section.
         trained: what was trained.
-        settings: what is written.
-        plan: of the weights.
-        quantization: as the plan has it.
-        identity: of the merge, see `runtime.merging.record.identity`.
+        settings: the merge settings.
+        plan: the plan of the weights.
+        quantization: the plan's quantization.
+        identity: the merge's identity, see `runtime.merging.record.identity`.
         target: folder of the merged weights.
-        adapter: folder of the PEFT adapter, None for none.
-        losses: of the step, as the run logged them.
+        adapter: folder of the PEFT adapter, or None.
+        losses: losses of the step, as logged by the run.
     """
 
     base: HFCheckpoint
@@ -68,17 +68,17 @@ class MergeJob:
 
 
 def merge(job: MergeJob) -> Mapping[str, Any]:
-    """Writes the folders that are not there yet, and says so; gives the record.
+    """Write the folders that do not exist yet, and print them; return the record.
 
     Raises:
-        UserError: when a folder holds something else, or cannot be written.
+        UserError: when a folder has other content, or cannot be written.
     """
     started = time.monotonic()
     with job.target.locked():
         record = finished(job.target, job.identity)
         if record is None:
             examine(job.target, job.identity, _planned(job))
-        # Both folders are looked at before the first byte: hours later is too late to refuse one.
+        # Both folders are checked before the first byte is written: refusing one hours later is too late.
         with job.adapter.locked() if job.adapter else nullcontext():
             adapter = job.adapter
             if adapter is not None and finished(adapter, job.identity) is not None:
@@ -97,7 +97,7 @@ def merge(job: MergeJob) -> Mapping[str, Any]:
 
 
 def _planned(job: MergeJob) -> set[str]:
-    """Names of all that a merge writes into its folder."""
+    """Return the names of all files that a merge writes into its folder."""
     names = {shard.file for shard in job.plan.shards} | {CARD, CONFIG, LOCK, RECORD}
     names |= {name for name in job.base.side_files if name not in NOT_CARRIED}
     names |= {INDEX} if job.plan.index is not None else set()
@@ -105,7 +105,7 @@ def _planned(job: MergeJob) -> set[str]:
 
 
 def _write(job: MergeJob, adapter: OutputFolder | None) -> dict[str, Any]:
-    """The folder, and the adapter's where it is not there yet."""
+    """Write the folder, and the adapter's folder if it does not exist yet."""
     known = known_hashes(job.base.directory) if isinstance(job.base.directory, Path) else {}
     journal = begin(job.target, job.identity, _planned(job))
     _check_space(job, journal)
@@ -130,7 +130,7 @@ def _write(job: MergeJob, adapter: OutputFolder | None) -> dict[str, Any]:
 
 
 def _write_small_files(job: MergeJob, journal: Journal, known: Mapping[str, str]) -> dict[str, Any]:
-    """Everything but the weights: what makes the folder loadable comes last."""
+    """Write everything except the weights; the files that make the folder loadable come last."""
     last = {CONFIG: job.base.config_file()}
     if job.quantization is not None:
         config: dict[str, Any] = json.loads(last[CONFIG])
@@ -163,7 +163,7 @@ def _write_small_files(job: MergeJob, journal: Journal, known: Mapping[str, str]
 
 
 def _without_template(content: bytes) -> bytes:
-    """tokenizer_config.json without the base's chat template, which another one takes the place of."""
+    """Return tokenizer_config.json without the base's chat template, which another template replaces."""
     try:
         config = json.loads(content)
         del config["chat_template"]
@@ -173,7 +173,7 @@ def _without_template(content: bytes) -> bytes:
 
 
 def _adapter_files() -> tuple[str, ...]:
-    """Names of all that is in a PEFT adapter's folder."""
+    """Return the names of all files in a PEFT adapter's folder."""
     from ..peft.adapter import ADAPTER_CONFIG, WEIGHTS
 
     return WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG
@@ -227,7 +227,7 @@ def _base_card(base: HFCheckpoint) -> str | None:
 
 
 def needed(job: MergeJob, written: Files | None = None) -> int:
-    """Bytes that a merge still writes, with some to spare."""
+    """Return the number of bytes that a merge still writes, plus a reserve."""
     rest = sum(shard.size for shard in job.plan.shards if shard.file not in (written or {}))
     return SPARE_BYTES + rest + (adapter_bytes(job) if job.adapter else 0)
 

@@ -1,7 +1,7 @@
-"""What a merge has written so far, so that a second run goes on where the first was stopped.
+"""The journal of a merge: a second run continues where the first was stopped.
 
-While a folder is written it holds JOURNAL, which names the merge and each file that is whole, with its size
-and SHA-256. What the folder needs to be loaded comes last, and then the journal goes.
+While a folder is written it holds JOURNAL, which names the merge and each complete file with its size and
+SHA-256. The files that make the folder loadable come last. Then the journal is removed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .folder import PARTIAL, OutputFolder, stale
 
 JOURNAL = "merge.partial.json"
 RECORD = "merge.json"
-"""What a finished folder was made of."""
+"""The record of a finished folder."""
 
 Files = dict[str, dict[str, Any]]
 """{"size": bytes, "sha256": hexadecimal digits} by a file's name."""
@@ -25,12 +25,12 @@ Files = dict[str, dict[str, Any]]
 
 @dataclass
 class Journal:
-    """Of one merge into one folder.
+    """The journal of one merge into one folder.
 
     Attributes:
-        folder: that it writes.
-        identity: of the merge: whatever its output depends on.
-        files: those that are whole.
+        folder: the folder that the merge writes.
+        identity: of the merge: everything that its output depends on.
+        files: the complete files.
     """
 
     folder: OutputFolder
@@ -38,17 +38,17 @@ class Journal:
     files: Files
 
     def add(self, name: str, size: int, sha256: str) -> None:
-        """Notes a file that has its name."""
+        """Add a file that is complete under its final name."""
         self.files[name] = {"size": size, "sha256": sha256}
         self.save()
 
     def save(self) -> None:
-        """Writes the journal."""
+        """Write the journal."""
         value = {"identity": dict(self.identity), "files": self.files}
         self.folder.write(JOURNAL, encoded(value))
 
     def discard(self, planned: Collection[str]) -> None:
-        """Leaves nothing of the merge; killed on the way, a second run takes none of it for whole."""
+        """Remove all files of the merge. If this is killed, a second run treats none of them as complete."""
         self.files = {}
         self.save()
         for name in planned:
@@ -56,12 +56,12 @@ class Journal:
         self.end()
 
     def end(self) -> None:
-        """Says that the folder is whole, or empty."""
+        """Remove the journal: the folder is complete, or empty."""
         self.folder.remove(JOURNAL)
 
 
 def finished(folder: OutputFolder, identity: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The record of a folder that holds this very merge, whole; else None."""
+    """Return the record of a folder that holds this same merge, complete; otherwise None."""
     names = folder.names()
     if RECORD not in names or JOURNAL in names:
         return None
@@ -74,13 +74,13 @@ def finished(folder: OutputFolder, identity: Mapping[str, Any]) -> Mapping[str, 
 
 
 def begin(folder: OutputFolder, identity: Mapping[str, Any], planned: Collection[str]) -> Journal:
-    """Begins to write a folder, or goes on with one that this very merge began.
+    """Begin to write a folder, or continue one that this same merge began.
 
-    Files that the journal names and that are as it says are kept; what a killed process left is removed.
+    Files that match the journal are kept. Unfinished files of a killed process are removed.
 
     Args:
         folder: locked by this process.
-        planned: names of all files that the merge writes.
+        planned: names of all files of the merge.
 
     Raises:
         UserError: as `examine`.
@@ -96,14 +96,14 @@ def begin(folder: OutputFolder, identity: Mapping[str, Any], planned: Collection
 def examine(
     folder: OutputFolder, identity: Mapping[str, Any], planned: Collection[str]
 ) -> tuple[Files, list[str]]:
-    """What a merge finds in a folder that it has not finished: files that are whole, and stale ones.
+    """Return the content of a folder that the merge has not finished: complete files, and stale files.
 
     Raises:
-        UserError: when the folder holds anything else.
+        UserError: when the folder has any other content.
     """
     names = folder.names()
     if JOURNAL not in names:
-        # A kill between the first file's temporary name and its final one leaves nothing else.
+        # A kill while the first file is renamed leaves nothing else.
         if set(names) - {f".{JOURNAL}{PARTIAL}"}:
             raise _occupied(folder, names, identity)
         return {}, names
@@ -125,7 +125,7 @@ def examine(
 
 
 def _occupied(folder: OutputFolder, names: Collection[str], identity: Mapping[str, Any]) -> UserError:
-    """The error of a folder that no merge is writing."""
+    """Return the error for a folder that belongs to no merge in progress."""
     what = "is not empty"
     record = (_parsed(folder.read(RECORD)) if RECORD in names else None) or {}
     if record.get("identity") == identity:
@@ -139,13 +139,13 @@ def _occupied(folder: OutputFolder, names: Collection[str], identity: Mapping[st
 
 
 def _begun(name: str) -> str:
-    """The file that a stale one was to become."""
+    """Return the final name of a stale file."""
     folder, _, last = name.rpartition("/")
     return f"{folder}/" * bool(folder) + last.removeprefix(".").removesuffix(PARTIAL)
 
 
 def _whole(folder: OutputFolder, files: Files) -> Files:
-    """Those of the files that are still what was written."""
+    """Return the files that still match what was written."""
     out = {}
     with Progress("checking what is there", sum(entry["size"] for entry in files.values())) as progress:
         for name, entry in files.items():
@@ -163,7 +163,7 @@ def _difference(found: Any, wanted: Mapping[str, Any]) -> str:
 
 
 def encoded(value: Mapping[str, Any]) -> bytes:
-    """A journal or a record as it is written."""
+    """Return the bytes of a journal or a record."""
     return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
 
 

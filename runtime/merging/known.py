@@ -1,8 +1,8 @@
-"""The hashes of a base's weights, where something beside them knows them, and their check in passing.
+"""Check a base's weights against hashes from other sources while the weights are read.
 
-Four things know the sha256 of a safetensors file: Hugging Face's cache and its downloads into a folder (the
-hub names large files by it), a SHA256SUMS, and the record of a merge that made the base. The check costs no
-reading of its own: the merge passes on what it reads anyway.
+Four sources give the sha256 of a safetensors file: Hugging Face's cache and its downloads into a folder (the
+hub names large files by it), a SHA256SUMS, and the record of a merge that made the base. The check needs no
+extra reading: the merge passes on the bytes that it reads anyway.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 GNU_LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)")
 BSD_LINE = re.compile(r"SHA256 \((.+)\) = ([0-9a-fA-F]{64})")
 LINKS = 8
-"""Symbolic links that are followed from a file to the blob of a cache."""
+"""The most symbolic links that are followed from a file to the blob of a cache."""
 
 PIECE = 1 << 25
-"""Bytes that are hashed at a time; between two pieces, hashing can be called off."""
+"""Bytes that are hashed at a time; hashing can be stopped between two pieces."""
 AHEAD = 8
-"""Blocks that wait to be hashed before `feed` waits."""
+"""Number of blocks in the queue before `feed` waits."""
 
 
 class KnownHash(str):
     """A sha256 in 64 lower-case hexadecimal digits.
 
     Attributes:
-        source: what knows it, as messages call it.
-        help: how to come by the right file again.
+        source: where the hash comes from, for messages.
+        help: how to get the right file again.
     """
 
     source: str
@@ -55,10 +55,10 @@ class KnownHash(str):
 
 
 def known_hashes(directory: Path) -> dict[str, str]:
-    """The sha256 of a checkpoint's safetensors files by their names, of those whose sha256 is known.
+    """Return the known sha256 of a checkpoint's safetensors files, by their names.
 
     Raises:
-        UserError: when what should know them is damaged, or two that do contradict each other.
+        UserError: when a source of hashes is damaged, or two sources contradict each other.
     """
     names = sorted(path.name for path in directory.glob("*.safetensors"))
     sums, record = _sums(directory), _record(directory)
@@ -86,18 +86,18 @@ def known_hashes(directory: Path) -> dict[str, str]:
 
 
 def _cached(path: Path) -> KnownHash | None:
-    """Of a file in Hugging Face's cache, snapshots/REVISION/FILE, a link to blobs/ETAG.
+    """Return the hash of a file in Hugging Face's cache: snapshots/REVISION/FILE links to blobs/ETAG.
 
-    An etag of 64 digits is a large file's sha256; those of 40 are git's ids of small files. A blob may itself
-    be a link to a store that all repositories share, in which files are named by another hash of 64 digits:
-    so links are followed one by one, and the first blob counts.
+    An etag of 64 digits is a large file's sha256; an etag of 40 digits is git's id of a small file. A blob
+    may itself link to a store that all repositories share. Its files are named by another hash of 64 digits.
+    So links are followed one by one, and the first blob counts.
     """
     link = path
     for _ in range(LINKS):
         try:
             link = link.parent / os.readlink(link)
         except OSError:
-            return None  # a file, or nothing
+            return None  # a regular file, or no file
         if link.parent.name == "blobs" and DIGEST.fullmatch(link.name):
             return KnownHash(
                 link.name,
@@ -108,9 +108,9 @@ def _cached(path: Path) -> KnownHash | None:
 
 
 def _downloaded(directory: Path, name: str) -> KnownHash | None:
-    """Of a file that huggingface_hub downloaded into the folder.
+    """Return the hash of a file that huggingface_hub downloaded into the folder.
 
-    Counted even when the file is newer than its download: copying a folder makes it so as well.
+    It counts even if the file is newer than its download, because copying a folder also makes it newer.
     """
     metadata = directory / DOWNLOADS / f"{name}.metadata"
     try:
@@ -128,7 +128,7 @@ def _downloaded(directory: Path, name: str) -> KnownHash | None:
 
 
 def _sums(directory: Path) -> dict[str, KnownHash]:
-    """Of the files that a SHA256SUMS lists, as sha256sum writes it."""
+    """Return the hashes of the files in a SHA256SUMS, in sha256sum's format."""
     path = directory / SUMS
     if not path.is_file():
         return {}
@@ -155,7 +155,7 @@ def _sums(directory: Path) -> dict[str, KnownHash]:
 
 
 def _record(directory: Path) -> dict[str, KnownHash]:
-    """Of the files that a merge wrote into the folder, by its record."""
+    """Return the hashes of the files that a merge wrote into the folder, from its record."""
     path = directory / RECORD
     if not path.is_file():
         return {}
@@ -164,7 +164,7 @@ def _record(directory: Path) -> dict[str, KnownHash]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error})", AGAIN) from error
     if not isinstance(record, dict) or "merge" not in record:
-        return {}  # another program's, or of a version that recorded no hashes
+        return {}  # another program's record, or of a version without hashes
     try:
         return {name: _recorded(entry["sha256"]) for name, entry in record["files"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -188,7 +188,7 @@ def _text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class _Block:
-    """Bytes of a file, or its end, and whom to tell."""
+    """Bytes of a file or its end, and a callback."""
 
     file: str
     data: memoryview | None = None
@@ -196,13 +196,13 @@ class _Block:
 
 
 class BaseSums:
-    """Holds the files of a base against their known hashes, on a thread of its own, while they are read.
+    """Compare a base's files with their known hashes on a separate thread, while they are read.
 
-    Files of unknown hash cost nothing. Hashing lets go of Python's lock; `feed` waits where it falls behind.
+    Files without a known hash cost nothing. Hashing releases Python's lock; `feed` waits if it falls behind.
 
     Args:
-        known: sha256 by file name, of `known_hashes`.
-        name: of the base, as messages call it.
+        known: sha256 by file name, from `known_hashes`.
+        name: the base's name in messages.
     """
 
     def __init__(self, known: Mapping[str, str], name: str) -> None:
@@ -216,15 +216,15 @@ class BaseSums:
         self._computed: dict[str, str] = {}
 
     def feed(self, file: str, data: memoryview | bytes, done: Callable[[], object] | None = None) -> None:
-        """Takes the next bytes of a file: all of it has to come, its header included, in order.
+        """Take the next bytes of a file. All of the file has to come in order, including its header.
 
         Args:
-            data: stays as it is until it is hashed.
-            done: called after that, on the thread: what is mapped from a file takes up memory from being
-                hashed on, even if it was released before.
+            data: must not change until it is hashed.
+            done: called after that, on the thread: hashing maps a file's pages into memory
+                again, even if they were released before.
 
         Raises:
-            UserError: when a file that was finished before is not the one that its hash names.
+            UserError: when an earlier finished file does not match its hash.
         """
         if file not in self._known:
             return
@@ -233,10 +233,10 @@ class BaseSums:
         self._put(_Block(file, view, done))
 
     def finish_file(self, file: str, size: int | None = None) -> None:
-        """Says that all of a file was fed; the comparison is made when the thread comes to it.
+        """Record that all of a file was fed; the thread compares the hash later.
 
         Args:
-            size: of the file, to make sure of it.
+            size: the file's size, as a check.
 
         Raises:
             UserError: as `feed`.
@@ -249,7 +249,7 @@ class BaseSums:
         self._put(_Block(file))
 
     def close(self) -> dict[str, str]:
-        """Waits for the thread; gives the sha256 of the files that were finished.
+        """Wait for the thread; return the sha256 of the finished files.
 
         Raises:
             UserError: as `feed`.
@@ -259,13 +259,13 @@ class BaseSums:
         return dict(self._computed)
 
     def abandon(self) -> None:
-        """Stops without a verdict, when the merge fails for another reason."""
+        """Stop without a result, when the merge fails for another reason."""
         with held():
             self._off.set()
         self._end()
 
     def _end(self) -> None:
-        """Waits for the thread."""
+        """Wait for the thread."""
         with held():
             if self._thread is not None:
                 self._blocks.put(None)
@@ -285,7 +285,7 @@ class BaseSums:
             raise self._error
 
     def _work(self) -> None:
-        """Until None comes; after an error, blocks are taken and dropped, so that nobody waits for ever."""
+        """Work until None arrives. After an error, drop further blocks, so that no caller waits forever."""
         digests: dict[str, hashlib._Hash] = {}
         while (block := self._blocks.get()) is not None:
             if self._error is not None or self._off.is_set():
@@ -294,7 +294,7 @@ class BaseSums:
                 self._take(digests, block)
                 if block.done is not None:
                     block.done()
-            except BaseException as error:  # it is raised where the caller hears it
+            except BaseException as error:  # raised in the calling thread
                 self._error = error
 
     def _take(self, digests: dict[str, hashlib._Hash], block: _Block) -> None:
@@ -313,7 +313,7 @@ class BaseSums:
 
 
 def mismatch(path: str, expected: str, found: str) -> Spoiled:
-    """The error of a base file whose content is not what its hash says."""
+    """Return the error for a base file whose content does not match its hash."""
     known = expected if isinstance(expected, KnownHash) else KnownHash(expected)
     return Spoiled(
         f"{path}: is not the file that its hash names: {known.source} says {known[:12]}..., "

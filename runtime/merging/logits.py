@@ -1,11 +1,11 @@
-"""Logits of what was trained, held against those of its merge, in memory and read from its files.
+"""Compare the logits of the trained model with those of its merge, in memory and read from files.
 
-They are computed in float32, in Tunix or, where it does not have the model, in transformers, on a few fixed
-rows of tokens: of the base with its adapters, or of all the weights of a run without LoRA, which is what was
-trained; of the base with the merge rule applied in memory and not rounded, which tells whether the rule is
-right; of the same rounded, which tells what rounding does; and of the merged checkpoint read from its files,
-which is what will be served and has to be what was computed in memory. Adapters that were trained on
-quantized weights are merged into the weights as they were before, and compared with them on those.
+Logits are computed in float32 on a few fixed rows of tokens, in Tunix or, for models that it lacks, in
+transformers. Four models are compared: (1) what was trained: the base with its adapters, or all weights of a
+run without LoRA; (2) the base with the merge rule applied in memory, not rounded: tests the rule; (3) the
+same, rounded: shows the effect of rounding; (4) the merged checkpoint from its files, which will be served
+and has to equal (3). Adapters that were trained on quantized weights are merged into, and compared on, the
+weights before quantization.
 """
 
 from __future__ import annotations
@@ -34,46 +34,46 @@ if TYPE_CHECKING:
     from ..model.loading import Built
 
 LENGTHS = (37, 23, 13, 5)
-"""Tokens of the rows that are compared."""
+"""Number of tokens of each compared row."""
 
 
 RULE_TOLERANCE = 3e-5
-"""Allowed difference where nothing is rounded, as a share of the largest logit (of 1 at least). Seen:
-3e-7 to 9e-6 of it, for the tests' tiny models of 2 and 6 layers of every family, the more the larger the
-adapters' part is."""
+"""Allowed difference without rounding, as a share of the largest logit (of at least 1). Measured: 3e-7 to
+9e-6 for the tests' tiny models of 2 and 6 layers of every family; it grows with the adapters' part of the
+weights."""
 
 SPACING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 0.0}
 """Distance between neighboring numbers of a type, relative to their size."""
 
 AMPLIFICATION = 32.0
-"""Each model answers to small changes of its weights in its own way: where nothing was rounded, a random one
-of 24 layers that adapters had changed to several times its size differed by 1.5e-4 of its largest logit. How
-it answers shows in what rounding the same weights does. Measured, over tiny models of six families and of 2
-to 24 layers, with adapters from a fifth to several times the weights' size: the difference without rounding
-was 2 to 22 times the effect of rounding to bfloat16, scaled to float32's spacing."""
+"""Models differ in how strongly they react to small changes of their weights. Without rounding, a random
+model of 24 layers whose adapters had several times its weights' size differed by 1.5e-4 of its largest logit.
+The effect of rounding the same weights shows this reaction. Measured for tiny models of six families and 2 to
+24 layers, with adapters from a fifth to several times the weights' size: the difference without rounding was
+2 to 22 times the effect of rounding to bfloat16, scaled to float32's spacing."""
 
 FLIPPED = 0.1
 """Allowed difference of the files from the merge in memory, as a share of rounding's effect. On one machine
-there is none. Another machine's float32 product may lead one element in ten thousand to the other neighbor,
-which adds up to about a hundredth of the effect of rounding them all."""
+it is zero. Another machine's float32 product may round one element in ten thousand differently, which adds up
+to about a hundredth of the effect of rounding all elements."""
 
 SPARE = 1 << 30
-"""Bytes of memory for the interpreter, the compiler and what a layer computes on the way."""
+"""Bytes of memory for the interpreter, the compiler and a layer's intermediate results."""
 
 
 @dataclass(frozen=True)
 class LogitDifferences:
-    """Largest differences of logits.
+    """The largest differences of logits.
 
     Attributes:
-        largest: logit of what was trained.
-        effect: of training: what was trained against base.
+        largest: largest logit of what was trained.
+        effect: the effect of training: what was trained against base.
         rule: the merge rule in memory against what was trained.
         rounding: the merge rule in memory, rounded, against the same unrounded; 0 for float32.
         files: the merged files against the merge rule in memory, rounded.
         merged: the merged files against what was trained.
         moved: the merged files against base.
-        dtype: of the merged tensors.
+        dtype: type of the merged tensors.
     """
 
     largest: float
@@ -98,13 +98,13 @@ class LogitDifferences:
 
 
 def logits_bytes(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights) -> int:
-    """Memory that comparing logits takes on a CPU, in bytes.
+    """Return the memory that comparing logits takes on a CPU, in bytes.
 
-    Models are in memory one at a time, in float32: 4 bytes for each element of Tunix's arrays and of the
-    adapters; twice the largest array in float32, while it is read and laid out as Tunix has it; four times
-    the logits of all rows, of which the softcap makes copies and two models' are kept; and SPARE. Measured:
-    2.1 GB at 297 M parameters in 18 layers, a vocabulary of 131,072 and rank 3, where this says 3.1 GB. On a
-    TPU the model is in the devices' memory, which is not asked for here.
+    Models are in memory one at a time, in float32. This counts: 4 bytes for each element of Tunix's arrays
+    and of the adapters; twice the largest array in float32, while it is read and converted to Tunix's layout;
+    four times the logits of all rows (two models' logits, and copies for the softcap); and SPARE. Measured:
+    2.1 GB at 297 M parameters in 18 layers, a vocabulary of 131,072 and rank 3, for which this returns 3.1
+    GB. On a TPU the model is in device memory, which is not counted here.
     """
     parameters = [math.prod(p.shape) for p in base.family.parameters(base.architecture)]
     adapters = 0
@@ -122,7 +122,7 @@ def compare(
     dtype: str,
     mesh: Mesh,
 ) -> LogitDifferences:
-    """Runs the models one after the other, so that one is in memory at a time."""
+    """Run the models one after the other, so that only one is in memory at a time."""
     import jax
 
     from ..model.loading import build
@@ -172,11 +172,11 @@ def _by_transformers(
     rows: Mapping[str, np.ndarray],
     run: tuple[Any, ...],
 ) -> np.ndarray:
-    """`logits` of a model that Tunix does not have.
+    """Return `logits` of a model that Tunix does not have.
 
     Args:
-        adapters: whether with those that were trained.
-        run: the fields of backends.torchax.logits.Run.
+        adapters: whether to use the trained adapters.
+        run: fields of backends.torchax.logits.Run.
     """
     from ..backends.torchax.logits import Run
     from ..backends.torchax.logits import logits as computed
@@ -187,8 +187,8 @@ def _by_transformers(
 
 
 def start_mesh(record: Mapping[str, Any]) -> Mesh:
-    """The run's own mesh where its TPU is here, otherwise one CPU device; one of several hosts would wait for
-    the others."""
+    """Return the run's own mesh if its TPU is present, otherwise one CPU device. A mesh of several hosts
+    would wait for the other hosts."""
     from ..model.mesh import start
 
     section = _section(record, "mesh")
@@ -205,10 +205,10 @@ def start_mesh(record: Mapping[str, Any]) -> Mesh:
 
 
 def token_rows(vocabulary: int, multiple: int) -> dict[str, np.ndarray]:
-    """Fixed rows of different lengths, right-padded: tokens, positions, segment_ids, all int32[B, T].
+    """Return fixed rows of different lengths, right-padded: tokens, positions, segment_ids, all int32[B, T].
 
     Args:
-        multiple: of which the number of rows is one.
+        multiple: the number of rows is a multiple of this.
     """
     count = math.lcm(len(LENGTHS), multiple)
     lengths = np.array([LENGTHS[i % len(LENGTHS)] for i in range(count)])[:, None]
@@ -223,7 +223,7 @@ def token_rows(vocabulary: int, multiple: int) -> dict[str, np.ndarray]:
 
 
 def logits(built: Built, rows: Mapping[str, np.ndarray], mesh: Mesh) -> np.ndarray:
-    """float32 logits of all tokens but the padding: [tokens, vocabulary]."""
+    """Return float32 logits of all tokens except padding: [tokens, vocabulary]."""
     from flax import nnx
 
     from ..model.sharding import shard_rows
@@ -236,9 +236,9 @@ def logits(built: Built, rows: Mapping[str, np.ndarray], mesh: Mesh) -> np.ndarr
 
 @functools.cache
 def _logits() -> Callable[..., Any]:
-    """A model's forward pass, compiled once for all models of the same structure.
+    """Run a model's forward pass, compiled once for all models of the same structure.
 
-    nnx.jit would give the whole model back, which is a second copy of it.
+    nnx.jit would return the whole model, which is a second copy of it.
     """
     import jax
     from flax import nnx
@@ -254,7 +254,7 @@ def _logits() -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Structure:
-    """A model without its arrays, as a key of JAX's cache: Tunix's configurations cannot be hashed."""
+    """A model without its arrays, as a key of JAX's cache: Tunix's configurations are not hashable."""
 
     definition: Any
 
@@ -263,7 +263,7 @@ class Structure:
 
 
 def set_adapters(built: Built, trained: TrainedAdapters, mesh: Mesh) -> None:
-    """Gives a model all that was trained, in the dtype and sharding of its own."""
+    """Give a model all trained adapters, in its own dtype and sharding."""
     import jax
     from flax import nnx
 
@@ -283,7 +283,7 @@ def set_adapters(built: Built, trained: TrainedAdapters, mesh: Mesh) -> None:
 
 
 def set_weights(built: Built, trained: TrainedWeights, mesh: Mesh) -> None:
-    """Gives a model the weights of a run without LoRA, in the dtype and sharding of its own."""
+    """Give a model the weights of a run without LoRA, in its own dtype and sharding."""
     import jax
     from flax import nnx
 
@@ -298,7 +298,7 @@ def set_weights(built: Built, trained: TrainedWeights, mesh: Mesh) -> None:
 
 
 def _variables(built: Built, kind: type) -> dict[str, Any]:
-    """The model's variables of a kind, by dotted path."""
+    """Return the model's variables of a kind, by dotted path."""
     from flax import nnx
 
     nodes = nnx.iter_graph(built.model)

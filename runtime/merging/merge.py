@@ -1,8 +1,8 @@
-"""Merges what was trained into its base checkpoint, and writes adapters as a PEFT adapter: merge.py.
+"""Merge trained weights into the base checkpoint, and write adapters as a PEFT adapter: merge.py.
 
-W[out, in] += scale * (B[out, rank] @ A[rank, in]), in float32, cast once; after full fine-tuning the
-trained tensors take the base's place. Tensors that were not trained are the base's byte for byte. A merge
-that was stopped is continued by the same command, after the last file that is whole.
+W[out, in] += scale * (B[out, rank] @ A[rank, in]), in float32, cast once. After full fine-tuning the trained
+tensors replace the base's. Untrained tensors are copied byte for byte. If a merge was stopped, the same
+command continues it after the last complete file.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .writer import estimated_seconds
 
 GOES_ON = "the same command goes on after the files that are whole"
 STOPPING = (signal.SIGINT,)
-"""What a merge answers with GOES_ON; any other signal may end it on the spot, as the files are whole or not
-there."""
+"""Signals that a merge answers with GOES_ON. Any other may end it at once: each file is complete or
+absent."""
 
 
 def main(
@@ -48,16 +48,16 @@ def main(
     chat_template: str | None = None,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Runs a generated merge.py; returns its exit status.
+    """Run a generated merge.py; return its exit status.
 
     Args:
         artifact: the folder of the script.
-        model: the base.
+        model: the base model.
         checkpoint, output: `checkpoint.directory` and `merge.output` of the recipe; relative ones are
             relative to --output, by default the artifact's folder.
-        adapter: whether the PEFT adapter is written as well, beside the merged folder.
+        adapter: whether to write the PEFT adapter as well, next to the merged folder.
         dtype, max_shard_size, quantization, chat_template: see `MergeSettings`.
-        argv: arguments, sys.argv's when None.
+        argv: arguments; None takes sys.argv's.
     """
     arguments = parse_arguments(artifact, argv)
     settings = MergeSettings(dtype, max_shard_size, quantization, chat_template)
@@ -73,7 +73,7 @@ def main(
 
 
 def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The paths and the step; what was trained comes from the checkpoint's record."""
+    """Parse the paths and the step; the checkpoint's record says what was trained."""
     parser = argparse.ArgumentParser(
         prog="merge.py",
         description="Merges what a checkpoint was trained to into the base model's safetensors.",
@@ -114,7 +114,7 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argpar
 
 
 def import_peft(arguments: argparse.Namespace, model: ModelSettings, artifact: Path, checkpoint: str) -> int:
-    """Writes a PEFT adapter as step 0 of the run, for `train.py --resume`; returns the exit status."""
+    """Write a PEFT adapter as step 0 of the run, for `train.py --resume`; return the exit status."""
     from ..peft.importing import import_adapter
 
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -133,17 +133,17 @@ def run(
     settings: MergeSettings,
     adapter: bool,
 ) -> int:
-    """Merges, exports and, when asked, verifies.
+    """Merge, export and, if requested, verify.
 
     Raises:
-        UserError: when an input is missing or does not fit, or the output holds something else.
+        UserError: when an input is missing or does not fit, or the output has other content.
     """
     if not arguments.verify:
-        # Adapters are read on the host: do not occupy the TPU, nor need one.
+        # Adapters are read on the host: the TPU is neither occupied nor needed.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     trained = arguments.checkpoint or under(arguments.output, checkpoint)
     target = under(arguments.output, output)
-    check_uploads(target, trained)  # what came of the merge is noted beside the run's checkpoints, too
+    check_uploads(target, trained)  # the result of the merge is also noted next to the run's checkpoints
     with staged(trained, arguments.step) as directory:
         job = _job(arguments, model, directory, target, settings, adapter)
         if arguments.dry_run:
@@ -157,7 +157,7 @@ def run(
 
 
 def _verified(job: MergeJob, directory: str, record: Mapping[str, Any]) -> int:
-    """Verifies a merge, and leaves what was found beside the run's checkpoints."""
+    """Verify a merge, and record the result next to the run's checkpoints."""
     from .verify import verify_merge
 
     found: dict[str, Any] = {}
@@ -173,7 +173,7 @@ def _verified(job: MergeJob, directory: str, record: Mapping[str, Any]) -> int:
 
 
 def _facts(job: MergeJob) -> dict[str, Any]:
-    """A merge as `run_facts.merged` takes it."""
+    """Return a merge's facts in the form of `run_facts.merged`."""
     return {
         "step": job.trained.step,
         "folder": job.target.name,
@@ -229,7 +229,7 @@ def _job(
 
 
 def described(job: MergeJob) -> str:
-    """What a merge would write, for --dry-run."""
+    """Describe what a merge would write, for --dry-run."""
     base, plan, trained, folder = job.base, job.plan, job.trained, job.target
     lora = f", LoRA of rank {trained.settings.rank}" if isinstance(trained, TrainedAdapters) else ""
     changed = f"{plan.merged:,} tensors changed by training, {plan.copied:,} as the base has them"
@@ -251,7 +251,7 @@ def described(job: MergeJob) -> str:
 
 
 def under(working: str, path: str) -> str:
-    """A path of the recipe: as it is when absolute or an address, else below the working folder."""
+    """Return a path of the recipe: unchanged if absolute or an address, else below the working folder."""
     if "://" in path or Path(path).expanduser().is_absolute():
         return path
     if "://" in working:

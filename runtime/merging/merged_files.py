@@ -1,6 +1,6 @@
-"""A merged folder against its record and its base: the files' hashes, and which tensors they hold.
+"""Check a merged folder against its record and its base: the files' hashes and their tensors.
 
-The files are read with the safetensors library, not with the code that wrote them.
+The safetensors library reads the files, not the code that wrote them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ..weights.checkpoint import DTYPES, INDEX, HFCheckpoint
 
 HASH_BYTES = 1 << 22
 HASHERS = 4
-"""Files that are hashed at a time."""
+"""Number of files that are hashed at a time."""
 QUANTIZED = ("F8_E4M3", "I8")
 SCALE = "_scale"
-"""What is put after a quantized weight's name for its scale's."""
+"""The suffix of a quantized weight's name for its scale."""
 AGAIN = "remove the folder and merge again"
 UNUSABLE = f"{AGAIN}; if it stays so, do not use the merged checkpoint"
 
@@ -38,20 +38,20 @@ Rows = np.ndarray
 
 @dataclass(frozen=True)
 class Hashed:
-    """Files whose content is as recorded: how many, and their bytes."""
+    """Files whose content matches the record: their number and their bytes."""
 
     files: int
     size: int
 
 
 def check_files(folder: Path, record: Mapping[str, Any]) -> Hashed:
-    """Hashes every file that merge.json lists.
+    """Hash every file that merge.json lists.
 
     Args:
         record: the content of merge.json.
 
     Raises:
-        UserError: naming the first file that is missing, or is not what was written.
+        UserError: naming the first file that is missing or differs from what was written.
     """
     files: Mapping[str, Mapping[str, Any]] = record.get("files") or {}
     if not files:
@@ -100,11 +100,11 @@ class MergedFiles:
     """The tensors of all safetensors files of a folder, read with the safetensors library.
 
     Args:
-        folder: of the merged checkpoint.
+        folder: the merged checkpoint's folder.
 
     Attributes:
         files: the file of each tensor.
-        shapes, dtypes: of each, types as safetensors names them.
+        shapes, dtypes: of each tensor; types by safetensors' names.
 
     Raises:
         UserError: when a file cannot be read, or a name is in two of them.
@@ -134,15 +134,15 @@ class MergedFiles:
                 self.dtypes[name] = view.get_dtype()
 
     def path(self, name: str) -> Path:
-        """The file of a tensor."""
+        """Return the path of a tensor's file."""
         return self.folder / self.files[name]
 
     def quantized(self, name: str) -> bool:
-        """Whether a tensor is stored with a scale."""
+        """Return whether a tensor is stored with a scale."""
         return self.dtypes[name] in QUANTIZED and name + SCALE in self.files
 
     def rows(self, name: str, rows: Rows) -> np.ndarray:
-        """Rows of a tensor, in its own type: [rows, elements of a row]."""
+        """Return rows of a tensor in its own type: [rows, elements of a row]."""
         shape = self.shapes[name]
         opened = self._opened[self.files[name]]
         if self.dtypes[name].startswith("F8"):
@@ -153,7 +153,7 @@ class MergedFiles:
         return np.concatenate([view[start:stop].reshape(stop - start, -1) for start, stop in runs(rows)])
 
     def _mapped(self, name: str) -> np.ndarray:
-        """A tensor of a type that the library does not hand to NumPy: [rows, elements of a row]."""
+        """Map a tensor of a type that the library does not convert to NumPy: [rows, elements of a row]."""
         path, shape = self.path(name), self.shapes[name]
         if path.name not in self._offsets:
             with path.open("rb") as file:
@@ -169,15 +169,15 @@ class MergedFiles:
 
 
 def check_names(base: HFCheckpoint, trained: set[str], merged: MergedFiles, dtype: str) -> None:
-    """Checks that the files hold the base's tensors, each once, and the scales of quantized ones.
+    """Check that the files hold each of the base's tensors once, and the scales of quantized tensors.
 
     Args:
-        trained: names of those that training changed.
-        dtype: of these.
+        trained: names of the tensors that training changed.
+        dtype: type of these tensors.
 
     Raises:
-        UserError: naming the first that is missing, is none of the base's, or has another shape or type;
-            or what the index says otherwise.
+        UserError: naming the first tensor that is missing, is not in the base, or has another shape or type;
+            or a contradiction in the index.
     """
     folder = merged.folder
     scales = {name + SCALE for name in base.tensors if name in merged.files and merged.quantized(name)}
@@ -223,6 +223,6 @@ def _check_index(merged: MergedFiles) -> None:
 
 
 def runs(rows: Rows) -> Iterable[tuple[int, int]]:
-    """First and last row, exclusive, of each stretch of neighboring ones."""
+    """Return the first and last row, exclusive, of each stretch of adjacent rows."""
     for stretch in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
         yield int(stretch[0]), int(stretch[-1]) + 1

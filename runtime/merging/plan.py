@@ -1,4 +1,4 @@
-"""What a merge will write: which tensors into which files, of which type and size."""
+"""Plan a merge: which tensors go into which files, with which type and size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 @dataclass(frozen=True)
 class OutputTensor:
-    """A tensor that is written: its name, its type as safetensors names it, its shape and bytes."""
+    """A tensor to write: its name, its type by safetensors' name, its shape and its bytes."""
 
     name: str
     dtype: str
@@ -34,13 +34,13 @@ class OutputTensor:
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of the base, and what is written for it.
+    """A tensor of the base, and the tensors to write for it.
 
     Attributes:
-        name: in the base.
-        change: what training did to it, None for nothing.
-        quantized: whether it is quantized, whatever else was done to it.
-        outputs: in the order of their bytes; several where it is quantized.
+        name: its name in the base.
+        change: the change by training, or None.
+        quantized: whether it is quantized, changed or not.
+        outputs: the tensors in the order of their bytes; several if it is quantized.
     """
 
     name: str
@@ -50,23 +50,23 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Bytes of all outputs."""
+        """Return the bytes of all outputs."""
         return sum(output.size for output in self.outputs)
 
     @property
     def copied(self) -> bool:
-        """Whether the base's bytes are written as they are."""
+        """Return whether the base's bytes are written unchanged."""
         return self.change is None and not self.quantized
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A safetensors file that is written.
+    """A safetensors file to write.
 
     Attributes:
         file: its name.
         header: the JSON of its header, padded.
-        pieces: in the order of their bytes.
+        pieces: its pieces in the order of their bytes.
     """
 
     file: str
@@ -75,18 +75,18 @@ class Shard:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Return the file's size in bytes."""
         return 8 + len(self.header) + sum(piece.size for piece in self.pieces)
 
 
 @dataclass(frozen=True)
 class MergePlan:
-    """All that a merge writes of the weights.
+    """Everything that a merge writes of the weights.
 
     Attributes:
-        shards: in the order of the base's tensors.
-        index: content of the index file, None for weights in one file.
-        recast: numbers of changed tensors whose type is not the base's, by its old name.
+        shards: the files, in the order of the base's tensors.
+        index: content of the index file; None if the weights are in one file.
+        recast: number of changed tensors that get a new type, by the name of the base's type.
     """
 
     shards: tuple[Shard, ...]
@@ -100,22 +100,22 @@ class MergePlan:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Return the bytes of all files."""
         return sum(shard.size for shard in self.shards)
 
     @property
     def merged(self) -> int:
-        """Number of the base's tensors that training changed."""
+        """Return how many of the base's tensors training changed."""
         return sum(piece.change is not None for piece in self.pieces)
 
     @property
     def quantized(self) -> int:
-        """Number of the base's tensors that are quantized."""
+        """Return how many of the base's tensors are quantized."""
         return sum(piece.quantized for piece in self.pieces)
 
     @property
     def copied(self) -> int:
-        """Number of the base's tensors that stay as they are."""
+        """Return how many of the base's tensors stay unchanged."""
         return sum(piece.copied for piece in self.pieces)
 
 
@@ -126,16 +126,16 @@ def plan_merge(
     max_shard_size: str = AS_BASE,
     quantization: Quantization | None = None,
 ) -> MergePlan:
-    """Plans a merge; each change has its tensor, and each tensor of the base has its place.
+    """Plan a merge. Each change must have its tensor, and each tensor of the base gets a place.
 
     Args:
-        changes: by the full name of the tensor.
-        dtype: of the tensors that change; their own in the base when None.
+        changes: by full tensor name.
+        dtype: type of the changed tensors; None keeps the base's types.
         max_shard_size: "5GB" and the like, or "base".
-        quantization: of the model's linear weights.
+        quantization: quantization of the model's linear weights.
 
     Raises:
-        UserError: when a change has no tensor, or one of another shape.
+        UserError: when a change has no tensor, or its tensor has another shape.
     """
     check_changes(base, changes)
     recast: Counter[str] = Counter()
@@ -166,10 +166,10 @@ def plan_merge(
 
 
 def check_changes(base: HFCheckpoint, changes: Mapping[str, Change]) -> None:
-    """Checks that each change has its tensor in the base.
+    """Check that each change has its tensor in the base.
 
     Raises:
-        UserError: naming the first that has not.
+        UserError: naming the first change without one.
     """
     for name, change in changes.items():
         tensor = base.tensors.get(name)
@@ -187,7 +187,7 @@ def check_changes(base: HFCheckpoint, changes: Mapping[str, Change]) -> None:
 
 
 def shard_bytes(size: str) -> int:
-    """Bytes of "5GB", "2.5GB" or "100MB" (powers of ten).
+    """Return the bytes of "5GB", "2.5GB" or "100MB" (powers of ten).
 
     Raises:
         ValueError: on another spelling.
@@ -199,12 +199,12 @@ def shard_bytes(size: str) -> int:
 
 
 def shard_name(number: int, count: int) -> str:
-    """A file's name as transformers gives it; `number` begins at 1."""
+    """Return a file's name by transformers' scheme; `number` begins at 1."""
     return SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
 def code_of(dtype: str) -> str:
-    """safetensors' name of an element type: "BF16" for "bfloat16"."""
+    """Return safetensors' name of an element type: "BF16" for "bfloat16"."""
     return next(code for code, kind in DTYPES.items() if kind.name == dtype)
 
 
@@ -217,7 +217,7 @@ def _output(name: str, code: str, shape: tuple[int, ...], size: int | None = Non
 
 
 def _packed(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
-    """Groups of pieces in order, each of at most `limit` bytes or of one piece."""
+    """Group pieces in order; each group has at most `limit` bytes or one piece."""
     group: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -230,7 +230,7 @@ def _packed(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
 
 
 def _shard(base: HFCheckpoint, file: str, pieces: list[Piece]) -> Shard:
-    """A file; with the base's own header where it holds what the base's file of that name holds."""
+    """Plan a file. It keeps the base's header if the base's file of that name has the same content."""
     entries = {output.name: output for piece in pieces for output in piece.outputs}
     own = base.headers.get(file)
     if (
@@ -246,7 +246,7 @@ def _shard(base: HFCheckpoint, file: str, pieces: list[Piece]) -> Shard:
 
 
 def _index(base: HFCheckpoint, shards: tuple[Shard, ...]) -> bytes:
-    """The index of the shards; the base's own bytes where nothing in it changes."""
+    """Return the index of the shards; the base's own bytes if nothing changes."""
     weight_map = {
         output.name: shard.file for shard in shards for piece in shard.pieces for output in piece.outputs
     }
@@ -260,7 +260,7 @@ def _index(base: HFCheckpoint, shards: tuple[Shard, ...]) -> bytes:
 
 
 def _check_complete(base: HFCheckpoint, changes: Mapping[str, Change], shards: Iterable[Shard]) -> None:
-    """Asserts that every tensor is written once and every change is used once."""
+    """Assert that every tensor is written once and every change is used once."""
     pieces = [piece for shard in shards for piece in shard.pieces]
     written = Counter(output.name for piece in pieces for output in piece.outputs)
     used = Counter(piece.name for piece in pieces if piece.change is not None)

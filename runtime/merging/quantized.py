@@ -1,9 +1,9 @@
-"""Linear weights in eight bits: fp8 (e4m3) or int8, with one scale for each output channel.
+"""Quantize linear weights to eight bits: fp8 (e4m3) or int8, with one scale per output channel.
 
-They are written in the layout of compressed-tensors: the quantized `X.weight` [out, in], and beside it
-`X.weight_scale` [out, 1] in float32, so that W is about weight * weight_scale. Of a model, the linear weights
-of the text layers' attention and MLP are quantized, whether they were trained or not; embeddings, norms,
-routers, experts, the output head and whatever sees or hears stay as they are.
+The layout is that of compressed-tensors: the quantized `X.weight` [out, in] and, next to it, `X.weight_scale`
+[out, 1] in float32, so that W is about weight * weight_scale. The linear weights of the text layers'
+attention and MLP are quantized, trained or not. Embeddings, norms, routers, experts, the output head and the
+vision and audio parts stay unchanged.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ LINEAR = re.compile(r"layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_p
 """A quantized tensor's name, after the checkpoint's prefix: the same in every family."""
 WEIGHT, SCALE = ".weight", ".weight_scale"
 LEAST_ABSOLUTE = float(np.finfo(np.float32).tiny) * 1024
-"""Rows that are smaller everywhere become zeros: their scale would be no normal number."""
+"""Rows whose values are all smaller become zeros: their scale would not be a normal number."""
 
 
 class Quantization(Protocol):
-    """How a float32 weight [out, in] becomes tensors of the output."""
+    """A way to turn a float32 weight [out, in] into tensors of the output."""
 
     @property
     def name(self) -> str:
-        """As a recipe has it: "fp8" or "int8"."""
+        """Return its name in a recipe: "fp8" or "int8"."""
 
     def applies(self, base: HFCheckpoint, name: str) -> bool:
-        """Whether a tensor of the base, by its full name, is quantized."""
+        """Return whether to quantize a tensor of the base, by its full name."""
 
     def outputs(self, name: str, shape: tuple[int, ...]) -> list[tuple[str, str, tuple[int, ...]]]:
-        """(name, safetensors type, shape) of what is written for a tensor, in the order of `encode`."""
+        """Return (name, safetensors type, shape) of each output of a tensor, in the order of `encode`."""
 
     def encode(self, blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-        """Quantizes one weight.
+        """Quantize one weight.
 
         Args:
             blocks: its rows in order, in blocks [rows, in] of float32, all finite.
 
         Returns:
-            The bytes of `outputs`: a block of the weight for each block, then the scales of all rows.
+            The bytes of `outputs`: one quantized block for each block, then the scales of all rows.
         """
 
     def config(self, base: HFCheckpoint, quantized: Collection[str]) -> dict[str, Any]:
-        """The `quantization_config` of config.json.
+        """Return the `quantization_config` of config.json.
 
         Args:
             quantized: full names of the tensors that were quantized.
@@ -62,13 +62,13 @@ class Quantization(Protocol):
 
 @dataclass(frozen=True)
 class PerChannel:
-    """A symmetric type with one scale for each row.
+    """A symmetric type with one scale per row.
 
     Attributes:
         code: safetensors' name of the type.
         dtype: numpy's type.
-        largest: its largest value, which the largest of a row becomes.
-        kind, format: what compressed-tensors calls the type, and files of it.
+        largest: its largest value; the largest value of a row maps to it.
+        kind, format: compressed-tensors' names of the type and of its file format.
     """
 
     name: str
@@ -117,12 +117,12 @@ class PerChannel:
 
 
 def ignored(base: HFCheckpoint, quantized: Collection[str]) -> list[str]:
-    """Patterns of the modules that are not quantized though loaders may take them for linear layers.
+    """Return patterns of modules that are not quantized but that loaders may treat as linear layers.
 
-    Each is one module's name, or that of a part of the model, wherever it stands: transformers, vLLM and
-    vLLM-TPU place the parts of a multimodal model under different names.
+    Each pattern matches the name of a module, or of a part of the model, at any place: transformers, vLLM and
+    vLLM-TPU use different names for the parts of a multimodal model.
     """
-    parts = {HEAD.removesuffix(WEIGHT)}  # transformers has the module even where the weight is the embedding
+    parts = {HEAD.removesuffix(WEIGHT)}  # transformers has the module even if the weight is the embedding
     for name, tensor in base.tensors.items():
         if name in quantized or len(tensor.shape) < 2:
             continue
@@ -135,7 +135,7 @@ def ignored(base: HFCheckpoint, quantized: Collection[str]) -> list[str]:
 
 
 def quantization(name: str | None) -> Quantization | None:
-    """The quantization that a recipe names; None for none."""
+    """Return the quantization that a recipe names, or None."""
     return None if name is None else FORMATS[name]
 
 
@@ -147,7 +147,7 @@ FORMATS = {
 
 @functools.cache
 def _kernels(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The largest absolute value of each row, and the rounded quotient of rows and scales."""
+    """Return two functions: the largest absolute value of each row, and rows / scales, rounded."""
     import jax
     import jax.numpy as jnp
     from jax import lax
@@ -156,7 +156,7 @@ def _kernels(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         return jnp.max(jnp.abs(rows), axis=1, keepdims=True, initial=0)
 
     def quotient(rows: Any, scales: Any) -> Any:
-        # Without the barrier XLA multiplies by the reciprocal, which another last bit comes from.
+        # Without the barrier XLA multiplies by the reciprocal, which changes the last bit.
         return rows / lax.optimization_barrier(jnp.broadcast_to(scales, rows.shape))
 
     def fp8(rows: Any, scales: Any) -> Any:
@@ -169,11 +169,11 @@ def _kernels(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _fp8_bits(values: Any) -> Any:
-    """The bits of float32 values of at most 448 as float8_e4m3fn, rounded to nearest, ties to even.
+    """Return the bits of float32 values of at most 448 as float8_e4m3fn, rounded to nearest, ties to even.
 
-    XLA's own cast on CPU gives the same and takes twice the time. Four exponent bits of bias 7 and three of
-    mantissa: float32's bits without the lower 20, rebiased. Below 2^-6 the steps are of 2^-9, which are
-    float32's own steps at 2^14: adding that rounds to them.
+    XLA's own cast on CPU gives the same result and takes twice the time. The format has four exponent bits of
+    bias 7 and three mantissa bits: float32's bits without the lower 20, rebiased. Below 2^-6 the step is
+    2^-9, which is float32's own step at 2^14: adding 2^14 rounds to it.
     """
     import jax.numpy as jnp
     from jax import lax

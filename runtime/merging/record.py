@@ -1,4 +1,4 @@
-"""What a merge is made of: the identity by which a second run knows it, and merge.json."""
+"""The inputs of a merge: the identity by which a second run recognizes it, and merge.json."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from .job import MergeJob
 
 VERSION = 1
-"""Of merge.json."""
+"""The version of merge.json."""
 
 SAMPLES, SAMPLE_BYTES = 32, 4096
-"""Places of a checkpoint's weights, evenly spread, and bytes of each, by which it is told from another."""
+"""Number of evenly spread places in a checkpoint's weights, and bytes of each, that identify it."""
 
 Trained: TypeAlias = "TrainedAdapters | TrainedWeights"
 
 
 @dataclass(frozen=True)
 class MergeSettings:
-    """The `merge` section of a recipe, as far as it decides what is written.
+    """The part of a recipe's `merge` section that decides what is written.
 
     Attributes:
-        dtype: of the merged weights, "bfloat16" or "float32".
-        max_shard_size: of one file, "5GB" and the like, or "base" for the base's own split.
-        quantization: "fp8" or "int8" for linear weights that are written so, None for `dtype`.
-        chat_template: the recipe's own, None where it trained with the tokenizer's. A model is served with
-            the template that it was trained with, so it takes the place of the base's.
+        dtype: type of the merged weights, "bfloat16" or "float32".
+        max_shard_size: limit of one file, "5GB" and the like, or "base" for the base's own split.
+        quantization: "fp8" or "int8" for linear weights, None for `dtype`.
+        chat_template: the recipe's own; None if it trained with the tokenizer's. A model is served with
+            the template that it was trained with, so this replaces the base's.
     """
 
     dtype: str
@@ -46,10 +46,10 @@ class MergeSettings:
 
 
 def identity(base: HFCheckpoint, directory: str, trained: Trained, settings: MergeSettings) -> dict[str, Any]:
-    """Whatever the output depends on, by what a message calls it.
+    """Return everything that the output depends on, under names for messages.
 
     Args:
-        directory: of the run's checkpoints.
+        directory: the run's checkpoint directory.
     """
     template = settings.chat_template
     return {
@@ -65,9 +65,9 @@ def identity(base: HFCheckpoint, directory: str, trained: Trained, settings: Mer
 
 
 def base_digest(base: HFCheckpoint) -> str:
-    """SHA-256 of config.json, of every file's name, size and header, and of a little of the weights.
+    """Return a SHA-256 of config.json, each file's name, size and header, and a small part of the weights.
 
-    Two models of one architecture differ in nothing but their weights.
+    The weights are included because two models of one architecture may differ only in them.
     """
     digest = hashlib.sha256(base.side_file(CONFIG))
     each = -(-SAMPLES // len(base.headers))
@@ -81,7 +81,7 @@ def base_digest(base: HFCheckpoint) -> str:
 
 
 def checkpoint_digest(directory: str, trained: Trained) -> str | None:
-    """SHA-256 of a step's SHA256SUMS; of the arrays where another program saved none."""
+    """Return the SHA-256 of a step's SHA256SUMS, or of the arrays if another program saved it without one."""
     sums = epath.Path(directory) / str(trained.step) / ITEM / manifest.SUMS
     if sums.exists():
         return hashlib.sha256(sums.read_bytes()).hexdigest()
@@ -95,11 +95,11 @@ def checkpoint_digest(directory: str, trained: Trained) -> str | None:
 
 
 def merge_record(job: MergeJob, files: Files, known: Mapping[str, str]) -> dict[str, Any]:
-    """merge.json.
+    """Return the content of merge.json.
 
     Args:
-        files: size and SHA-256 of every file that is written, without merge.json itself.
-        known: SHA-256 of the base's files, as far as something knows them; they were compared.
+        files: size and SHA-256 of every written file except merge.json.
+        known: SHA-256 of the base's files, as far as known; they were compared.
     """
     return {
         "merge": VERSION,

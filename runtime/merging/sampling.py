@@ -1,9 +1,9 @@
-"""Compares a merged folder's tensors, by samples of their rows, with a computation of their own.
+"""Compare samples of a merged folder's tensors with an independent computation.
 
-What each trained tensor has to be is looked up in the run's own arrays, element by element, in float64.
-Nothing of the merge is used for it: neither its arithmetic, nor its way from Tunix's arrays to Hugging Face's
-matrices. Each element of a merged tensor is looked up in Tunix's array by its index, as the base is loaded;
-what training added to it is the product of the run's arrays over their whole rank axis.
+The expected value of each trained tensor comes from the run's own arrays, element by element, in float64.
+This uses nothing of the merge: neither its arithmetic nor its conversion of Tunix's arrays to Hugging Face's
+matrices. Each element of a merged tensor is looked up in Tunix's array by its index, as the base is loaded.
+The change by training is the product of the run's arrays over the whole rank axis.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
     from ..checkpoints.full import TrainedWeights
 
 WHOLE = 1 << 21
-"""Elements of a tensor that is compared whole; of a larger one rows are."""
+"""The most elements of a tensor that is compared whole; of a larger one only rows are compared."""
 ROWS = 256
 FEWEST_ROWS = 8
 """Rows that are compared of a large tensor: ROWS, or as many as have WHOLE elements, or FEWEST_ROWS."""
 STRATA = 64
-"""Equal parts of a large tensor, each of which gives some neighboring rows: where there are as many, a wrong
-block of rows of 1/32 of the tensor or more is always seen."""
+"""Number of equal parts of a large tensor; each gives some adjacent rows. With this many parts, a wrong block
+of 1/32 of the tensor or more is always found."""
 BLOCK_ELEMENTS = 1 << 20
-"""Elements that are worked on at a time; each takes some ten numbers of 8 bytes."""
+"""Elements that are processed at a time; each takes about ten numbers of 8 bytes."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """What was compared, and how it came out.
+    """What was compared, and the result.
 
     Attributes:
-        trained, trained_of: tensors that training changed, compared and in all.
-        kept, kept_of: tensors that it did not change; their bytes were compared.
-        elements: of trained (and of quantized) tensors that were compared.
-        largest: difference from the float64 value.
-        share: the largest difference as a share of what is allowed to that element.
-        off: elements that are not the number nearest to the float64 value: float32 arithmetic leaves some.
+        trained, trained_of: tensors that training changed: compared, and in total.
+        kept, kept_of: unchanged tensors: compared byte for byte, and in total.
+        elements: number of compared elements of trained and of quantized tensors.
+        largest: largest difference from the float64 value.
+        share: the largest difference as a share of that element's tolerance.
+        off: elements that are not the nearest number to the float64 value: float32 arithmetic causes some.
     """
 
     trained: int = 0
@@ -66,8 +66,8 @@ class Sampled:
     off: int = 0
 
     def with_elements(self, error: np.ndarray, nearest: np.ndarray, allowed: np.ndarray) -> Sampled:
-        """With the differences of more elements, the largest that rounding to the nearest makes, and the
-        largest that are allowed."""
+        """Return the result with further elements: their differences, the largest differences that rounding
+        causes, and the largest allowed differences."""
         return replace(
             self,
             elements=self.elements + error.size,
@@ -85,28 +85,28 @@ def check_tensors(
     seed: int = 0,
     count: int | None = None,
 ) -> Sampled:
-    """Compares a merged folder's tensors with the base's, and with those that training changed.
+    """Compare a merged folder's tensors with the base's, and with the tensors that training changed.
 
-    Every tensor of the base has to be there once, in its shape, and no other. Of each tensor that is looked
-    at, all elements are compared where they are at most WHOLE; otherwise rows from all its parts. What was
-    not trained has to have the base's bytes.
+    The folder must hold every tensor of the base once, in its shape, and no other. A checked tensor is
+    compared in all elements if it has at most WHOLE; otherwise in rows from all its parts. Untrained tensors
+    must have the base's bytes.
 
-    A merged element may differ from the float64 value by half a unit in the last place of its type, which
-    is what one rounding does, and by what float32 arithmetic may do before it: (rank + 4) * 2^-24 of
-    |W| + |a| |b|, with the lengths of the element's row of A and column of B. After full fine-tuning it may
-    not differ by more than the one rounding. A quantized one may differ by half a step of its quantization.
+    A merged element may differ from the float64 value by half a unit in the last place of its type, which is
+    one rounding, and by the error of float32 arithmetic before it: (rank + 4) * 2^-24 of |W| + |a| |b|, with
+    the lengths of the element's row of A and column of B. After full fine-tuning only the one rounding is
+    allowed. A quantized element may differ by half a step of its quantization.
 
-    It takes some 100 MB of memory beside the run's adapters, whatever the tensors' sizes. After full
-    fine-tuning one parameter of the run is in memory whole, as it is when it is merged.
+    This takes about 100 MB of memory in addition to the run's adapters, independent of the tensors' sizes.
+    After full fine-tuning one whole parameter of the run is in memory, as in the merge.
 
     Args:
-        dtype: of the merged tensors.
-        seed: of the choice of rows, and of tensors where `count` leaves some out.
-        count: tensors that are looked at, of the trained ones and of the others: None for all. The first
-            and the last of each kind (a projection in a kind of layer) are always among them.
+        dtype: type of the merged tensors.
+        seed: seed for the choice of rows, and of tensors if `count` leaves some out.
+        count: number of checked tensors among the trained and among the others; None for all. The first
+            and the last of each kind (a projection in a kind of layer) are always included.
 
     Raises:
-        UserError: naming the first tensor that is not as it should be.
+        UserError: naming the first wrong tensor.
     """
     expected = _expectations(base, trained)
     merged = MergedFiles(folder)
@@ -131,9 +131,9 @@ def check_tensors(
 
 
 def choose(names: list[str], base: HFCheckpoint, count: int | None, random: np.random.Generator) -> set[str]:
-    """The first and the last of each kind of tensor, and others up to a number; all of them for None.
+    """Choose the first and the last tensor of each kind, and others up to a number; None for all.
 
-    Two tensors are of one kind when their names differ in numbers alone and their layers are of one type.
+    Two tensors are of one kind if their names differ only in numbers and their layers have the same type.
     """
     if count is None:
         return set(names)
@@ -149,7 +149,7 @@ def choose(names: list[str], base: HFCheckpoint, count: int | None, random: np.r
 
 
 def sample_rows(shape: tuple[int, ...], random: np.random.Generator) -> Rows:
-    """All rows of a small tensor; of a large one some neighboring rows of each of its STRATA parts."""
+    """Choose all rows of a small tensor; of a large one, adjacent rows of each of its STRATA parts."""
     if not shape:
         return np.zeros(1, np.int64)
     length, width = shape[0], math.prod(shape[1:])
@@ -164,7 +164,7 @@ def sample_rows(shape: tuple[int, ...], random: np.random.Generator) -> Rows:
 
 
 def sampled_blocks(shape: tuple[int, ...], random: np.random.Generator) -> list[Rows]:
-    """The rows of a tensor that are compared, in blocks of at most BLOCK_ELEMENTS, or of one row."""
+    """Yield the compared rows of a tensor, in blocks of at most BLOCK_ELEMENTS, or of one row."""
     if math.prod(shape) == 0:
         return []
     rows = sample_rows(shape, random)
@@ -173,7 +173,7 @@ def sampled_blocks(shape: tuple[int, ...], random: np.random.Generator) -> list[
 
 
 def _base_rows(base: HFCheckpoint, name: str, rows: Rows) -> np.ndarray:
-    """Rows of a tensor of the base, in its own type: [rows, elements of a row]."""
+    """Return rows of a tensor of the base, in its own type: [rows, elements of a row]."""
     tensor = base.tensors[name]
     dtype, width = DTYPES[tensor.dtype], math.prod(tensor.shape[1:])
     size = width * dtype.itemsize
@@ -201,8 +201,8 @@ def _check_values(
     random: np.random.Generator,
     result: Sampled,
 ) -> Sampled:
-    """Compares one tensor with its float64 value, the base's where nothing is expected of training; gives
-    `result` with it."""
+    """Compare a tensor with its float64 value, or with the base's if training did not change it; return
+    `result` updated."""
     for rows in sampled_blocks(merged.shapes[name], random):
         weight = _base_rows(base, name, rows).astype(np.float64)
         exact, slack = (weight, 0.0) if expected is None else expected.value(rows, weight)
@@ -214,7 +214,7 @@ def _check_values(
             found = stored.astype(np.float64) * scale
             integers = stored.dtype == np.int8
             unit = scale * (np.ones_like(exact) if integers else _last_place(exact / scale, stored.dtype))
-            # The encoder divides by the scale in float32 first, which may lead to the other neighbor.
+            # The encoder first divides by the scale in float32, which may give the other neighbor.
             allowed = unit * (0.5 + 2.0**-8) + slack + np.abs(exact) * 2.0**-20
         else:
             found, unit = stored.astype(np.float64), _last_place(exact, stored.dtype)
@@ -231,7 +231,7 @@ def _check_values(
 
 
 def _scales(merged: MergedFiles, name: str, rows: Rows) -> np.ndarray:
-    """The scale of each of some rows of a quantized tensor: float64[rows, 1] or [1, 1]."""
+    """Return the scale of each given row of a quantized tensor: float64[rows, 1] or [1, 1]."""
     shape = merged.shapes[name + SCALE]
     every = np.arange(shape[0]) if shape else np.zeros(1, np.int64)
     scales = merged.rows(name + SCALE, every).astype(np.float64).reshape(-1, 1)
@@ -245,7 +245,7 @@ def _scales(merged: MergedFiles, name: str, rows: Rows) -> np.ndarray:
 
 
 def _last_place(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The distance between neighboring numbers of a type, at some float64 values."""
+    """Return the distance between adjacent numbers of a type, at some float64 values."""
     info = ml_dtypes.finfo(dtype)
     exponent = np.where(values == 0, info.minexp, np.frexp(values)[1] - 1)
     return np.ldexp(1.0, np.maximum(exponent, info.minexp) - info.nmant)
@@ -260,12 +260,12 @@ def _wrong(
     held: np.ndarray,
     change: np.ndarray | None,
 ) -> UserError:
-    """Says which element of a tensor is wrong, and where it can be told, how.
+    """Return the error for the wrong element of a tensor and, if it can be determined, what is wrong.
 
     Args:
-        what: its file and its name.
-        held: what the merged rows have over the base's.
-        change: what they should have, None where training replaced them.
+        what: the tensor's file and name.
+        held: the difference of the merged rows from the base's.
+        change: the expected difference, None if training replaced the rows.
     """
     row, column = (int(index[0]) for index in np.nonzero(wrong))
     count = np.count_nonzero(wrong)
@@ -287,12 +287,12 @@ SINGLE_ROUNDING = 2.0**-24
 
 @dataclass(frozen=True)
 class Expected:
-    """What training made of a tensor.
+    """The expected value of a tensor after training.
 
     Attributes:
-        value: (rows, the base's rows) -> the float64 value, and how far float32 arithmetic may be from it;
-            all of [rows, elements of a row].
-        change: rows -> what training added to them, None where it replaced them.
+        value: (rows, the base's rows) -> the float64 value, and the allowed error of float32 arithmetic;
+            both [rows, elements of a row].
+        change: rows -> the change that training added, None if it replaced them.
     """
 
     value: Callable[[Rows, np.ndarray], tuple[np.ndarray, np.ndarray | float]]
@@ -300,7 +300,7 @@ class Expected:
 
 
 def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights) -> dict[str, Expected]:
-    """What training made of each tensor that it changed, by its full name, in the order of parameters."""
+    """Return the expected value of each changed tensor, by its full name, in the order of parameters."""
     out: dict[str, Expected] = {}
     for parameter in trained.parameters:
         for index, source in enumerate(parameter.sources):
@@ -324,40 +324,40 @@ def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights)
 
 
 def _places(source: Source, elements: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Where elements of a Hugging Face tensor are in Tunix's array: an index for each of its axes.
+    """Return the places of a Hugging Face tensor's elements in Tunix's array: an index for each axis.
 
     Args:
-        elements: their numbers in the order of the tensor's bytes.
+        elements: numbers of the elements in the order of the tensor's bytes.
     """
     along = np.unravel_index(elements, source.reshape)
     return tuple(along[axis] for axis in source.transpose)
 
 
 class Product:
-    """What LoRA adds to one Hugging Face tensor.
+    """The change that LoRA adds to one Hugging Face tensor.
 
     Args:
-        adapter: of the weight in Tunix.
-        source: the tensor.
+        adapter: the adapter of the weight in Tunix.
+        source: the Hugging Face tensor.
         slot: its place on the first axis of a fused weight.
         trained: the run's arrays.
     """
 
     def __init__(self, adapter: Adapter, source: Source, slot: int, trained: TrainedAdapters) -> None:
         self.source = source
-        # [*contracted, rank], [rank, *rest] and, of DoRA, [*rest]
+        # [*contracted, rank], [rank, *rest] and, with DoRA, [*rest]
         self.a, self.b, *magnitude = trained.arrays[adapter.target.weight]
         if adapter.target.fused:
             self.b, magnitude = self.b[:, slot], [m[slot] for m in magnitude]
         self.magnitude = magnitude[0].reshape(-1).astype(np.float64)[:, None] if magnitude else None
         self.scale = _rank_scales(adapter, trained.settings)
-        # The axes of the tensor's own part of the weight, of which a fused one has one more.
+        # The axes of the tensor's own part of the weight; a fused weight has one more.
         shift = int(adapter.target.fused)
         self.contracted = [axis - shift for axis in adapter.target.contract]
         self.rest = [axis for axis in range(len(source.transpose)) if axis not in self.contracted]
 
     def factors(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        """A's and B's part in some rows: float64 [rank, elements of a row], [rows, rank], B scaled."""
+        """Return A's and B's part in some rows: float64 [rank, elements of a row], [rows, rank], B scaled."""
         columns = self.source.shape[1]
         across = _places(self.source, rows[0] * columns + np.arange(columns))
         down = _places(self.source, rows * columns)
@@ -368,14 +368,14 @@ class Product:
         return low.T.astype(np.float64), high.astype(np.float64) * self.scale
 
     def change(self, rows: Rows) -> np.ndarray:
-        """What is added to some rows."""
+        """Return the change of some rows."""
         low, high = self.factors(rows)
         return high @ low
 
     def value(self, rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See Expected.value."""
+        """Return the value, see Expected.value."""
         low, high = self.factors(rows)
-        # By Cauchy and Schwarz, no sum of the products' sizes is larger than the product of the lengths.
+        # By Cauchy-Schwarz, no sum of the products' absolute values exceeds the product of the lengths.
         bound = np.linalg.norm(high, axis=1)[:, None] * np.linalg.norm(low, axis=0)
         bound += np.abs(weight)
         bound *= (len(low) + 4) * SINGLE_ROUNDING
@@ -390,12 +390,12 @@ class Product:
 
 
 class ExpertProduct:
-    """What LoRA adds to a tensor that is one expert's, or all experts'.
+    """The change that LoRA adds to a tensor of one expert, or of all experts.
 
     Args:
-        adapter: of the weight that holds them.
+        adapter: the adapter of the weight that holds the experts.
         parameter: that weight.
-        number: of the tensor among those that the weight is made of.
+        number: number of the tensor among those that form the weight.
         trained: the run's arrays.
     """
 
@@ -407,7 +407,7 @@ class ExpertProduct:
         self.rest = [i for i in range(1, len(parameter.shape)) if i not in self.contracted]
 
     def sums(self, rows: Rows) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """For each number of the rank axis A's and B's part in each element of some rows, B scaled:
+        """Yield, for each number of the rank axis, A's and B's part in each element of some rows, B scaled:
         float64[rows, elements of a row]."""
         width = math.prod(self.source.shape[1:])
         found = iter(_places(self.source, rows[:, None] * width + np.arange(width)))
@@ -418,11 +418,11 @@ class ExpertProduct:
             yield a, self.b[:, rank][(at[0], *high)].astype(np.float64) * scale
 
     def change(self, rows: Rows) -> np.ndarray:
-        """What is added to some rows."""
+        """Return the change of some rows."""
         return np.asarray(sum(high * low for low, high in self.sums(rows)))
 
     def value(self, rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See Expected.value."""
+        """Return the value, see Expected.value."""
         change, lows, highs = (np.zeros_like(weight) for _ in range(3))
         for low, high in self.sums(rows):
             change += high * low
@@ -435,8 +435,8 @@ class ExpertProduct:
 
 
 def _rank_scales(adapter: Adapter, settings: LoraSettings) -> np.ndarray:
-    """What each entry of an adapter's rank axis is multiplied by: alpha / rank of the projection that it
-    belongs to, or alpha / sqrt(rank) with rsLoRA. float64[rank]."""
+    """Return the factor of each entry of an adapter's rank axis: alpha / rank of its projection, or alpha /
+    sqrt(rank) with rsLoRA. float64[rank]."""
     out = np.zeros(adapter.rank)
     for part in adapter.projections:
         rank = settings.rank_of(part.name)

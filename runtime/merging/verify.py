@@ -1,8 +1,8 @@
-"""Holds a merge against what was trained: `merge.py --verify`. No torch.
+"""Verify a merge against the trained model: `merge.py --verify`. This needs no torch.
 
-First the files are hashed, then tensors are compared with another computation of them
-(runtime.merging.sampling), and then, where there is memory for it, the model's logits with those of what
-was trained (runtime.merging.logits).
+It hashes the files first. Then it compares tensors with an independent computation
+(runtime.merging.sampling). If memory allows, it compares the model's logits with those of the trained model
+(runtime.merging.logits).
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ def verify_merge(
     record: Mapping[str, Any],
     tell: Callable[[dict[str, Any]], object] = lambda figures: None,
 ) -> int:
-    """Checks files, then tensors, then logits, and reports each, with the figures of logits in the last line;
-    returns the exit status.
+    """Check files, then tensors, then logits, and report each, with the figures of logits in the last line;
+    return the exit status.
 
-    Logits are left out, which a note says, where the machine has less memory than `logits_bytes`, and of
-    weights that are quantized, which have been held against the float64 values already.
+    Logits are skipped, with a note, if the machine has less memory than `logits_bytes`, and for quantized
+    weights, which were already compared with float64 values.
 
     Args:
-        folder: of the merged checkpoint.
+        folder: the merged checkpoint's folder.
         model: the recipe's `model` section.
-        dtype: of the merged tensors.
+        dtype: type of the merged tensors.
         record: content of the folder's merge.json.
-        tell: takes the figures as they come: "files" and "bytes"; "tensors", the fields of `Sampled`; and
+        tell: takes each figure when it is known: "files" and "bytes"; "tensors", the fields of `Sampled`; and
             "logits", those of `Comparison` and its two tolerances, or "logits_left_out", the reason.
 
     Raises:
-        UserError: when the merge is not what was trained.
+        UserError: when the merge differs from what was trained.
     """
     hashed = check_files(folder, record)
     size = readable_size(hashed.size, " ")
@@ -84,7 +84,7 @@ def verify_merge(
 
 
 def described(sampled: Sampled) -> str:
-    """What was compared of the tensors, as part of a line."""
+    """Describe which tensors were compared, as part of a line."""
     return (
         f"{sampled.trained:,} of {sampled.trained_of:,} trained ones are right in {sampled.elements:,} "
         f"elements: largest difference from float64 {sampled.largest:.1e}, all within one rounding, "

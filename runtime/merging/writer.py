@@ -1,7 +1,7 @@
-"""Writes the planned shards: read, add, cast, hash and write, each while the others go on.
+"""Write the planned shards; reading, adding, casting, hashing and writing run in parallel.
 
-Workers make blocks of rows, several at a time and across tensors; the blocks are written in order, and hashed
-on a thread of their own. What is in memory at once is a few blocks, whatever the checkpoint's size.
+Workers compute blocks of rows, several at a time and across tensors. The blocks are written in order, and
+hashed on a separate thread. Memory holds only a few blocks, for any size of checkpoint.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from .quantized import Quantization
 
 COPY_BYTES = 1 << 23
-"""Of a tensor that stays as it is, at a time."""
+"""Bytes of an unchanged tensor that are copied at a time."""
 RELEASE_BYTES = 1 << 27
-"""Of a tensor that was written, after which the system may take back the memory of what was read."""
+"""Written bytes of a tensor after which the system may reclaim the memory of what was read."""
 FLUSH_BYTES = 1 << 28
-"""Of a file, that go to its disk together."""
+"""Bytes of a file that are flushed to its disk together."""
 WORKERS = min(8, os.cpu_count() or 1)
 AHEAD = 2 * WORKERS + 2
-"""Blocks that are made, or being made, before they are written."""
+"""Number of blocks that may be computed before they are written."""
 
 Chunk = memoryview | np.ndarray
 
@@ -56,14 +56,14 @@ def write_shards(
     quantization: Quantization | None = None,
     sums: BaseSums | None = None,
 ) -> None:
-    """Writes the shards that the journal does not have yet, and notes each.
+    """Write the shards that the journal does not have yet, and record each.
 
     Args:
-        quantization: as it was planned with.
-        sums: is given the base's bytes in the order of its files, to be compared with known hashes.
+        quantization: the quantization of the plan.
+        sums: gets the base's bytes in the order of its files, and compares them with known hashes.
 
     Raises:
-        Spoiled: when a base file is not the one that its hash names, or a value is not finite.
+        Spoiled: when a base file does not match its hash, or a value is not finite.
         OSError: when a file cannot be written.
     """
     feed = _Feed(base, sums)
@@ -95,9 +95,9 @@ def _shard_chunks(
     quantization: Quantization | None = None,
     feed: _Feed | None = None,
 ) -> Iterator[Chunk]:
-    """The bytes of a shard's tensors, in order."""
+    """Yield the bytes of a shard's tensors, in order."""
     pieces = {piece.name: piece for piece in shard.pieces}
-    forget = feed is None or not feed.hashes  # what is hashed is read once more
+    forget = feed is None or not feed.hashes  # hashed bytes are read once more
     jobs = ((name, job) for name, piece in pieces.items() for job in _jobs(piece, base))
     made = in_order(pool, jobs, AHEAD)
     for name, blocks in itertools.groupby(made, key=lambda item: item[0]):
@@ -119,7 +119,7 @@ def _shard_chunks(
 
 
 def _jobs(piece: Piece, base: HFCheckpoint) -> Iterator[Callable[[], Chunk]]:
-    """What makes each block of a piece: the base's bytes as they are, or rows of a tensor that changes."""
+    """Return jobs that compute each block of a piece: the base's bytes, or rows of a changed tensor."""
     tensor = base.tensors[piece.name]
     if piece.copied:
         step = tensor.block or COPY_BYTES
@@ -158,11 +158,11 @@ def _kept(target: np.dtype) -> Callable[[Callable[[slice], np.ndarray], slice], 
 
 
 def _copied(name: str, base: HFCheckpoint, start: int, end: int) -> memoryview:
-    """Bytes of a tensor that stays as it is.
+    """Return bytes of an unchanged tensor.
 
     Raises:
-        Spoiled: when a weight in them is not finite, or a scalar NaN: a bound, such as Gemma 4's encoders
-            have, may be infinite.
+        Spoiled: when a weight in them is not finite, or a scalar is NaN: a bound, as in Gemma 4's encoders,
+            may be infinite.
     """
     data, tensor = base.bytes_of(name, start, end), base.tensors[name]
     if (kind := DTYPES.get(tensor.dtype)) is not None:
@@ -177,11 +177,11 @@ def _damaged(name: str, base: HFCheckpoint) -> Spoiled:
 
 
 class Sink:
-    """A file that is hashed, and brought to its disk, on threads of their own while it is written.
+    """A file that threads hash and flush to its disk while it is written.
 
     Attributes:
-        size: bytes written.
-        sha256: of them, once the block has ended.
+        size: number of bytes written.
+        sha256: their hash, once the block has ended.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -201,13 +201,13 @@ class Sink:
             for behind in (self._flushed, self._hashed):
                 behind.close()
         if kind is None:
-            # A disk tells of a failed write once: the fsync that follows would not hear of it again.
+            # A disk reports a failed write once: the following fsync would not report it again.
             for behind in (self._flushed, self._hashed):
                 behind.check()
         self.sha256 = self._digest.hexdigest()
 
     def write(self, chunk: Chunk | bytes) -> None:
-        """Appends bytes, or an array's elements in C order."""
+        """Append bytes, or an array's elements in C order."""
         data = raw(chunk) if isinstance(chunk, np.ndarray) else chunk
         self._hashed.put(data)
         self._file.write(data)
@@ -218,7 +218,7 @@ class Sink:
 
 
 class _Behind:
-    """Does something to each of a row of items, on a thread, at most `depth` items behind."""
+    """Apply a function to each item of a queue, on a thread, at most `depth` items behind."""
 
     def __init__(self, work: Callable[[Any], object], depth: int) -> None:
         self._items: queue.Queue[Any] = queue.Queue(depth)
@@ -228,18 +228,18 @@ class _Behind:
             self._thread.start()
 
     def put(self, item: Any) -> None:
-        """Adds an item; raises what the work on an earlier one raised."""
+        """Add an item; raise the error of the work on an earlier one."""
         with held():
             self._items.put(item)
         self.check()
 
     def check(self) -> None:
-        """Raises what the work on an earlier item raised."""
+        """Raise the error of the work on an earlier item."""
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        """Waits for the last item."""
+        """Wait for the last item."""
         with held():
             self._items.put(None)
             self._thread.join()
@@ -249,15 +249,15 @@ class _Behind:
             if self._error is None:
                 try:
                     work(item)
-                except Exception as error:  # raised where the caller hears it
+                except Exception as error:  # raised in the calling thread
                     self._error = error
 
 
 def _flusher(file: IO[bytes]) -> Callable[[tuple[int, int]], None]:
-    """What writes a part of a local file to its disk, and gives its memory back.
+    """Return a function that writes a part of a local file to its disk, and releases its memory.
 
     Otherwise the system would hold gigabytes of unwritten pages, and the end of each file would wait for
-    them; fresh pages also cost more of its time than those that were given back.
+    them. Fresh pages also take more system time than released ones.
     """
     try:
         descriptor = file.fileno()
@@ -273,9 +273,9 @@ def _flusher(file: IO[bytes]) -> Callable[[tuple[int, int]], None]:
 
 
 class _Feed:
-    """Gives the base's bytes, in the order of its files, to what compares them with known hashes.
+    """Feed the base's bytes, in the order of its files, to the comparison with known hashes.
 
-    They are the files' own, whatever is read out of them: what lies between two tensors as well.
+    These are all bytes of the files, also those between tensors, even if the merge does not use them.
     """
 
     def __init__(self, base: HFCheckpoint, sums: BaseSums | None) -> None:
@@ -289,7 +289,7 @@ class _Feed:
         return self._sums is not None
 
     def piece(self, piece: Piece) -> None:
-        """The next tensor."""
+        """Feed the next tensor."""
         if self._sums is None:
             return
         tensor = self._base.tensors[piece.name]
@@ -299,7 +299,7 @@ class _Feed:
         self._feed_to(tensor.end)
 
     def end(self) -> None:
-        """No more of the current file comes."""
+        """End the current file."""
         if self._sums is not None and self._file is not None:
             size = self._base.headers[self._file].size
             self._feed_to(size)
@@ -307,7 +307,7 @@ class _Feed:
         self._file = None
 
     def _feed_to(self, stop: int) -> None:
-        """The current file's bytes that were not given yet, up to a place in it."""
+        """Feed the current file's remaining bytes up to a place in it."""
         assert self._sums is not None and self._file is not None
         store, released = self._base.store, self._fed
         while self._fed < stop:
@@ -321,13 +321,13 @@ class _Feed:
 
 
 PACE_SECONDS = 1.5
-"""That each kind of work is measured for."""
+"""Seconds for which each kind of work is measured."""
 
 
 def estimated_seconds(plan: MergePlan, base: HFCheckpoint, quantization: Quantization | None) -> float:
-    """Seconds of reading, arithmetic and hashing at this machine's pace; the output's disk is not counted.
+    """Estimate the seconds of reading, arithmetic and hashing on this machine, without the output's disk.
 
-    The largest tensor of each kind is worked on for up to `PACE_SECONDS`.
+    It works on the largest tensor of each kind for up to `PACE_SECONDS`.
     """
     total = 0.0
     for kind in (True, False):
@@ -339,7 +339,7 @@ def estimated_seconds(plan: MergePlan, base: HFCheckpoint, quantization: Quantiz
 
 
 def _pace(piece: Piece, base: HFCheckpoint, quantization: Quantization | None) -> float:
-    """Bytes of output a second."""
+    """Return the bytes of output per second."""
     with ThreadPoolExecutor(WORKERS) as pool:
         next(_hashed(piece, base, pool, quantization))  # compiles, and opens the file
         done, started = 0, time.perf_counter()

@@ -1,1 +1,1 @@
-"""The numbers of a run: where they go, and what a run tells of itself."""
+"""The metrics of a run: where they are written, and other facts that a run records."""

@@ -1,5 +1,5 @@
-"""How tokens spread over experts: what metrics say of a step, and what is said where few experts get nearly
-all."""
+"""Measure how tokens spread over experts: metrics of each step, and warnings if few experts get nearly all
+tokens."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 from .run_report import EXPERT_TOKENS
 
 NEARLY_ALL = 0.9
-"""Of a layer's tokens: more of them than this share at few experts is warned of."""
+"""A warning follows if few experts get more than this share of a layer's tokens."""
 MANY = 4
-"""A layer has many experts where it has at least so many times those that a token goes through."""
+"""A layer has many experts if their number is at least this many times that of experts per token."""
 ENOUGH = 100
-"""Tokens for an expert on average, below which a layer's shares tell too little."""
+"""Average tokens per expert below which a layer's shares are not meaningful."""
 
 
 class ExpertShares:
-    """The shares of tokens that a run's experts get; a token that goes through K experts counts as K.
+    """The shares of tokens of a run's experts; a token that goes through K experts counts K times.
 
     Args:
         layers: the numbers of the layers with experts.
-        per_token: the experts that a token goes through.
-        help: what to do where few experts get nearly all.
+        per_token: number of experts that a token goes through.
+        help: what to do if few experts get nearly all tokens.
     """
 
     def __init__(self, layers: Sequence[int], per_token: int, help: str) -> None:
@@ -34,14 +34,14 @@ class ExpertShares:
         self._warned = False
 
     def of_step(self, step: int, metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """The smallest and the largest share of a layer's tokens that one of its experts gets, of all layers.
+        """Return the smallest and the largest share of a layer's tokens that an expert gets, over all layers.
 
         Args:
             step: the optimizer step.
-            metrics: of its micro-batches, each with EXPERT_TOKENS.
+            metrics: metrics of its micro-batches, each with EXPERT_TOKENS.
 
         Returns:
-            expert_share_min and expert_share_max; nothing of a step without tokens.
+            expert_share_min and expert_share_max; nothing for a step without tokens.
         """
         tokens = np.sum([np.asarray(one[EXPERT_TOKENS], np.int64) for one in metrics], axis=0)
         self._since = self._since or step
@@ -52,11 +52,11 @@ class ExpertShares:
         return {"expert_share_min": float(shares.min()), "expert_share_max": float(shares.max())}
 
     def warnings(self, step: int) -> list[str]:
-        """Lines to be said of the steps since the last call, once in a run: that as few experts of a layer as
-        a token goes through got nearly all of what would be spread over many.
+        """Return warnings about the steps since the last call, once per run: a layer with many experts sends
+        nearly all tokens to as few experts as one token goes through.
 
         Args:
-            step: the last of them.
+            step: the last of these steps.
         """
         tokens, since = np.asarray(self._interval), self._since
         self._interval, self._since = 0, 0
@@ -80,11 +80,11 @@ class ExpertShares:
 
 
 def advice(coefficient: float, balanced: bool) -> str:
-    """What to do where few experts get nearly all tokens.
+    """Return what to do if few experts get nearly all tokens.
 
     Args:
-        coefficient: of the load-balancing loss, 0 for none.
-        balanced: whether the model's routers can have that loss.
+        coefficient: coefficient of the load-balancing loss, 0 for none.
+        balanced: whether the model's routers support that loss.
     """
     if coefficient:
         return f"raise train.router_aux_loss_coef, which is {coefficient:g}, or lower the learning rate"

@@ -1,13 +1,12 @@
-"""Where a run's numbers go: metrics.jsonl, TensorBoard, and the services of `services`.
+"""Write a run's metrics: metrics.jsonl, TensorBoard, and the services of `services`.
 
-metrics.jsonl has one object a line. Training: step, loss, learning_rate, grad_norm (of the step's
-accumulated gradient, before clipping), of preferences rewards_chosen, rewards_rejected, rewards_margin and
-rewards_accuracy (of single answers kl in place of the last), of experts expert_share_min and
-expert_share_max (of a layer's tokens, those that one expert gets) and with the load-balancing loss aux_loss,
-that loss before its weight, tokens (real ones of the step), tokens_per_second, step_seconds,
-peak_memory_bytes.
-Evaluation: step, eval_loss, and of several sources the loss of each as eval/NAME. A number that is not finite
-stands as "NaN", "Infinity" or "-Infinity", as JSON has no such numbers.
+metrics.jsonl has one object per line. Training: step, loss, learning_rate, grad_norm (of the step's
+accumulated gradient, before clipping), tokens (real tokens of the step), tokens_per_second, step_seconds,
+peak_memory_bytes. Preferences add rewards_chosen, rewards_rejected, rewards_margin and rewards_accuracy
+(unpaired ones kl instead of the last). Experts add expert_share_min and expert_share_max (share of a layer's
+tokens that one expert gets) and, with the load-balancing loss, aux_loss (before its weight). Evaluation:
+step, eval_loss, and with several sources the loss of each as eval/NAME. JSON has no non-finite numbers, so
+these are written as "NaN", "Infinity" or "-Infinity".
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
 
 FILE = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
-"""The answers to train.samples, an object a line: step, prompt (as its file has it, a text or messages),
-answer, tokens (how many the answer has), ended (whether by a token that ends one)."""
+"""The answers to train.samples, an object per line: step, prompt (a text or messages, as in its file),
+answer, tokens (number in the answer), ended (whether a token that ends answers came)."""
 
 
 class JsonLines:
-    """Writes a line for each step and mode."""
+    """Write a line for each step and mode."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
@@ -46,10 +45,10 @@ class JsonLines:
                 int(value) if name in ("tokens", "peak_memory_bytes") else _json_number(float(value))
             )
         self._file.write(json.dumps(entry) + "\n")
-        self._file.flush()  # for whoever watches; flush() is for what has to survive
+        self._file.flush()  # so that others can follow the file; flush() makes it durable
 
     def flush(self) -> None:
-        """Makes sure that the lines survive the process and the machine."""
+        """Make the lines survive the process and the machine."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -60,23 +59,23 @@ class JsonLines:
 
 
 def nowhere(path: Path) -> None:
-    """Publishes a file of a run whose checkpoints are on this machine: it is there already."""
+    """Do nothing: with local checkpoints a run's files are already in place."""
 
 
 class Metrics:
     """The metrics of a run.
 
     Args:
-        folder: for the files; it is created.
-        restored_step: what was logged after it is dropped, for it will be logged again; None drops
-            everything that is there.
+        folder: folder for the files; it is created.
+        restored_step: later lines are dropped, because these steps will be logged again; None drops
+            all lines.
         tensorboard: whether to write TensorBoard files as well.
-        services: the run in each of them.
-        publish: puts metrics.jsonl where the checkpoints are, when that is elsewhere.
+        services: the run in each service.
+        publish: copies metrics.jsonl to the checkpoints if they are elsewhere.
 
     Attributes:
-        path: of metrics.jsonl.
-        early: why the run was done before its last step, None while it was not.
+        path: path of metrics.jsonl.
+        early: why the run ended before its last step, or None.
     """
 
     early: str | None = None
@@ -102,7 +101,7 @@ class Metrics:
         self._backends += services
 
     def log(self, mode: str, step: int, values: Mapping[str, float | None]) -> None:
-        """Writes the numbers of one step; None is left out.
+        """Write the numbers of one step; None values are left out.
 
         Args:
             mode: "train" or "eval".
@@ -116,7 +115,7 @@ class Metrics:
                 backend.log(mode, step, known)
 
     def samples(self, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Writes answers of a step to samples.jsonl.
+        """Write answers of a step to samples.jsonl.
 
         Raises:
             UserError: when they cannot be written.
@@ -128,7 +127,7 @@ class Metrics:
         self._publish(path)
 
     def flush(self) -> None:
-        """Makes sure that what was logged survives the process.
+        """Make the logged metrics survive the process.
 
         Raises:
             UserError: when it cannot be written.
@@ -139,17 +138,17 @@ class Metrics:
         self._publish(self.path)
 
     def ends(self, status: int, stopped: bool = False) -> None:
-        """Says before the metrics are closed how the run ended; otherwise it has failed.
+        """Record, before the metrics are closed, how the run ended; without this call it counts as failed.
 
         Args:
             status: the script's exit status.
-            stopped: whether it was a signal, after which the run may go on.
+            stopped: whether a signal stopped the run, which may continue later.
         """
         for service in self._services:
             service.status, service.stopped = status, stopped
 
     def close(self) -> None:
-        """Closes the files. What matters was flushed, and an error of that was raised."""
+        """Close the files. `flush` has already written important data and raised its errors."""
         try:
             with suppress(OSError):
                 for backend in self._backends:
@@ -160,11 +159,11 @@ class Metrics:
 
 
 class Nowhere:
-    """The metrics of a process that writes none, for process 0 does.
+    """The metrics of a process that writes none, because process 0 writes them.
 
     Attributes:
-        path: of metrics.jsonl, as process 0 has it.
-        early: as of `Metrics`.
+        path: process 0's path of metrics.jsonl.
+        early: as in `Metrics`.
     """
 
     early: str | None = None
@@ -173,18 +172,18 @@ class Nowhere:
         self.path = path
 
     def log(self, mode: str, step: int, values: Mapping[str, float | None]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def samples(self, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def flush(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Within it, a failure to write is an error of the file of metrics."""
+    """Turn a failed write within the block into an error that names the metrics file."""
     try:
         yield
     except OSError as error:
@@ -195,19 +194,19 @@ def writing(path: Path) -> Iterator[None]:
 
 
 EVAL = "eval/"
-"""What the name of a source begins with in metrics.jsonl, as it does for TensorBoard."""
+"""The prefix of a source's name in metrics.jsonl and in TensorBoard."""
 
 
 def eval_key(name: str) -> str:
-    """What metrics.jsonl calls a number of an evaluation: the loss, or that of a source."""
+    """Return the name in metrics.jsonl of an evaluation's loss, or of a source's loss."""
     return "eval_loss" if name == "loss" else f"{EVAL}{name}"
 
 
 def eval_line(step: int, losses: Mapping[str, float]) -> str:
-    """What a run prints of an evaluation.
+    """Return the line that a run prints for an evaluation.
 
     Args:
-        losses: the mean as `loss`, and those of its sources.
+        losses: the mean as `loss`, and the losses of its sources.
     """
     sources = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if name != "loss")
     return f"step {step}: eval_loss {losses['loss']:.4f}" + (f" ({sources})" if sources else "")
@@ -221,13 +220,13 @@ def done_line(
     peak: int,
     early: str | None = None,
 ) -> str:
-    """The last line of a run; what is None is left out.
+    """Return the last line of a run; None values are left out.
 
     Args:
-        step: that it ended at.
-        speed: tokens/s.
-        peak: bytes of memory.
-        early: why it was done before its last step.
+        step: the step at which it ended.
+        speed: in tokens/s.
+        peak: in bytes of memory.
+        early: why it ended before its last step.
     """
     parts = [f"steps={step}"]
     if speed is not None:
@@ -247,10 +246,10 @@ def _json_number(number: float) -> float | str:
 
 
 def truncate(path: Path, step: int | None) -> None:
-    """Drops the lines after a step, and one that a kill cut off.
+    """Drop the lines after a step, and a line that a kill cut off.
 
     Args:
-        step: None drops all.
+        step: None drops all lines.
     """
     if not path.exists():
         return
@@ -261,19 +260,19 @@ def truncate(path: Path, step: int | None) -> None:
 
 
 def last(path: Path, name: str) -> float | None:
-    """The newest value of a metric in metrics.jsonl."""
+    """Return the newest value of a metric in metrics.jsonl."""
     values = [entry[name] for _, entry in read_entries(path) if name in entry]
     return values[-1] if values else None
 
 
 def read_entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The whole lines of metrics.jsonl, as they stand and as values; none where there is no file."""
+    """Return the complete lines of metrics.jsonl, as text and as values; empty if there is no file."""
     out = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):
-            continue  # cut off
+            continue  # a cut-off line
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
             out.append((line, entry))
     return out
@@ -283,12 +282,12 @@ TENSORBOARD_FOLDER = "tensorboard"
 
 
 class TensorBoard:
-    """Writes a TensorBoard event file.
+    """Write a TensorBoard event file.
 
-    It writes in this thread: SummaryWriter's own dies of a full disk, and then waits for itself.
+    It writes in this thread: a full disk ends SummaryWriter's own thread, which then waits for itself.
 
     Args:
-        first_step: what other event files of the folder hold from this step on is not shown.
+        first_step: TensorBoard hides data of the folder's other event files from this step on.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
@@ -306,7 +305,7 @@ class TensorBoard:
     def log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._write(step=step, summary=self._scalar(f"{mode}/{name}", float(value)))
-        self._writer.flush()  # shows them to whoever looks at the folder
+        self._writer.flush()  # shows them to readers of the folder
 
     def flush(self) -> None:
         self._writer.flush()

@@ -1,11 +1,11 @@
-"""MLflow: the numbers of metrics.jsonl there, for a recipe with train.log.mlflow_experiment.
+"""Log the numbers of metrics.jsonl to MLflow, for a recipe with train.log.mlflow_experiment.
 
-MLFLOW_TRACKING_URI says where; MLFLOW_EXPERIMENT_NAME stands above the recipe. A number's name there is that
-of TensorBoard's files: "train/loss", "eval/loss". The run's id is kept in mlflow.json beside the checkpoints,
-so that a run that is resumed goes on in the same one; steps that were logged before and are trained again,
-which gives the same numbers, are not logged twice.
+MLFLOW_TRACKING_URI gives the server; MLFLOW_EXPERIMENT_NAME overrides the recipe. The names of numbers are
+those of TensorBoard's files: "train/loss", "eval/loss". The run's id is kept in mlflow.json next to the
+checkpoints, so a resumed run continues in the same one. Repeated steps, which give the same numbers, are not
+logged twice.
 
-Nothing that goes wrong here ends a run: it is one sentence, and metrics.jsonl has the numbers.
+No failure here ends a run: it prints one sentence, and metrics.jsonl has the numbers.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from .replay import keep, kept, last_steps, replay
 
 FILE = "mlflow.json"
 MOST_METRICS, MOST_PARAMS, LONGEST = 1000, 100, 6000
-"""Of one request, and letters of a parameter: MLflow takes no more."""
+"""MLflow's limits for one request, and for the characters of a parameter."""
 PAUSE = 2.0
-"""Seconds between two requests while a run goes on."""
+"""Seconds between two requests during a run."""
 DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
-"""Of MLflow's own variables: a server that does not answer is not waited for until the run is over."""
+"""Defaults of MLflow's own variables: do not wait for an unresponsive server until the run is over."""
 
 
 class MLflow:
-    """Logs to a run of MLflow.
+    """Log to a run of MLflow.
 
     Args:
-        client: of mlflow, `MlflowClient()`.
-        run: its id.
-        logged: the last step of each mode that the run holds already.
+        client: mlflow's `MlflowClient()`.
+        run: the run's id.
+        logged: the last step of each mode that the run already has.
 
     Attributes:
-        status: the exit status that the run is finished with; a failure's until it is set.
-        stopped: whether it may go on later.
+        status: the exit status of the run; until it is set, that of a failure.
+        stopped: whether the run may continue later.
     """
 
     def __init__(self, client: Any, run: str, logged: Mapping[str, int]) -> None:
@@ -59,7 +59,7 @@ class MLflow:
         self._sent = 0.0
 
     def log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
-        """Logs the numbers of one step, unless the run holds them."""
+        """Log the numbers of one step, unless the run already has them."""
         if self._client is None or step <= self._logged.get(mode, -1):
             return
         from mlflow.entities import Metric
@@ -72,7 +72,7 @@ class MLflow:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what waits."""
+        """Send pending numbers."""
         waiting, self._waiting = self._waiting, []
         with self._surviving("the rest of the run is not logged there"):
             for some in _cut(waiting, MOST_METRICS):
@@ -80,7 +80,7 @@ class MLflow:
         self._sent = time.monotonic()
 
     def close(self) -> None:
-        """Sends the rest, and ends the run there."""
+        """Send the rest, and end the run in MLflow."""
         self.flush()
         with self._surviving("the run stays open there"):
             ends = "KILLED" if self.stopped else "FAILED" if self.status else "FINISHED"
@@ -88,10 +88,10 @@ class MLflow:
 
     @contextmanager
     def _surviving(self, otherwise: str) -> Iterator[None]:
-        """Within it, a failure of MLflow is a sentence, and the last thing that is tried with it.
+        """Turn a failure of MLflow within the block into a sentence, and stop logging to it.
 
         Args:
-            otherwise: what becomes of the numbers.
+            otherwise: what happens to the numbers instead.
         """
         if self._client is None:
             return
@@ -105,15 +105,15 @@ class MLflow:
 def open_mlflow(
     experiment: str, folder: Path, directory: str | Path, artifact: Path, resume: bool, restored: int
 ) -> MLflow | None:
-    """The run in MLflow; None, after a sentence, where there can be none.
+    """Open the run in MLflow; print a sentence and return None if that fails.
 
     Args:
         experiment: train.log.mlflow_experiment, unless MLFLOW_EXPERIMENT_NAME says otherwise.
-        folder: of metrics.jsonl, as it was before this process.
-        directory: of the checkpoints, local or gs://, with mlflow.json.
+        folder: folder of metrics.jsonl from before this process.
+        directory: the checkpoint directory, local or gs://, with mlflow.json.
         artifact: folder of recipe.lock.json.
-        resume: whether the run that mlflow.json names goes on.
-        restored: the step that it goes on after, 0 at the beginning.
+        resume: whether to continue the run that mlflow.json names.
+        restored: the step after which the run continues, 0 at the beginning.
     """
     if not os.environ.get("MLFLOW_TRACKING_URI"):
         _say("MLFLOW_TRACKING_URI names no server; nothing is logged there, metrics.jsonl has it all")
@@ -128,7 +128,7 @@ def open_mlflow(
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
     try:
         return _open(mlflow.MlflowClient(), name, folder, directory, artifact, resume, restored)
-    except Exception as error:  # whatever mlflow, its server or its settings are at
+    except Exception as error:  # any error of mlflow, its server or its settings
         _say(f"{first_line(error)}; nothing is logged there, metrics.jsonl has it all")
         return None
 
@@ -162,7 +162,7 @@ def _open(
 
 
 def key(name: str) -> str:
-    """A metric's name as MLflow takes it: letters, digits and _ - . / : and spaces, and a path as it is."""
+    """Return a metric's name in MLflow's characters (letters, digits, _ - . / : space), path normalized."""
     return posixpath.normpath(re.sub(r"[^\w. /:-]|\.\.", "_", name))
 
 
@@ -181,7 +181,7 @@ def _params(leaves: Sequence[tuple[str, Any]]) -> list[Any]:
 
 
 def _leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of a recipe by their paths."""
+    """Return the values of a recipe by their paths."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{path}{name}.")

@@ -1,4 +1,4 @@
-"""A run's metrics beside checkpoints that are not on this machine: written here, and copied there."""
+"""Copy a run's metrics from this machine to checkpoints at an address."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .loggers import read_entries
 
 
 def copy(path: Path, directory: str) -> None:
-    """Puts a file, if there is one, into a directory at an address; says so where that cannot be done.
+    """Copy a file, if it exists, into a directory at an address; print a note if that fails.
 
-    The run has done its work by then, and the file is on this machine: that is no reason to fail.
+    By then the run is complete and the file is on this machine, so a failed copy is not a failure.
     """
     try:
         _put(path, directory)
@@ -23,9 +23,9 @@ def copy(path: Path, directory: str) -> None:
 
 
 def publisher(directory: str) -> Callable[[Path], None]:
-    """What copies a file to a directory at an address while the run goes on.
+    """Return a function that copies a file to a directory at an address during the run.
 
-    It is for who watches, and for a machine that is lost: a copy that fails is left to the next one.
+    The copy is for watching, and in case the machine is lost. The next copy makes up for a failed one.
     """
 
     def publish(path: Path) -> None:
@@ -43,14 +43,14 @@ def _put(path: Path, directory: str) -> None:
 
 
 def fetch(path: Path, directory: str) -> None:
-    """Brings the metrics of a run that another machine began, where they are more than what is here.
+    """Fetch the metrics of a run that another machine began, if they go further than the local ones.
 
     Args:
-        path: of metrics.jsonl, or another file of steps, on this machine.
-        directory: of the checkpoints, an address.
+        path: local path of metrics.jsonl, or another file of steps.
+        directory: address of the checkpoint directory.
 
     Raises:
-        UserError: when they cannot be read; those of this machine would take their place.
+        UserError: when they cannot be read: the local ones would overwrite them.
     """
     there = path_of(directory) / path.name
     with reached(directory):

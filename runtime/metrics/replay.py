@@ -1,5 +1,5 @@
-"""What loggers of other services share: the run's name there, kept beside the checkpoints, and lines that an
-earlier process wrote."""
+"""Shared parts of the loggers of other services: the run's name in the service, kept next to the checkpoints,
+and lines of an earlier process."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Entry = Mapping[str, Any]
 
 
 def mode_of(entry: Entry) -> str:
-    """ "train" or "eval"."""
+    """Return "train" or "eval"."""
     return "eval" if "eval_loss" in entry else "train"
 
 
 def last_steps(entries: Sequence[Entry]) -> dict[str, int]:
-    """The last step of each mode."""
+    """Return the last step of each mode."""
     steps: dict[str, int] = {}
     for entry in entries:
         steps[mode_of(entry)] = max(entry["step"], steps.get(mode_of(entry), 0))
@@ -31,7 +31,7 @@ def last_steps(entries: Sequence[Entry]) -> dict[str, int]:
 
 
 def replay(service: Service, entry: Entry) -> None:
-    """Logs a line that an earlier process wrote."""
+    """Log a line that an earlier process wrote."""
     values = {
         name.removeprefix("eval_").removeprefix(EVAL): float(value) if isinstance(value, str) else value
         for name, value in entry.items()
@@ -41,7 +41,7 @@ def replay(service: Service, entry: Entry) -> None:
 
 
 def kept(directory: str | Path, file: str) -> dict[str, Any]:
-    """What a file beside the checkpoints says, nothing where there is none that can be read."""
+    """Return the content of a file next to the checkpoints, or nothing if it cannot be read."""
     from etils import epath
 
     try:
@@ -52,7 +52,7 @@ def kept(directory: str | Path, file: str) -> dict[str, Any]:
 
 
 def keep(directory: str | Path, file: str, values: Mapping[str, Any]) -> None:
-    """Writes such a file."""
+    """Write such a file."""
     from etils import epath
 
     epath.Path(directory).mkdir(parents=True, exist_ok=True)

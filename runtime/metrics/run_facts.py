@@ -1,21 +1,21 @@
-"""What a run tells of itself beside its metrics, for `recipe report` and `recipe watch`.
+"""Record facts of a run other than its metrics, for `recipe report` and `recipe watch`.
 
-run.json, which the script that trains writes:
+run.json, written by the training script:
 
     run            version of this file, 1
-    name, script   of the artifact, and which of its scripts trained
-    accumulation   micro-batches of each
-    data           what became of the data, as `runtime.data.report.DataReport.to_dict` has it
+    name, script   name of the artifact, and which of its scripts trained
+    accumulation   micro-batches of an optimizer step
+    data           the data's report, from `runtime.data.report.DataReport.to_dict`
     lengths        of the training samples: a histogram in tokens, and percentiles
-    devices        platform, kind, count, processes, memory_bytes of each (null where it is not told)
-    starts         each begin of the script: at (UTC), after (the step that it went on from), until, and the
-                   devices of it, which need not be those that the run began with
+    devices        platform, kind, count, processes, memory_bytes of each (null if unknown)
+    starts         each start of the script: at (UTC), after (the step that it continued from), until, and
+                   its devices, which may differ from those at the run's beginning
 
-merges.json, which merge.py writes: a list, one entry for each step and folder: at, step, folder, adapter (its
+merges.json, written by merge.py: a list, one entry for each step and folder: at, step, folder, adapter (its
 folder, or null), dtype, quantization, bytes, tensors, kept, quantized, and verified: null before --verify, or
-what `runtime.merging.verify` found.
+the result of `runtime.merging.verify`.
 
-recipe.yaml is the artifact's, as it was when the run began. Nothing needs these files to go on: where one
+recipe.yaml is a copy of the artifact's from the beginning of the run. A run does not need these files: if one
 cannot be written, a note says so.
 """
 
@@ -53,14 +53,14 @@ def begin(
     after: int,
     until: int,
 ) -> None:
-    """Writes the facts of a run that begins, or goes on.
+    """Write the facts of a run that begins or continues.
 
     Args:
-        directory: of the checkpoints, local or gs://.
-        artifact: folder of the script; its recipe.yaml, which says where each value comes from, is copied.
+        directory: the checkpoint directory, local or gs://.
+        artifact: folder of the script; its recipe.yaml, which gives the origin of each value, is copied.
         script: "train.py" and the like.
         devices: as above.
-        after: the step that it goes on from, 0 at the beginning; then what an earlier run left is dropped.
+        after: the step that it continues from; 0 at the beginning, which drops an earlier run's files.
         until: the step to stop after.
     """
     before = _read(directory, FILE) if after else None
@@ -84,10 +84,10 @@ def begin(
 
 
 def merged(directory: str | Path, entry: Mapping[str, Any]) -> None:
-    """Notes a merge of a run's checkpoint, in place of an earlier one of the same step and folder.
+    """Record a merge of a run's checkpoint, replacing an earlier one of the same step and folder.
 
     Args:
-        entry: without `at`. What was found of the same merge before stays where `verified` is None.
+        entry: without `at`. If `verified` is None, an earlier result for the same merge is kept.
     """
     found = _read(directory, MERGES)
     entries = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
@@ -102,7 +102,7 @@ def merged(directory: str | Path, entry: Mapping[str, Any]) -> None:
 
 
 def jax_devices() -> dict[str, Any]:
-    """The devices that jax has."""
+    """Return the devices that jax has."""
     import jax
 
     devices = jax.devices()
@@ -117,14 +117,14 @@ def jax_devices() -> dict[str, Any]:
 
 
 def lengths(tokens: np.ndarray) -> dict[str, Any]:
-    """How long samples are.
+    """Return a histogram and percentiles of samples' lengths.
 
     Args:
-        tokens: int64[n] of each.
+        tokens: int64[n], tokens of each sample.
 
     Returns:
-        "edges" in tokens, one more than "counts", of which each bar holds edge <= length < next edge; and
-        "percentiles" by their number. Empty without samples.
+        "edges" in tokens, one more than "counts": each bar counts edge <= length < next edge; and
+        "percentiles" by their number. Empty if there are no samples.
     """
     if not len(tokens):
         return {"edges": [], "counts": [], "percentiles": {}}
@@ -141,15 +141,15 @@ def lengths(tokens: np.ndarray) -> dict[str, Any]:
 
 
 def _read(directory: str | Path, name: str) -> Any:
-    """A file's value; None where it is not there, or cannot be read."""
+    """Return a file's value; None if it does not exist or cannot be read."""
     try:
         return json.loads((path_of(directory) / name).read_text())
-    except Exception:  # a bucket's library has errors of its own
+    except Exception:  # a bucket's library has its own errors
         return None
 
 
 def _json(value: Any) -> bytes:
-    """JSON; counts of data that was tokenized before are numpy's."""
+    """Return JSON; counts of data that was tokenized earlier are NumPy integers."""
     return (json.dumps(value, indent=1, default=lambda one: one.item()) + "\n").encode()
 
 

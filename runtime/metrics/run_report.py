@@ -1,4 +1,4 @@
-"""The numbers of a run as it goes: read back from the devices, written, printed, averaged."""
+"""Report the numbers of a run: read them back from the devices, write, print and average them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from .expert_shares import ExpertShares
 
 EXPERT_TOKENS = "expert_tokens"
-"""The name of int32[L, E] among what a micro-batch says beside its loss: its tokens that go through each
-expert of each layer with experts."""
+"""The name of int32[L, E] among a micro-batch's metrics: the number of its tokens that go through each expert
+of each layer with experts."""
 
 
 class NotFinite(Exception):
-    """A step whose numbers are not finite.
+    """A step with numbers that are not finite.
 
     Attributes:
         step: the first such step.
         what: "loss" or "gradient's norm".
         value: NaN or an infinity.
-        part: the micro-batch within the step, None where all of them may be the cause.
+        part: the micro-batch within the step, None if any of them may be the cause.
     """
 
     def __init__(self, step: int, what: str, value: float, part: int | None) -> None:
@@ -41,18 +41,18 @@ class NotFinite(Exception):
 
 
 Named = Mapping[str, jax.Array]
-"""Numbers by name, float32[] each, but for EXPERT_TOKENS."""
+"""Numbers by name, each float32[] except EXPERT_TOKENS."""
 
 
 @dataclass
 class Numbers:
-    """What an optimizer step gives: arrays on the devices, which may still be being computed.
+    """The numbers of an optimizer step: arrays on the devices that may still be in computation.
 
     Attributes:
-        losses: float32[] of each micro-batch.
-        norm: float32[], of the accumulated gradient.
-        tokens: real ones.
-        metrics: of each micro-batch, what is said beside the loss.
+        losses: float32[], the loss of each micro-batch.
+        norm: float32[], the norm of the accumulated gradient.
+        tokens: number of real tokens.
+        metrics: further metrics of each micro-batch.
     """
 
     step: int
@@ -63,11 +63,11 @@ class Numbers:
 
     @property
     def ready(self) -> bool:
-        """Whether reading them does not wait."""
+        """Return whether they can be read without waiting."""
         return all(array.is_ready() for array in (*self.losses, self.norm))
 
     def check(self) -> None:
-        """Raises NotFinite where it applies."""
+        """Raise NotFinite if a number is not finite."""
         for part, loss in enumerate(self.losses):
             if not math.isfinite(loss):
                 raise NotFinite(self.step, "loss", float(loss), part)
@@ -76,22 +76,22 @@ class Numbers:
 
 
 def _means(metrics: list[Named]) -> dict[str, float]:
-    """Of each number over the micro-batches."""
+    """Return the mean of each number over the micro-batches."""
     names = [name for name in metrics[0] if name != EXPERT_TOKENS] if metrics else ()
     return {name: float(np.mean([float(one[name]) for one in metrics])) for name in names}
 
 
 class Report:
-    """Reads numbers back from the devices several steps at a time, and writes, prints and averages them.
+    """Read numbers back from the devices several steps at a time; write, print and average them.
 
     Args:
         start, until: first and last optimizer step of the run.
         every: steps between printed lines.
         schedule: learning rate by optimizer step, from 0.
-        shares: of a model with experts.
+        shares: the expert shares of a model with experts.
 
     Attributes:
-        loss: of the last step read.
+        loss: the loss of the last step that was read.
     """
 
     def __init__(
@@ -118,16 +118,16 @@ class Report:
 
     @property
     def speed(self) -> float | None:
-        """Real tokens a second, without the first step, which compiles, where there are others."""
+        """Return real tokens per second, without the first step (which compiles) if there are more."""
         if self._seconds > self._first_seconds:
             return (self._tokens - self._first_tokens) / (self._seconds - self._first_seconds)
         return self._tokens / self._seconds if self._seconds else None
 
     def add(self, numbers: Numbers) -> None:
-        """Takes the numbers of a step, which may still be being computed.
+        """Add the numbers of a step, which may still be in computation.
 
         Raises:
-            NotFinite: for the first of the steps done so far to which it applies.
+            NotFinite: for the first finished step with non-finite numbers.
         """
         self._pending.append(numbers)
         if self._bar is not None:
@@ -140,18 +140,18 @@ class Report:
             self._checked += 1
 
     def due(self, step: int) -> bool:
-        """Whether it is time to read: after the first step, and every so many."""
+        """Return whether to read now: after the first step, and then at the set interval."""
         return step == self._start + 1 or step % self._every == 0
 
     def restart(self) -> None:
-        """Leaves what was done since the last reading out of the time of the steps."""
+        """Exclude the time since the last reading from the time of the steps."""
         self._since = time.perf_counter()
 
     def read(self) -> None:
-        """Waits for the steps taken and writes their numbers.
+        """Wait for the steps taken, and write their numbers.
 
         Raises:
-            NotFinite: for the first step to which it applies; it is written as well.
+            NotFinite: for the first step with non-finite numbers; the step is written as well.
         """
         pending, self._pending, self._checked = self._pending, [], 0
         numbers = [
@@ -192,21 +192,21 @@ class Report:
                     self.say(line)
 
     def evaluated(self, step: int, losses: Mapping[str, float]) -> float:
-        """Writes and prints an evaluation, and returns its loss.
+        """Write and print an evaluation, and return its loss.
 
         Args:
-            losses: `runtime.data.batches.eval_losses`.
+            losses: from `runtime.data.batches.eval_losses`.
         """
         self._metrics.log("eval", step, losses)
         self.say(eval_line(step, losses))
         return losses["loss"]
 
     def sampled(self, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Writes the answers to prompts."""
+        """Write the answers to prompts."""
         self._metrics.samples(step, answers)
 
     def say(self, line: str) -> None:
-        """Prints a line, above the progress bar where there is one."""
+        """Print a line, above the progress bar if there is one."""
         if self._bar is not None:
             self._bar.write(line, file=sys.stderr)
         else:
@@ -229,7 +229,7 @@ class Report:
 
 
 def peak_memory() -> int:
-    """Bytes: of the fullest device, or of the process where devices do not count (CPU)."""
+    """Return peak bytes of the fullest device, or of the process if devices do not count them (CPU)."""
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
-    # Linux counts the resident set in KiB.
+    # Linux gives the resident set in KiB.
     return max(peaks) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,14 +1,14 @@
-"""state.json: how far a run is to go, and how it ended, beside its metrics; `recipe watch` reads it.
+"""Write state.json next to the metrics: a run's goal, and how it ended; `recipe watch` reads it.
 
     state     "training", "done", "stopped" (a signal, or --steps) or "failed"
-    reason    of the last two: "SIGTERM", "--steps 100", or the error's sentence; of a run that ended before
+    reason    for the last two: "SIGTERM", "--steps 100", or the error's sentence; for a run that ended before
               `total`, what stopped it early; null otherwise
     total     optimizer steps of the whole run
     until     the step after which this process stops
     at        when this was written, UTC
-    host, pid of the process that trains
+    host, pid of the training process
 
-A process that is killed leaves it at "training".
+If a process is killed, the state stays "training".
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ FILE = "state.json"
 
 @dataclass
 class Ending:
-    """What the work within `recorded` says of its end.
+    """How the work within `recorded` ended.
 
     Attributes:
-        failed: writes that the run has failed, and why.
-        early: why it was done before the last step; None where it was not.
+        failed: records that the run failed, and why.
+        early: why it ended before the last step, or None.
     """
 
     failed: Callable[[str], None]
@@ -45,15 +45,15 @@ class Ending:
 def recorded(
     folder: Path, total: int, until: int, publish: Callable[[Path], None] = lambda path: None
 ) -> Iterator[Ending]:
-    """Writes state.json when the work within begins and when it ends, however that is.
+    """Write state.json when the work within begins and when it ends in any way.
 
-    Nothing needs the file to go on: where it cannot be written, it is left out.
+    The run does not need the file: if it cannot be written, it is omitted.
 
     Args:
-        folder: of metrics.jsonl.
+        folder: folder of metrics.jsonl.
         total: optimizer steps of the whole run.
         until: the step after which this process stops.
-        publish: puts the file where the checkpoints are, when that is elsewhere.
+        publish: copies the file to the checkpoints if they are elsewhere.
     """
 
     def write(state: str, reason: str | None = None) -> None:
@@ -92,7 +92,7 @@ def recorded(
         write("failed", error.message)
         raise
     except BaseException as error:
-        if not told:  # else it follows from what was told
+        if not told:  # otherwise it follows from the recorded values
             write("failed", type(error).__name__)
         raise
     if ending.early is not None or until == total:

@@ -1,4 +1,4 @@
-"""The services that a recipe's numbers go to beside its files: Weights & Biases and MLflow."""
+"""The services that also get a recipe's metrics: Weights & Biases and MLflow."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..settings import TrainSettings
 
 
 class Service(Protocol):
-    """A run of a service.
+    """A run in a service.
 
     Attributes:
-        status: the exit status that it is finished with; a failure's until it is set.
-        stopped: whether it may go on later.
+        status: the exit status of the run; until it is set, that of a failure.
+        stopped: whether the run may continue later.
     """
 
     status: int
@@ -28,14 +28,14 @@ class Service(Protocol):
 def open_services(
     train: TrainSettings, folder: Path, directory: str | Path, artifact: Path, resume: bool, restored: int
 ) -> list[Service]:
-    """The run in each service that a recipe names, and that can be reached.
+    """Open the run in each service that a recipe names and that can be reached.
 
     Args:
-        folder: of metrics.jsonl, as it was before this process.
-        directory: of the checkpoints, local or gs://.
+        folder: folder of metrics.jsonl from before this process.
+        directory: the checkpoint directory, local or gs://.
         artifact: folder of recipe.lock.json.
-        resume: whether the run that is noted beside the checkpoints goes on.
-        restored: the step that it goes on after, 0 at the beginning.
+        resume: whether to continue the run that is recorded next to the checkpoints.
+        restored: the step after which the run continues, 0 at the beginning.
     """
     found: list[Service | None] = []
     place = (folder, directory, artifact, resume, restored)

@@ -1,13 +1,13 @@
-"""Weights & Biases: the numbers of metrics.jsonl there, for a recipe with train.log.wandb_project.
+"""Log the numbers of metrics.jsonl to Weights & Biases, for a recipe with train.log.wandb_project.
 
-A number's name there is that of TensorBoard's files: "train/loss", "eval/loss". The run's id is kept in
-wandb.json beside the checkpoints, so that a run that is resumed goes on in the same one; steps that were
-logged before and are trained again, which gives the same numbers, are not logged twice.
+The names of numbers are those of TensorBoard's files: "train/loss", "eval/loss". The run's id is kept in
+wandb.json next to the checkpoints, so a resumed run continues in the same one. Repeated steps, which give the
+same numbers, are not logged twice.
 
-Nothing that goes wrong here ends a run: it is one sentence, and metrics.jsonl has the numbers. Without a key
-or an answer from the server the run is recorded on this disk, for `wandb sync`. wandb's own variables
-(WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY, WANDB_DIR and so on) are respected; the key is among them, or in
-~/.netrc, and nowhere else.
+No failure here ends a run: it prints one sentence, and metrics.jsonl has the numbers. Without a key or an
+answer from the server the run is recorded on this disk, for `wandb sync`. wandb's own variables (WANDB_MODE,
+WANDB_PROJECT, WANDB_ENTITY, WANDB_DIR and so on) apply. The key comes from them or from ~/.netrc, and from
+nowhere else.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ if TYPE_CHECKING:
 FILE = "wandb.json"
 
 INIT_SECONDS = 30.0
-"""Without an answer of the server for so long, the run is recorded on this disk; WANDB_INIT_TIMEOUT."""
+"""Seconds without the server's answer after which a run is recorded on this disk; WANDB_INIT_TIMEOUT."""
 FINISH_SECONDS = 60.0
-"""For what is still to be sent when the run has ended; WANDB_FINISH_TIMEOUT."""
+"""Seconds to send remaining data when the run has ended; WANDB_FINISH_TIMEOUT."""
 
 SPARE = 1 << 16
-"""Bytes below which a disk counts as full."""
+"""Free bytes below which a disk counts as full."""
 
 
 class WandB:
-    """Logs to a run of Weights & Biases.
+    """Log to a run of Weights & Biases.
 
     Args:
-        run: of wandb.
-        logged: the last step of each mode that the run holds already.
+        run: wandb's run.
+        logged: the last step of each mode that the run already has.
         teardown: ends wandb's own process.
 
     Attributes:
-        status: the exit status that the run is finished with; a failure's until it is set.
-        stopped: whether it may go on later.
+        status: the exit status of the run; until it is set, that of a failure.
+        stopped: whether the run may continue later.
     """
 
     def __init__(self, run: Any, logged: Mapping[str, int], teardown: Callable[[], None]) -> None:
@@ -61,7 +61,7 @@ class WandB:
         self._teardown: Callable[[], None] | None = teardown
 
     def log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
-        """Logs the numbers of one step, unless the run holds them."""
+        """Log the numbers of one step, unless the run already has them."""
         if self._run is None or step <= self._logged.get(mode, -1):
             return
         named = {
@@ -72,10 +72,10 @@ class WandB:
             self._run.log(named, step=step)
 
     def flush(self) -> None:
-        """wandb writes by itself, in a process of its own."""
+        """Do nothing: wandb writes by itself, in its own process."""
 
     def close(self) -> None:
-        """Ends the run there; what cannot be sent in time stays on this disk."""
+        """End the run in wandb; data that cannot be sent in time stays on this disk."""
         run, teardown = self._run, self._teardown
         self._run = self._teardown = None
         if run is not None:
@@ -87,16 +87,16 @@ class WandB:
                 if run.settings.mode in ("offline", "dryrun"):
                     _say(_recorded(folder))
         if teardown is not None:
-            # Otherwise at exit, where it prints its own failures and sets the status.
+            # Otherwise it ends at exit, where it prints its own failures and sets the status.
             with suppress(Exception, SystemExit):
                 teardown()
 
     @contextmanager
     def _surviving(self, otherwise: str) -> Iterator[None]:
-        """Within it, a failure of wandb is a sentence, and the last thing that is tried with it.
+        """Turn a failure of wandb within the block into a sentence, and stop logging to it.
 
         Args:
-            otherwise: what becomes of the numbers.
+            otherwise: what happens to the numbers instead.
         """
         try:
             yield
@@ -108,17 +108,17 @@ class WandB:
 def open_wandb(
     project: str, folder: Path, directory: str | Path, artifact: Path, resume: bool, restored: int
 ) -> WandB | None:
-    """The run in Weights & Biases; None, after a sentence, where there can be none.
+    """Open the run in Weights & Biases; print a sentence and return None if that fails.
 
     Args:
         project: train.log.wandb_project, unless WANDB_PROJECT says otherwise.
-        folder: of metrics.jsonl, as it was before this process; what wandb writes lies there too.
-        directory: of the checkpoints, local or gs://, with wandb.json.
+        folder: folder of metrics.jsonl from before this process; wandb's own files are written there too.
+        directory: the checkpoint directory, local or gs://, with wandb.json.
         artifact: folder of recipe.lock.json.
-        resume: whether the run that wandb.json names goes on.
-        restored: the step that it goes on after, 0 at the beginning.
+        resume: whether to continue the run that wandb.json names.
+        restored: the step after which the run continues, 0 at the beginning.
     """
-    # Before wandb is imported: it prints as it reads its settings.
+    # This comes before the import of wandb, which prints while it reads its settings.
     os.environ.setdefault("WANDB_SILENT", "true")
     try:
         import wandb
@@ -127,7 +127,7 @@ def open_wandb(
         return None
     try:
         return _open(wandb, project, folder, directory, artifact, resume, restored)
-    except Exception as error:  # whatever wandb, its server or its settings are at
+    except Exception as error:  # any error of wandb, its server or its settings
         _say(f"{_reason(error)}; nothing is logged there, metrics.jsonl has it all")
         return None
 
@@ -180,10 +180,10 @@ def _open(
 
 
 def _begin(wandb: Any, mode: str, given: Mapping[str, Any]) -> Any:
-    """wandb's run: at its server, or on this disk where there is no key or no answer."""
+    """Begin wandb's run at its server, or on this disk if there is no key or no answer."""
     if mode in ("offline", "dryrun"):
         return wandb.init(**given)
-    # Never asked for: a run that nobody looks at would wait for it.
+    # Never ask for the key: an unattended run would wait for it.
     if not wandb.login(prompt=False, verify=False):
         _say("no key (`wandb login`, or WANDB_API_KEY); the run is recorded on this disk")
         return wandb.init(mode="offline", **given)
@@ -196,7 +196,7 @@ def _begin(wandb: Any, mode: str, given: Mapping[str, Any]) -> Any:
 
 
 def _new_id() -> str:
-    """Eight letters and digits, as wandb's own."""
+    """Return eight letters and digits, like wandb's own ids."""
     return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
 
 
@@ -205,14 +205,14 @@ def _seconds(variable: str, otherwise: float) -> float:
 
 
 def _recorded(folder: Path) -> str:
-    """What to say of a run that is on this disk; wandb is silent about a disk that is full."""
+    """Return a remark on a run that is on this disk; wandb does not report a full disk."""
     if shutil.disk_usage(folder).free < SPARE:
         return f"the disk of {folder} is full: what is recorded there ends early, metrics.jsonl has it all"
     return f"recorded in {folder}; `wandb sync {folder}` uploads it"
 
 
 def _reason(error: BaseException) -> str:
-    """An exception's first line; of settings that are not as they should be the first that is not."""
+    """Return an exception's first line; for invalid settings, the first invalid one."""
     lines = str(error).splitlines()
     if len(lines) > 2 and "validation error" in lines[0]:
         return f"{lines[1].strip()}: {lines[2].strip().partition(' [type=')[0]}"

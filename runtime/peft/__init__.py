@@ -1,1 +1,1 @@
-"""Adapters in PEFT's format: written, and read as the start of a run."""
+"""Adapters in PEFT's format: write them, and read one as the start of a run."""

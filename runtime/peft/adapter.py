@@ -1,7 +1,7 @@
-"""A PEFT adapter (peft 0.21) on disk or at an address: what its configuration says, and which tensors it has.
+"""Read a PEFT adapter (peft 0.21) from disk or an address: its configuration, and its list of tensors.
 
-An adapter that is more than A and B, DoRA's magnitudes and whole modules beside the base's weights is refused
-with the way out. Nothing here imports numpy: the compiler reads adapters too.
+An adapter may have A, B, DoRA's magnitudes and whole modules. Any other content is refused, with advice.
+Nothing here imports numpy, because the compiler also reads adapters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 WRAPPER = "base_model.model."
-"""What PEFT puts before the names of the model that it wraps."""
+"""PEFT's prefix for the names of the model that it wraps."""
 
 MERGE = "merge it into its base with PEFT's merge_and_unload, and begin a run from the merged model"
 AGAIN = "download or save the adapter again"
@@ -51,26 +51,26 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "kasa_config": ("KaSA changes the base's weights", MERGE),
     "monteclora_config": ("MonteCLoRA samples beside A and B", MERGE),
 }
-"""Keys that mean something other than LoRA's A and B when they are set, the reason, and the way out."""
+"""Keys that, if set, mean something other than LoRA's A and B; with the reason and the advice."""
 
 PASSIVE = frozenset(
     {
         *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version"),
         *("modules_to_save", "revision", "runtime_config", "task_type"),
-        # The tensors of the file tell which modules are adapted.
+        # The tensors of the file show which modules are adapted.
         *("exclude_modules", "layers_pattern", "layers_to_transform", "target_modules"),
         "target_parameters",
-        # How it was trained, or initialized: init_lora_weights tells which of these count.
+        # How it was trained or initialized; init_lora_weights says which of these matter.
         *("corda_config", "ensure_weight_tying", "eva_config", "loftq_config", "lora_dropout"),
         *("lora_ga_config", "megatron_core", "qalora_group_size", "velora_config"),
         *("alpha_pattern", "bias", "init_lora_weights", "lora_alpha", "r", "rank_pattern", "use_dora"),
         "use_rslora",
     }
 )
-"""Keys that are read here, or that do not bear on what A and B mean."""
+"""Keys that are read here, or that do not affect the meaning of A and B."""
 
 KEEP_BASE = (True, False, None, "gaussian", "orthogonal", "eva")
-"""Values of init_lora_weights that leave the base's weights as they are."""
+"""Values of init_lora_weights that leave the base's weights unchanged."""
 CONVERT = (
     "save it converted, with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=FOLDER of "
     "the untrained adapter); or " + MERGE
@@ -84,19 +84,19 @@ INITS: Mapping[str, tuple[str, str]] = {
     "loftq": ("A and B make good what its own quantized base had lost", MERGE),
     "mica": ("B is frozen while A is trained, and train.py trains both", MERGE),
 }
-"""Other ones by what they begin with: the reason, and the way out."""
+"""Other values by their beginning: the reason, and the advice."""
 
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """What an adapter_config.json says; modules go by the names of transformers' model.
+    """The content of an adapter_config.json; modules have transformers' names.
 
     Attributes:
-        rank, alpha: where no pattern says otherwise.
-        base, revision: of the model that it was trained on, None when it says nothing.
-        parameters: `target_parameters`: what is adapted that is no linear layer, by the end of its name.
-        dora: whether there are magnitudes.
-        saved: `modules_to_save`: what was trained whole, by the end of its name.
+        rank, alpha: the defaults of modules that no pattern matches.
+        base, revision: the model that it was trained on, None if not stated.
+        parameters: `target_parameters`: adapted parameters of no linear layer, by the end of their name.
+        dora: whether it has DoRA's magnitudes.
+        saved: `modules_to_save`: modules that were trained whole, by the end of their name.
     """
 
     rank: int
@@ -112,22 +112,22 @@ class PeftConfig:
     saved: tuple[str, ...] = ()
 
     def rank_of(self, module: str) -> int:
-        """The rank of a module ("model.layers.7.self_attn.q_proj")."""
+        """Return the rank of a module ("model.layers.7.self_attn.q_proj")."""
         return next((v for key, v in self.rank_pattern.items() if means(key, module)), self.rank)
 
     def alpha_of(self, module: str) -> float:
-        """The alpha of a module."""
+        """Return the alpha of a module."""
         return next((v for key, v in self.alpha_pattern.items() if means(key, module)), self.alpha)
 
 
 def _parse_config(content: bytes, path: str) -> PeftConfig:
-    """Reads an adapter_config.json.
+    """Parse an adapter_config.json.
 
     Args:
-        path: as messages call it.
+        path: its name in messages.
 
     Raises:
-        UserError: when it is none, or the adapter is more than A and B beside the base's weights.
+        UserError: when it is not valid, or the adapter has unsupported content.
     """
     try:
         fields = json.loads(content)
@@ -184,7 +184,7 @@ def _check_kind(fields: Mapping[str, Any], path: str) -> None:
 
 
 def _of_linear_layers(parameters: Any) -> bool:
-    """Whether parameters are weights of linear layers, on which A and B are as on the layers themselves."""
+    """Return whether all parameters are weights of linear layers, which A and B adapt like the layers."""
     return isinstance(parameters, list) and all(str(name).endswith("_proj.weight") for name in parameters)
 
 
@@ -227,7 +227,7 @@ def _number(value: Any, key: str, path: str) -> float:
 
 PICKLED = "adapter_model.bin"
 PREFIXES = ("model.language_model.", "language_model.model.", "model.")
-"""What stands before the decoder layers of transformers' models, of today and of 2025."""
+"""Prefixes of the decoder layers in transformers' models, current ones and those of 2025."""
 READ = ("F16", "BF16", "F32")
 """Element types of an adapter."""
 WHICH = ("A", "B", "magnitude_vector")
@@ -246,20 +246,20 @@ _ELSE: Mapping[str, tuple[str, str]] = {
         "save the adapter with save_embedding_layers=False, unless the embedding was trained or resized",
     ),
 }
-"""Other tensors of an adapter by their names: what they are, and the way out."""
+"""Other tensors of an adapter by their names: what they are, and the advice."""
 
 
 @dataclass(frozen=True)
 class PeftAdapter:
-    """An adapter that was read; modules go by their names within the decoder ("layers.0.self_attn.q_proj").
+    """An adapter that was read; modules have their names within the decoder ("layers.0.self_attn.q_proj").
 
     Attributes:
-        path: of its weights, as messages call it.
-        config: what its adapter_config.json says.
-        full_names: of the modules, in transformers' model.
-        tensors: where A, B and, with DoRA, the magnitudes lie in the file.
+        path: path of its weights, for messages.
+        config: its adapter_config.json.
+        full_names: the modules' names in transformers' model.
+        tensors: the places of A, B and, with DoRA, the magnitudes in the file.
         whole: tensors that were trained whole, by their names within the decoder ("embed_tokens.weight").
-        files: its folder.
+        files: the files of its folder.
         sha256: of both files, in hexadecimal digits.
     """
 
@@ -272,7 +272,7 @@ class PeftAdapter:
     sha256: Mapping[str, str]
 
     def read(self, tensor: Tensor) -> np.ndarray:
-        """A, B or another, as the file has it."""
+        """Read A, B or another tensor in the file's type."""
         import numpy as np
 
         from ..weights.safetensors_files import DTYPES
@@ -281,7 +281,7 @@ class PeftAdapter:
         return np.frombuffer(data, DTYPES[tensor.dtype]).reshape(tensor.shape)
 
     def same(self, one: Tensor, other: Tensor) -> bool:
-        """Whether two tensors hold the same values, byte for byte."""
+        """Return whether two tensors hold the same values, byte for byte."""
         view = self.files.view
         return (one.dtype, one.shape) == (other.dtype, other.shape) and view(
             one.file, one.start, one.end
@@ -289,13 +289,13 @@ class PeftAdapter:
 
 
 def open_adapter(address: Path | str) -> PeftAdapter:
-    """Reads an adapter's configuration, and which tensors it has.
+    """Open an adapter: read its configuration and its list of tensors.
 
     Args:
         address: a folder of adapter_config.json and adapter_model.safetensors, or an address of fsspec.
 
     Raises:
-        UserError: when it is not an adapter, or has more than A, B and magnitudes of decoder layers'
+        UserError: when it is not an adapter, or has anything except A, B and magnitudes of decoder layers'
             projections, and whole modules.
     """
     files = files_of(address)
@@ -356,10 +356,10 @@ def open_adapter(address: Path | str) -> PeftAdapter:
 
 
 def _saved(name: str, config: PeftConfig) -> str | None:
-    """What a tensor of one of modules_to_save is called within the decoder; None of another.
+    """Return the decoder's name of a tensor of modules_to_save; None for any other tensor.
 
-    Beside modules_to_save PEFT writes both the embedding and the head, where it takes the vocabulary for
-    changed, or the head for tied.
+    In addition to modules_to_save, PEFT writes the embedding and the head if it believes that the vocabulary
+    was changed, or the head if it believes that it is tied.
     """
     own = _WHOLE.sub(".", name.removeprefix(WRAPPER))
     module = own.rpartition(".")[0]
@@ -371,7 +371,7 @@ def _saved(name: str, config: PeftConfig) -> str | None:
 
 
 def _parse_name(name: str, path: str) -> tuple[str, str]:
-    """The module of a tensor in transformers' model, and which of WHICH it is."""
+    """Return the module of a tensor in transformers' model, and its kind: one of WHICH."""
     match = _LORA.fullmatch(name)
     if match is None or not name.startswith(WRAPPER):
         what, help = next(
@@ -383,7 +383,7 @@ def _parse_name(name: str, path: str) -> tuple[str, str]:
 
 
 def _decoder_module(full: str) -> str | None:
-    """A module's name within the decoder, None when it lies elsewhere."""
+    """Return a module's name within the decoder, None if it is elsewhere."""
     for prefix in PREFIXES:
         rest = full.removeprefix(prefix)
         if full.startswith(prefix) and LAYER.fullmatch(rest):
@@ -392,10 +392,10 @@ def _decoder_module(full: str) -> str | None:
 
 
 def located(given: str, data_dir: Path) -> Path | str:
-    """An adapter's folder or address, as lora.start_from names it; a relative one is in `data_dir`."""
+    """Return an adapter's folder or address as in lora.start_from; a relative one is in `data_dir`."""
     return given if is_address(given) else data_dir / Path(given).expanduser()
 
 
 def plain(value: float) -> float:
-    """A number as PEFT's own files write it: without a fraction where it has none."""
+    """Format a number as in PEFT's own files: without a fraction if it is whole."""
     return int(value) if value == int(value) else value

@@ -1,4 +1,4 @@
-"""Trained adapters as a PEFT adapter (peft 0.21): adapter_model.safetensors and adapter_config.json."""
+"""Write trained adapters as a PEFT adapter (peft 0.21): adapter_model.safetensors, adapter_config.json."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ WEIGHT = ".weight"
 def _adapter_arrays(
     base: HFCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
 ) -> list[tuple[str, np.ndarray]]:
-    """The tensors of adapter_model.safetensors, by PEFT's names.
+    """Return the tensors of adapter_model.safetensors, by PEFT's names.
 
-    Where keys serve as values too, k_proj's are there once more under the name of v_proj: vLLM 0.32 keeps
-    that weight twice, and adds an adapter of k_proj to the keys alone. PEFT passes over the second name.
+    If keys also serve as values, k_proj's tensors are written again under the name of v_proj: vLLM 0.32 keeps
+    that weight twice, and adds an adapter of k_proj only to the keys. PEFT ignores the second name.
 
     Args:
         deltas: by module name without prefix ("layers.0.self_attn.q_proj").
@@ -51,7 +51,7 @@ def _adapter_arrays(
 
 
 def same_scale(settings: LoraSettings, keys: str, values: str) -> bool:
-    """Whether two modules have one rank and one alpha: vLLM goes by the name that it reads."""
+    """Return whether two modules have the same rank and alpha: vLLM uses the name that it reads."""
     return (settings.rank_of(keys), settings.alpha_of(keys)) == (
         settings.rank_of(values),
         settings.alpha_of(values),
@@ -65,7 +65,7 @@ def write_weights(
     deltas: Mapping[str, Delta],
     whole: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Writes adapter_model.safetensors.
+    """Write adapter_model.safetensors.
 
     Args:
         whole: tensors that were trained whole, by their names in the base.
@@ -76,19 +76,19 @@ def write_weights(
 
 
 def _transformers_name(base: HFCheckpoint, name: str) -> str:
-    """What a tensor of the checkpoint is called in transformers' model."""
+    """Return the name of a checkpoint's tensor in transformers' model."""
     return module_prefix(base) + name.removeprefix(base.prefix) if name.startswith(base.prefix) else name
 
 
 def config_bytes(config: Mapping[str, Any]) -> bytes:
-    """adapter_config.json as it is written."""
+    """Return the bytes of adapter_config.json."""
     return (json.dumps(config, indent=2) + "\n").encode()
 
 
 def adapter_config(
     base: HFCheckpoint, model: ModelSettings, settings: LoraSettings, modules: Iterable[str]
 ) -> dict[str, Any]:
-    """adapter_config.json for adapters on `modules`, and on nothing else that the model has."""
+    """Return adapter_config.json for adapters on `modules`, and on nothing else of the model."""
     prefix, known = module_prefix(base), parameter_names(base)
     modules = list(modules)
     alphas = {prefix + known.get(name, name): plain(settings.alpha_of(name)) for name in modules}
@@ -108,7 +108,7 @@ def adapter_config(
         "layers_pattern": None if layers is None else "layers",
         "layers_to_transform": layers,
         "lora_alpha": plain(settings.alpha),
-        "lora_dropout": 0.0 if parameters else settings.dropout,  # PEFT has none of parameters
+        "lora_dropout": 0.0 if parameters else settings.dropout,  # PEFT does not support it for parameters
         "modules_to_save": _saved_modules(base, settings),
         "peft_type": "LORA",
         "r": settings.rank,
@@ -127,22 +127,22 @@ def adapter_config(
 
 
 def _saved_modules(base: HFCheckpoint, settings: LoraSettings) -> list[str] | None:
-    """modules_to_save of what is trained whole: names that mean nothing else of the model, or None."""
+    """Return modules_to_save: names that match only the modules trained whole, or None."""
     names = (source.full_name(module_prefix(base)) for source in whole_sources(base, settings))
     return sorted({name.rpartition(".")[0] for name in names}) or None
 
 
 def peft_pattern(given: Mapping[str, Value], wanted: Mapping[str, Value], default: Value) -> dict[str, Value]:
-    """A rank_pattern or alpha_pattern by which PEFT gives each module the value that it was trained with.
+    """Return a rank_pattern or alpha_pattern with which PEFT gives each module its trained value.
 
-    The recipe's own, where PEFT reads it so; PEFT knows modules by their full names alone, and the recipe's
-    may lack the checkpoint's prefix. Otherwise full names, escaped. The order counts: PEFT takes
-    the first key that matches.
+    It is the recipe's own pattern if PEFT reads it the same way: PEFT matches only full names, and the
+    recipe's may lack the checkpoint's prefix. Otherwise it has full names, escaped. The order matters: PEFT
+    takes the first key that matches.
 
     Args:
-        given: the recipe's.
+        given: the recipe's pattern.
         wanted: the value of each trained module, by its full name.
-        default: for modules that no key matches.
+        default: the value of modules that no key matches.
     """
 
     def read(name: str) -> Value:
@@ -154,18 +154,18 @@ def peft_pattern(given: Mapping[str, Value], wanted: Mapping[str, Value], defaul
 
 
 def _pattern(name: str) -> str:
-    """A full name as an expression. PEFT knows a parameter by its own name, and an import by its module's."""
+    """Return a full name as a regular expression, in which a parameter's own name is optional."""
     module = name.removesuffix(WEIGHT)
     return re.escape(module) + ("" if module == name else rf"({re.escape(WEIGHT)})?")
 
 
 def module_prefix(base: HFCheckpoint) -> str:
-    """What stands before a text module's name in transformers' model."""
+    """Return the prefix of a text module's name in transformers' model."""
     return base.family.loaded_as.get(base.prefix, base.prefix)
 
 
 def _module_names(base: HFCheckpoint) -> set[str]:
-    """Names of all modules of transformers' model, as far as the checkpoint's tensors tell them."""
+    """Return the names of all modules of transformers' model that the checkpoint's tensors show."""
     out: set[str] = set()
     for name in base.tensors:
         if name.startswith(base.prefix):
@@ -178,16 +178,16 @@ def _module_names(base: HFCheckpoint) -> set[str]:
 def select_modules(
     chosen: set[str], modules: set[str], prefix: str
 ) -> tuple[list[str] | str, list[int] | None]:
-    """The simplest `target_modules` and `layers_to_transform` that mean `chosen` and nothing else.
+    """Return the simplest `target_modules` and `layers_to_transform` that select exactly `chosen`.
 
-    A list of names is what PEFT users know, and what most tools read; but PEFT matches a name at the
-    end of any module's name, so "q_proj" means the vision tower's too. Where the names would reach
-    further than `chosen`, the answer is a regular expression on whole module names.
+    PEFT users and most tools expect a list of names. But PEFT matches a name at the end of any module's name,
+    so "q_proj" also selects the vision tower's. If names would select more than `chosen`, the result is a
+    regular expression on whole module names.
 
     Args:
         chosen: full names of the trained modules.
         modules: full names of all modules.
-        prefix: of the text modules.
+        prefix: prefix of the text modules.
     """
     names = sorted({name.rpartition(".")[2] for name in chosen})
     named = {module for module in modules if module.rpartition(".")[2] in names}
@@ -216,8 +216,8 @@ def select_modules(
 
 
 def _select_parameters(chosen: Iterable[str], known: Iterable[str], prefix: str) -> list[str]:
-    """The simplest `target_parameters` that mean `chosen` and no other of the known ones: their names within
-    a layer, or whole names, as PEFT matches the end of a name and knows of no layers here."""
+    """Return the simplest `target_parameters` that select exactly `chosen` among the known ones: names within
+    a layer, or whole names. PEFT matches the end of a name, and supports no layer numbers here."""
     chosen = set(chosen)
     names = {name.split(".", 2)[2] for name in chosen}
     reached = {name for name in known if name.split(".", 2)[2] in names}

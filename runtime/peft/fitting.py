@@ -1,6 +1,6 @@
-"""Whether a PEFT adapter is what a recipe trains, and what the recipe would have to say where it is not.
+"""Check that a PEFT adapter matches a recipe, and say which recipe would match it.
 
-Nothing here imports numpy: the compiler asks too.
+Nothing here imports numpy, because the compiler also uses this.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ..model.families.base import Source
 from .adapter import ADAPTER_CONFIG, AGAIN, LAYER, MERGE, WHICH, PeftAdapter, PeftConfig, plain
 
 BUILD = "build the recipe with {}"
-"""The help where a recipe has other values."""
+"""The help if a recipe has other values."""
 REMAPPED = ("qwen3_moe", "qwen3_next", "glm4_moe", "olmoe", "mixtral")
-"""Families in whose models peft 0.21 takes a linear layer among `target_modules` for experts or the router,
-wherever it bears the name that these had before transformers 5."""
+"""Families for which peft 0.21 mistakes a linear layer among `target_modules` for experts or the router, if
+its name is one that these had before transformers 5."""
 OLD_NAMES = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
-"""Those names."""
+"""The names before transformers 5."""
 
 
 class Known(Protocol):
-    """A model of which is known what can be trained: a checkpoint, or the compiler's model of a recipe."""
+    """A model whose trainable weights are known: a checkpoint, or the compiler's model of a recipe."""
 
     @property
     def family(self) -> Family: ...
@@ -38,10 +38,10 @@ class Known(Protocol):
 
 
 def fitting(found: PeftAdapter, base: Known, settings: LoraSettings) -> PeftAdapter:
-    """The adapter with the recipe's names for what it has, which is just what the recipe trains.
+    """Return the adapter under the recipe's names; it must be exactly what the recipe trains.
 
     Raises:
-        UserError: naming what differs, and the lines of a recipe that trains the adapter's.
+        UserError: naming the differences, and the lines of a recipe that trains this adapter.
     """
     found = _without_copies(_unwrapped(found, base), base)
     _check_known(found, base)
@@ -55,13 +55,13 @@ def fitting(found: PeftAdapter, base: Known, settings: LoraSettings) -> PeftAdap
 
 
 def whole_sources(base: Known, settings: LoraSettings) -> list[Source]:
-    """The tensors of what a recipe trains whole beside the adapters."""
+    """Return the tensors that a recipe trains whole, in addition to the adapters."""
     whole = trained_whole(base.family.parameters(base.architecture), settings)
     return [source for parameter in whole for source in parameter.sources]
 
 
 def _check_known(found: PeftAdapter, base: Known) -> None:
-    """That the adapter's modules are projections of the base, or a UserError."""
+    """Check that the adapter's modules are projections of the base; otherwise raise UserError."""
     layers = base.architecture.num_layers
     known = {module for target in base.family.all_targets(base.architecture) for module in target.modules}
     for module in found.tensors:
@@ -82,7 +82,7 @@ def _check_known(found: PeftAdapter, base: Known) -> None:
 def _check_settings(
     found: PeftAdapter, adapters: Sequence[Adapter], base: Known, settings: LoraSettings
 ) -> None:
-    """That the adapter has the recipe's modules, ranks and alphas, or a UserError of all that differs."""
+    """Check the adapter's modules, ranks and alphas; raise UserError with all differences from the recipe."""
     config, present = found.config, set(found.tensors)
     ranks, alphas = _scales(found, base)
     wanted = {part.name for adapter in adapters for part in adapter.projections}
@@ -112,7 +112,7 @@ def _check_settings(
 
 
 def _one_sided(wanted: Collection[str], present: Collection[str], how: str) -> list[str]:
-    """What of two sets of names is in one of them alone, in words."""
+    """Describe the names that are in only one of two sets."""
     return [
         words.format(_some(names))
         for names, words in (
@@ -124,10 +124,10 @@ def _one_sided(wanted: Collection[str], present: Collection[str], how: str) -> l
 
 
 def _scales(found: PeftAdapter, base: Known) -> tuple[dict[str, int], dict[str, float]]:
-    """Rank and alpha of each module of the adapter, in the model's order.
+    """Return rank and alpha of each module of the adapter, in the model's order.
 
     Raises:
-        UserError: when A has another rank than the configuration says.
+        UserError: when A's rank differs from the configuration's.
     """
     config = found.config
     sites = base.family.all_targets(base.architecture)
@@ -154,7 +154,7 @@ def _scales(found: PeftAdapter, base: Known) -> tuple[dict[str, int], dict[str, 
 
 
 def _check_shapes(found: PeftAdapter, adapters: Sequence[Adapter]) -> None:
-    """That A and B fit the base's weights, or a UserError."""
+    """Check that A and B fit the base's weights; otherwise raise UserError."""
     for adapter in adapters:
         for part in adapter.projections:
             for which, tensor, shape in zip(
@@ -185,12 +185,12 @@ def _compare(
     parts: list[str],
     lines: list[str],
 ) -> None:
-    """Adds how ranks or alphas differ from the recipe's, and the lines that would make them the same.
+    """Add the differences of ranks or alphas from the recipe's, and the lines that would remove them.
 
     Args:
-        given: the adapter's, by module.
-        ours: the recipe's, of a module.
-        default, pattern: as the adapter's configuration has them.
+        given: the adapter's values, by module.
+        ours: returns the recipe's value of a module.
+        default, pattern: from the adapter's configuration.
     """
     other = [module for module in given if given[module] != ours(module)]
     if not other:
@@ -205,7 +205,7 @@ def _compare(
 
 
 def _targets(present: Collection[str], base: Known, settings: LoraSettings) -> list[str]:
-    """The lines of a recipe that trains the given modules and no others."""
+    """Return the lines of a recipe that trains exactly the given modules."""
     called = {
         module: target.words[0]
         for target in base.family.expert_targets(base.architecture)
@@ -229,7 +229,7 @@ def _some(names: Collection[str]) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """A value as a recipe may have it on one line; strings stay bare where YAML allows it."""
+    """Format a value for one line of a recipe; strings are unquoted if YAML allows it."""
     if isinstance(value, list):
         return f"[{', '.join(map(_yaml, value))}]"
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w.]*", value):
@@ -238,7 +238,7 @@ def _yaml(value: Any) -> str:
 
 
 def _unwrapped(found: PeftAdapter, base: Known) -> PeftAdapter:
-    """The adapter with parameters' own names in the place of the modules that PEFT wraps for them."""
+    """Return the adapter with parameters' own names instead of the modules that PEFT wraps for them."""
     ends = found.config.parameters
     known = parameter_names(base)
     chosen = [
@@ -260,10 +260,10 @@ def _unwrapped(found: PeftAdapter, base: Known) -> PeftAdapter:
 
 
 def _without_copies(found: PeftAdapter, base: Known) -> PeftAdapter:
-    """The adapter without what is in it twice: k_proj's A and B under v_proj's name, which our export writes
-    for vLLM, and an embedding under its head's, which PEFT does.
+    """Return the adapter without duplicates: k_proj's A and B under v_proj's name, which our export writes
+    for vLLM, and an embedding under its head's name, which PEFT writes.
 
-    Only where the base has no such weight, and where they are the same: anything else stays, to be refused.
+    A duplicate is removed only if the base has no such weight and the copies are equal; others are refused.
     """
     copies = {
         values
@@ -281,10 +281,10 @@ def _without_copies(found: PeftAdapter, base: Known) -> PeftAdapter:
 
 
 def parameter_names(base: Known) -> dict[str, str]:
-    """What PEFT has to know as parameters of the model, rather than as linear layers, in transformers' order:
-    their names here ("layers.0.mlp.experts.gate_up_proj", "layers.0.mlp.gate") and the parameters'.
+    """Return what PEFT has to adapt as parameters of the model, not as linear layers, in transformers' order:
+    our names ("layers.0.mlp.experts.gate_up_proj", "layers.0.mlp.gate") and the parameters' names.
 
-    Linear layers are among them where PEFT would take their names for those of experts.
+    Linear layers are included if PEFT would mistake their names for those of experts.
     """
     out = {}
     for target in base.family.all_targets(base.architecture):
@@ -297,10 +297,10 @@ def parameter_names(base: Known) -> dict[str, str]:
 
 
 def wrapped_parameters(base: Known, modules: Iterable[str]) -> dict[str, str]:
-    """The modules under which PEFT has the adapters of parameters, by their names here.
+    """Return the modules under which PEFT stores the adapters of parameters, by our names.
 
-    PEFT wraps a parameter's module for each of its parameters, in transformers' order: the last wrapper has
-    the module's name, and those within are its `base_layer`.
+    PEFT wraps a parameter's module once for each of its parameters, in transformers' order. The last wrapper
+    has the module's name; the inner ones are its `base_layer`.
     """
     chosen, holders = set(modules), defaultdict(list)
     for name, parameter in parameter_names(base).items():
@@ -314,7 +314,7 @@ def wrapped_parameters(base: Known, modules: Iterable[str]) -> dict[str, str]:
 
 
 def keys_as_values(base: Known, modules: Iterable[str]) -> list[tuple[str, str]]:
-    """The k_proj among the modules that have no v_proj beside them, and what that would be called."""
+    """Return the k_proj modules without a v_proj, each with the v_proj's name."""
     pairs = ((name, f"{name.removesuffix('k_proj')}v_proj") for name in modules if name.endswith(".k_proj"))
     known = {module for target in base.family.all_targets(base.architecture) for module in target.modules}
     return [(keys, values) for keys, values in pairs if values not in known]

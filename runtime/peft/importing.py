@@ -1,8 +1,8 @@
-"""A PEFT adapter (peft 0.21) as step 0 of a run, so that train.py --resume goes on where GPUs left off.
+"""Import a PEFT adapter (peft 0.21) as step 0 of a run, so that train.py --resume continues a GPU run.
 
-The artifact's recipe says which adapters the run trains; the PEFT adapter must be just those, with the same
-ranks and alphas. Its arrays then lie in Tunix's as if train.py had saved them, beside the record of
-the recipe. There is no optimizer's state, nor a place in the data: the step's metadata has its origin
+The artifact's recipe says which adapters the run trains. The PEFT adapter must have exactly those, with the
+same ranks and alphas. Its arrays are saved in Tunix's layout as if by train.py, next to the record of the
+recipe. There is no optimizer state and no data position: the step's metadata holds its origin
 (`resuming.IMPORTED`), and training begins with a new optimizer.
 """
 
@@ -27,13 +27,13 @@ from .fitting import BUILD, fitting
 
 
 def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, directory: Path | str) -> int:
-    """Writes a PEFT adapter as step 0 of a run, and prints what came of it.
+    """Write a PEFT adapter as step 0 of a run, and print the result.
 
     Args:
         adapter: a folder of adapter_config.json and adapter_model.safetensors, or an address of fsspec.
         base: the checkpoint that the artifact trains.
-        artifact: folder of the generated scripts, with its recipe.lock.json.
-        directory: of the run's checkpoints: local, or gs://; it is created.
+        artifact: folder of the generated scripts, with recipe.lock.json.
+        directory: the run's checkpoint directory, local or gs://; it is created.
 
     Returns:
         The exit status, 0.
@@ -41,7 +41,7 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
     Raises:
         UserError: when the adapter is not one that the recipe trains, or cannot be read or written.
     """
-    # Before jax is first imported: an import needs no accelerator, and must not occupy one.
+    # This comes before the first import of jax: an import must not occupy an accelerator, nor need one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     target = absolute(directory)
     steps = step_folders(target)
@@ -98,10 +98,10 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
 
 
 def _wanted(found: PeftAdapter, settings: LoraSettings) -> LoraSettings:
-    """The settings of the adapter that a recipe's run exports, which an import takes.
+    """Return the settings of the adapter that a recipe's run exports; an import expects the same.
 
     Raises:
-        UserError: when the recipe's adapters start from the base's weights, and it has not twice their rank.
+        UserError: when the recipe's adapters start from the base's weights, and this has not double rank.
     """
     if not settings.principal:
         return settings
@@ -130,13 +130,13 @@ def origin(found: PeftAdapter) -> dict[str, Any]:
 def arrays_of(
     found: PeftAdapter, base: HFCheckpoint, settings: LoraSettings
 ) -> tuple[dict[str, np.ndarray], tuple[float, str]]:
-    """What an adapter has, by the paths of Tunix's model.
+    """Return an adapter's arrays, by the paths of Tunix's model.
 
     Args:
-        found: of `fitting`.
+        found: the result of `fitting`.
 
     Returns:
-        The arrays, and the largest change that the conversion to lora.dtype made to a number, with its
+        The arrays, and the largest change that conversion to lora.dtype made to a number, with its
         module.
 
     Raises:
@@ -159,7 +159,7 @@ class _Values:
         self.change = (0.0, "")
 
     def read(self, name: str, tensor: Tensor) -> np.ndarray:
-        """A tensor of a module, whose numbers are finite or a UserError."""
+        """Read a tensor of a module; raise UserError unless all numbers are finite."""
         values = self.found.read(tensor)
         given = values.astype(np.float32, copy=False)
         if not np.isfinite(given).all():
@@ -174,7 +174,7 @@ class _Values:
 
 
 def _joined(adapter: Adapter, values: _Values) -> dict[str, np.ndarray]:
-    """The arrays of an adapter by their paths."""
+    """Return the arrays of an adapter by their paths."""
     parts: dict[str, Matrices] = {}
     for part in adapter.projections:
         tensors = values.found.tensors[part.name]
@@ -190,7 +190,7 @@ def _joined(adapter: Adapter, values: _Values) -> dict[str, np.ndarray]:
 
 
 def _stacked(parameter: Parameter, values: _Values) -> np.ndarray:
-    """A parameter of tensors that were trained whole."""
+    """Build a parameter from tensors that were trained whole."""
     out = np.zeros(parameter.shape, values.dtype)
     for number, source in enumerate(parameter.sources):
         tensor = values.read(source.module, values.found.whole[source.name])
@@ -205,11 +205,11 @@ def notes(
     model: tuple[str, str | None],
     change: tuple[float, str],
 ) -> Iterable[str]:
-    """What the user should know of an adapter that fits.
+    """Return notes for the user on an adapter that fits.
 
     Args:
         model: the recipe's, with its revision.
-        change: of `arrays_of`.
+        change: from `arrays_of`.
     """
     config = found.config
     if config.base is not None and config.base not in (model[0], base.name):

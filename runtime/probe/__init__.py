@@ -1,1 +1,1 @@
-"""What an artifact's probe.py finds out on its machine: the machine, its numbers, its time, a merge."""
+"""What an artifact's probe.py measures on its machine: the machine, numbers, step time, and a merge."""

@@ -1,4 +1,4 @@
-"""What a machine is, as JAX and the system tell it: nothing of its name, its paths or its owner."""
+"""Describe a machine from JAX and the system, without its name, its paths or its owner."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ..model.mesh import LIBTPU_FLAGS
 
 
 def machine(folder: Path) -> dict[str, Any]:
-    """The devices that are started, and what is around them.
+    """Describe the started devices and their host.
 
     Args:
-        folder: on the disk whose free space is told.
+        folder: a folder on the disk whose free space is measured.
     """
     devices = jax.devices()
     places = [tuple(device.coords) for device in devices if hasattr(device, "coords")]
@@ -43,17 +43,17 @@ def machine(folder: Path) -> dict[str, Any]:
 
 
 def memory(figure: str) -> int | None:
-    """The largest of a figure of this process's devices, bytes; None where they do not tell it."""
+    """Return the largest value of a memory figure over this process's devices, in bytes; None if unknown."""
     told = [(device.memory_stats() or {}).get(figure) for device in jax.local_devices()]
     return max((bytes for bytes in told if bytes is not None), default=None)
 
 
 SLOW = 1.2
-"""Times the median of all devices, from where on one is called slow."""
+"""A device is slow if it takes more than this many times the median of all devices."""
 
 
 def product(device: jax.Device) -> float:
-    """Seconds of a matrix product on one device alone, the least of ten."""
+    """Time a matrix product on one device alone: the minimum seconds of ten."""
     side = 8192 if device.platform == "tpu" else 512
     square = jax.device_put(jnp.ones((side, side), jnp.bfloat16), device)
     compiled = jax.jit(jnp.matmul).lower(square, square).compile()
@@ -61,10 +61,10 @@ def product(device: jax.Device) -> float:
 
 
 def slow(seconds: Callable[[jax.Device], float] = product) -> dict[str, Any]:
-    """The median of the run's devices, how slow the slowest is beside it, and a sentence for each slow one.
+    """Return the median of the run's devices, the slowest device relative to it, and a sentence per slow one.
 
     Args:
-        seconds: of a device of this process, while the others are idle.
+        seconds: the time of each device of this process, while the others are idle.
     """
     taken = np.array([(device.id, seconds(device)) for device in jax.local_devices()])
     every = dict(np.reshape(process_allgather(taken), (-1, 2)).tolist())
@@ -79,7 +79,7 @@ def slow(seconds: Callable[[jax.Device], float] = product) -> dict[str, Any]:
 
 
 def versions(lock: Mapping[str, Any]) -> dict[str, str | None]:
-    """The installed versions of the packages that the lock names; None of one that is not there."""
+    """Return the installed versions of the lock's packages; None for a package that is not installed."""
     return {name: _installed(name) for name in lock["packages"]["train"]}
 
 

@@ -1,4 +1,4 @@
-"""The merge of the miniature's trained adapters, by merge.py's own functions, and its verification."""
+"""Merge the miniature's trained adapters with merge.py's own functions, and verify the merge."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def merged(
     mesh: Mesh,
     folder: Path,
 ) -> dict[str, Any]:
-    """Merges into a folder: how far files, tensors and logits are from what was trained.
+    """Merge into a folder; return how far files, tensors and logits are from the trained miniature.
 
     Args:
-        found: of the miniature in float32.
+        found: the outcome of the miniature in float32.
         lock: recipe.lock.json.
         folder: where the merged model goes.
 
     Raises:
-        UserError: when the merge is not what was trained.
+        UserError: when the merge differs from what was trained.
     """
     assert settings.lora is not None
     trained = TrainedAdapters(

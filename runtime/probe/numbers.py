@@ -1,9 +1,9 @@
-"""The miniature's numbers on a mesh, held against those of one CPU device in float32.
+"""Compare the miniature's numbers on a mesh with those of one CPU device in float32.
 
-The miniature has random weights from a fixed seed, and one batch of random tokens. Its first gradients are
-compared array by array and, where LoRA trains, element by element in B, which alone moves the model at first;
-then the losses of twenty steps. A trap of this kind is known: LoRA with all four chips of a v5p-8 on the
-data axis learns otherwise than on other meshes (marin-community/marin, issue 4903).
+The miniature has random weights from a fixed seed, and one batch of random tokens. First gradients are
+compared array by array, and B's also by element, because only B moves a LoRA model at first. Then the losses
+of twenty steps are compared. One such failure is known: LoRA with all four chips of a v5p-8 on the data axis
+learns differently than on other meshes (marin-community/marin, issue 4903).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ TOLERANCES: Mapping[str, Mapping[str, float]] = {
     "float32": {"loss": 1e-5, "logits": 1e-4, "gradients": 1e-3, "elements": 1e-2, "losses": 1e-3},
     "bfloat16": {"loss": 2e-2, "logits": 5e-2, "gradients": 2e-1, "elements": 1.0, "losses": 1e-1},
 }
-"""The most that each number may differ: the first loss by its share; logits and gradients by the norm of the
-difference over the norm, of the worst array; an element of B's gradient by its array's root mean square; the
-losses of twenty steps by the share of what they fall. On virtual CPU devices a Qwen 3 of two layers and a
-Gemma 4 of six were within 5e-7, 3e-6, 1.5e-5 and 5e-6 in float32 (logits, gradients, elements, losses) and
-1.5e-2, 8e-2, 4.5e-1 and 3e-2 in bfloat16 (2026-11-26). The room is for a TPU's sums; none was tried."""
+"""The largest allowed differences: of the first loss by its share; of logits and gradients by the norm of the
+difference over the norm, for the worst array; of an element of B's gradient by its array's root mean square;
+of twenty losses by the share of their decrease. On virtual CPU devices a Qwen 3 of two layers and a Gemma 4
+of six were within 5e-7, 3e-6, 1.5e-5 and 5e-6 in float32 (logits, gradients, elements, losses) and 1.5e-2,
+8e-2, 4.5e-1 and 3e-2 in bfloat16 (2026-11-26). The margin is for a TPU's sums; none was tried."""
 
 WORDS = {
     "loss": "the loss",
@@ -56,14 +56,14 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a miniature computes.
+    """The numbers that a miniature computes.
 
     Attributes:
-        losses: of each step.
-        gradients: float32, of the first step, by path.
-        trained: what was trained, after the last step, by path.
-        logits: of all tokens before the first step; None where they are not asked for.
-        built: the model, whose trained arrays are those after the last step.
+        losses: the loss of each step.
+        gradients: float32 gradients of the first step, by path.
+        trained: the trained arrays after the last step, by path.
+        logits: logits of all tokens before the first step; None if not requested.
+        built: the model, with its trained arrays after the last step.
     """
 
     losses: tuple[float, ...]
@@ -75,11 +75,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Compared:
-    """A miniature on a mesh against the CPU's.
+    """A miniature on a mesh compared with the CPU's.
 
     Attributes:
         where: "the recipe's mesh", "fsdp 2, tp 2", "another order of the devices".
-        found: by the keys of TOLERANCES.
+        found: differences by the keys of TOLERANCES.
     """
 
     where: str
@@ -88,13 +88,13 @@ class Compared:
 
     @property
     def beyond(self) -> dict[str, float]:
-        """What is outside its tolerance."""
+        """Return the numbers outside their tolerance."""
         allowed = TOLERANCES[self.dtype]
         return {name: value for name, value in self.found.items() if not value <= allowed[name]}
 
     @property
     def problem(self) -> str | None:
-        """A sentence, where a number is outside its tolerance."""
+        """Return a sentence if a number is outside its tolerance."""
         if not self.beyond:
             return None
         allowed = TOLERANCES[self.dtype]
@@ -107,16 +107,16 @@ class Compared:
 
 
 def reference_mesh(axes: Mapping[str, int]) -> Mesh:
-    """One CPU device of this process, under the recipe's axes."""
+    """Return a mesh of one CPU device of this process, with the recipe's axes."""
     return arrange(dict.fromkeys(axes, 1), jax.local_devices(backend="cpu")[:1])
 
 
 def meshes(axes: Mapping[str, int], mesh: Mesh, heads: int) -> Iterator[tuple[str, Mesh]]:
-    """The recipe's mesh, each other split of the same devices over fsdp and tp, and the devices the other
-    way round.
+    """Return the recipe's mesh, each other split of its devices over fsdp and tp, and the mesh with its
+    devices in reverse order.
 
     Args:
-        heads: a number that tp has to divide.
+        heads: a number that must be divisible by tp.
     """
     yield "the recipe's mesh", mesh
     devices = list(mesh.devices.flat)
@@ -133,7 +133,7 @@ def meshes(axes: Mapping[str, int], mesh: Mesh, heads: int) -> Iterator[tuple[st
 
 
 def batch(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:
-    """Rows of two segments of random tokens and some padding, half of whose tokens carry loss."""
+    """Return rows of two segments of random tokens and some padding; half of the tokens carry loss."""
     pair = OBJECTIVES[settings.train.objective].rows
     shape = (settings.mesh.devices * pair, LENGTH)
     random, places = np.random.default_rng(0), np.broadcast_to(np.arange(LENGTH), shape)
@@ -154,7 +154,7 @@ def batch(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:
 
 
 def placed(rows: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """A whole micro-batch, of which each process puts its own rows on its devices."""
+    """Place a whole micro-batch: each process puts its own rows on its devices."""
     where = Rows.of(mesh, len(rows["tokens"]))
     return where.place(
         {name: value[list(where.here)] if value.ndim else value for name, value in rows.items()}
@@ -162,13 +162,13 @@ def placed(rows: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 
 
 class Kept(NamedTuple):
-    """State of `keep_gradients`: those of the last step."""
+    """State of `keep_gradients`: the gradients of the last step."""
 
     kept_gradients: Any
 
 
 def keep_gradients() -> optax.GradientTransformation:
-    """Passes gradients through, and keeps them in its state."""
+    """Pass gradients through, and keep them in the state."""
 
     def begin(params: Any) -> Kept:
         return Kept(jax.tree.map(lambda array: jnp.zeros_like(array, jnp.float32), params))
@@ -184,16 +184,16 @@ def outcome(
     dtype: str,
     with_logits: bool = False,
 ) -> Outcome:
-    """Trains a miniature for STEPS steps of one micro-batch each.
+    """Train a miniature for STEPS steps of one micro-batch each.
 
     Args:
-        settings: of the run, with the miniature's own LoRA.
-        optimizer: the chain of the recipe, from a schedule.
-        with_logits: whether they are asked for; of a mesh of one process.
+        settings: the run's settings, with the miniature's own LoRA.
+        optimizer: makes the recipe's optimizer chain from a schedule.
+        with_logits: whether to return logits; only for a mesh of one process.
     """
     model, lora = replace(settings.model, dtype=dtype, attention="dot"), settings.lora
     if lora is not None and dtype == "float32":
-        lora = replace(lora, products=None)  # eight bits are no float32
+        lora = replace(lora, products=None)  # eight-bit types are no float32
     with ExitStack() as stack:
         stack.enter_context(jax.default_device(mesh.local_devices[0]))
         stack.enter_context(mesh)
@@ -227,13 +227,13 @@ def outcome(
 
 
 def arrays(tree: Any) -> dict[str, np.ndarray]:
-    """The arrays of a state in float32, whole, by path."""
+    """Return the arrays of a state, whole and in float32, by path."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {parameter_path(path): fetch(leaf) for path, leaf in leaves}
 
 
 def fetch(array: jax.Array) -> np.ndarray:
-    """A whole array in float32, of whichever processes it lies on."""
+    """Return a whole array in float32, whichever processes hold it."""
     if not array.is_fully_addressable and not array.is_fully_replicated:
         from jax.experimental.multihost_utils import process_allgather
 
@@ -242,9 +242,9 @@ def fetch(array: jax.Array) -> np.ndarray:
 
 
 def compare(where: str, dtype: str, found: Outcome, reference: Outcome) -> Compared:
-    """Holds a miniature against the CPU's in float32."""
+    """Compare a miniature with the CPU's in float32."""
     first, fall = reference.losses[0], abs(reference.losses[0] - reference.losses[-1])
-    # What is zero but for rounding, as A's gradient where B is zero, is held against the others.
+    # Arrays that are zero except for rounding (A's gradient while B is zero) are compared with the others.
     whole = math.sqrt(sum(float(np.sum(array**2)) for array in reference.gradients.values()))
     least = 1e-6 * whole
     worst = max(

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, by a trace of the profiler: what each operation is, and how long it took."""
+"""Split the time of a step by a profiler trace: the kind of each operation, and its duration."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import jax
 from jax.profiler import ProfileData, ProfileOptions
 
 TRACED = 3
-"""Steps of a trace."""
+"""Number of steps in a trace."""
 PARTS = ("products", "other", "kernels", "collectives", "copies", "idle")
-"""What a device does in a step: the parts of `recipe plan`, with collectives and copies that it waits for."""
+"""What a device does in a step: the parts of `recipe plan`, with waits for collectives and copies."""
 
 COLLECTIVE = re.compile(r"all-|reduce-scatter|collective-|ragged-all-|send|recv")
 COPY = re.compile(r"(?:copy|slice|async)-(?:start|update|done)")
@@ -31,22 +31,22 @@ TARGETS = {"tpu_custom_call": "kernels", START: "collectives", "AsyncCollectiveD
 TPU = re.compile(r"/device:TPU:\d+")
 
 Operation = tuple[float, float, str]
-"""One time that it ran: start and end in nanoseconds, and its name."""
+"""One run of an operation: start and end in nanoseconds, and its name."""
 
 
 def parts(run: Callable[[], Any], text: str) -> dict[str, float]:
-    """Traces steps, into a folder that is removed.
+    """Trace steps, into a folder that is removed afterwards.
 
     Args:
-        run: a step, to its end.
-        text: of the compiled step.
+        run: runs a step to its end.
+        text: text of the compiled step.
 
     Returns:
-        Seconds of a step by the keys of PARTS, the mean of this process's devices; empty where the trace has
+        Seconds of a step by the keys of PARTS, the mean of this process's devices; empty if the trace has
         no operations.
 
     Raises:
-        OSError, RuntimeError: nothing can be traced here.
+        OSError, RuntimeError: tracing is not possible here.
     """
     options = ProfileOptions()
     options.python_tracer_level, options.enable_hlo_proto = 0, False
@@ -62,10 +62,10 @@ def parts(run: Callable[[], Any], text: str) -> dict[str, float]:
 
 
 def summed(trace: ProfileData, kind: Mapping[str, str]) -> dict[str, float]:
-    """What `parts` returns, of a trace of TRACED steps.
+    """Return the result of `parts` for a trace of TRACED steps.
 
     Args:
-        kind: one of PARTS by the name of an operation; `other` for all that it has not.
+        kind: one of PARTS by the name of an operation; others count as `other`.
     """
     devices, found = _devices(trace), dict.fromkeys(PARTS, 0.0)
     for lines in devices:
@@ -74,19 +74,19 @@ def summed(trace: ProfileData, kind: Mapping[str, str]) -> dict[str, float]:
             found["idle"] -= taken
         every = [operation for line in lines for operation in line]
         found["idle"] += max(end for _, end, _ in every) - min(start for start, *_ in every)
-    found["idle"] = max(0.0, found["idle"])  # a CPU's threads run some operations of a device at once
+    found["idle"] = max(0.0, found["idle"])  # a CPU's threads run some operations of a device in parallel
     return {part: taken / len(devices) / TRACED / 1e9 for part, taken in found.items() if devices}
 
 
 def kinds(text: str) -> dict[str, str]:
-    """One of PARTS for each operation of a compiled step, by name. A fusion with a product is a product."""
+    """Return one of PARTS for each operation of a compiled step. A fusion with a product is a product."""
     bodies = dict[str, list[tuple[str, str, str, str]]]()
     for line in text.splitlines():
         if head := HEAD.match(line):
             body = bodies.setdefault(head[1], [])
         elif bodies and (found := INSTRUCTION.match(line)):
             body.append((found[1], found[2], found[3], line))
-    # Of a collective that runs beside others each of these holds a piece: its start, others, its end.
+    # A collective in parallel with others is in pieces, one in each of these: its start, others, its end.
     whole = ("".join(line for *_, line in body) for body in bodies.values())
     begun = {channel for one in whole if START in one for channel in CHANNEL.findall(one)}
     known = dict[str, str]()
@@ -105,15 +105,15 @@ def kinds(text: str) -> dict[str, str]:
         alone = "copies" if COPY.match(opcode) else "other"
         return next((which for which in ("products", "kernels", "collectives") if which in inner), alone)
 
-    for every in bodies.values():  # what is called stands before what calls it
+    for every in bodies.values():  # a called computation is printed before its caller
         for name, opcode, operand, line in every:
             known[name] = kind(opcode, operand, line)
     return known
 
 
 def _devices(trace: ProfileData) -> list[list[list[Operation]]]:
-    """The operations of each device, line by line. A TPU has a plane of its own, where an operation's name is
-    its whole text; on a CPU's threads each operation tells its device."""
+    """Return the operations of each device, line by line. A TPU has a plane of its own, where an operation's
+    name is its whole text. On a CPU's threads each operation names its device."""
     found = defaultdict[Any, list[list[Operation]]](list)
     for plane in trace.planes:
         for line in plane.lines:
@@ -132,7 +132,7 @@ def _devices(trace: ProfileData) -> list[list[list[Operation]]]:
 
 
 def _alone(line: Iterable[Operation]) -> Iterator[tuple[str, float]]:
-    """Each operation's name and its time without that of those within it, as a loop has them."""
+    """Return each operation's name and its own time, without the operations within it (as in a loop)."""
     open_: list[list[Any]] = []  # end, name, time
     for start, end, name in (*sorted(line, key=lambda one: (one[0], -one[1])), (math.inf, math.inf, "")):
         while open_ and open_[-1][0] <= start:

@@ -1,7 +1,7 @@
-"""What a generated probe.py runs: ten minutes on the recipe's machine, without data or weights.
+"""Run a generated probe.py: ten minutes on the recipe's machine, without data or weights.
 
-The recipe's values are those of the train.py beside it; probe_models.json has the shapes: a miniature of the
-model, and the model with some of its layers.
+The recipe's values are those of the train.py next to it. probe_models.json has the shapes: a miniature of the
+model, and the model with a few of its layers.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 FILE = "probe.json"
 SHAPES = "probe_models.json"
 PACKAGES = ("jax", "jaxlib", "libtpu", "google-tunix", "qwix", "flax", "optax")
-"""Those whose versions are told, whether or not they are the lock's."""
+"""Packages whose versions are reported, also if they differ from the lock's."""
 LEAST_HBM = 0.98
-"""The share of a device's HBM that JAX may tell less than the catalog has."""
+"""The smallest share of the catalog's HBM that JAX may report for a device."""
 GONE = "stopped: nothing was written"
 
 
 @dataclass(frozen=True)
 class Probed:
-    """What is probed.
+    """The object of a probe.
 
     Attributes:
         shapes: probe_models.json.
         lock: recipe.lock.json.
-        settings: of train.py.
-        optimizer: train.py's, from a schedule.
-        merged: where the merged miniature is kept; None where it is not.
+        settings: train.py's settings.
+        optimizer: makes train.py's optimizer from a schedule.
+        merged: where to keep the merged miniature, or None.
     """
 
     shapes: Mapping[str, Any]
@@ -72,7 +72,7 @@ class Probed:
 
     @property
     def miniature(self) -> RunSettings:
-        """The run's settings with the miniature's LoRA."""
+        """Return the run's settings with the miniature's LoRA."""
         section = self.shapes["miniature"]["lora"]
         layers = self.shapes["miniature"]["layers"]
         lora = None if section is None else lora_settings(section, layers)
@@ -80,15 +80,15 @@ class Probed:
 
 
 def _drawn(lora: LoraSettings | None) -> LoraSettings | None:
-    """Adapters that are drawn where a run's start from the base's weights: a probe's base is drawn, too."""
+    """Return settings with random adapters if the run's start from base weights, which are random too."""
     return lora if lora is None or not lora.principal else replace(lora, init="peft")
 
 
 def main(artifact: Path, argv: Sequence[str] | None = None) -> int:
-    """Runs a generated probe.py.
+    """Run a generated probe.py.
 
     Returns:
-        The exit status: 0, 1 when a number is outside its tolerance or the machine is not the recipe's.
+        The exit status: 0, or 1 if a number is outside its tolerance or the machine is not the recipe's.
     """
     parser = argparse.ArgumentParser(
         prog="probe.py",
@@ -184,7 +184,7 @@ def _devices(report: Report) -> None:
     from .machine import SLOW, slow
 
     if report.data["machine"]["platform"] == "cpu":
-        return  # these share the machine's cores
+        return  # they share the machine's cores
     with report.part("a product on each device alone") as begun:
         if begun:
             found = report.data["product"] = slow()
@@ -194,7 +194,7 @@ def _devices(report: Report) -> None:
 
 
 def _numbers(report: Report, probed: Probed, mesh: Mesh, work: Path) -> tuple[Any, Outcome] | None:
-    """Compares the miniature on all meshes; returns its checkpoint and its numbers."""
+    """Compare the miniature on all meshes; return its checkpoint and its numbers."""
     from ..model.random_weights import write_text_model
     from ..weights.checkpoint import HFCheckpoint
     from .numbers import TOLERANCES, compare, meshes, outcome, reference_mesh
@@ -235,7 +235,7 @@ def _time(report: Report, probed: Probed, mesh: Mesh) -> None:
 
     depths: list[Depth] = []
     if probed.settings.model.dtype == "float32":
-        jax.config.update("jax_default_matmul_precision", "highest")  # as a run of train.py
+        jax.config.update("jax_default_matmul_precision", "highest")  # as in a run of train.py
     for shape in probed.shapes["depths"]:
         config, layers = shape["config"], shape["layers"]
         with report.part(f"time of {len(layers)} layers") as begun, out_of_memory():
@@ -297,7 +297,7 @@ def _merge(report: Report, probed: Probed, mesh: Mesh, miniature: tuple[Any, Out
 
 
 def _setting(probed: Probed) -> dict[str, Any]:
-    """What was run, without a name or a path."""
+    """Return the configuration of the run, without names or paths."""
     run, shapes = probed.settings, probed.shapes
     return {
         "accelerator": shapes["machine"]["accelerator"],
@@ -315,5 +315,5 @@ def _setting(probed: Probed) -> dict[str, Any]:
 
 
 def _shape(topology: str) -> list[int]:
-    """The extents of a topology, without those of one chip, whichever way round."""
+    """Return the extents of a topology in any order, without extents of one chip."""
     return sorted(int(size) for size in topology.split("x") if size != "1")

@@ -1,4 +1,4 @@
-"""What a probe found: as probe.json holds it, and as a table."""
+"""The results of a probe: probe.json, and a table."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..errors import UserError, say
 VERSION = 1
 LOCK = "recipe.lock.json"
 SECONDS = 600
-"""After so many nothing more is begun."""
+"""Seconds after which no further part begins."""
 
 
 @contextmanager
 def on_disk() -> Iterator[None]:
-    """Within it, what cannot be read or written is an error with a way out."""
+    """Turn a failed read or write within the block into an error with advice."""
     from safetensors import SafetensorError
 
     try:
@@ -34,11 +34,11 @@ def on_disk() -> Iterator[None]:
 
 @dataclass
 class Report:
-    """What was found, as probe.json holds it.
+    """The results, as in probe.json.
 
     Attributes:
-        rows: of the table: what, planned, found.
-        notes: what is otherwise than planned, and no number.
+        rows: rows of the table: what, planned, found.
+        notes: differences from the plan that are not numbers.
         problems: a sentence for each mesh, device or merge whose numbers are outside their tolerance.
     """
 
@@ -50,7 +50,7 @@ class Report:
 
     @contextmanager
     def part(self, name: str) -> Iterator[bool]:
-        """A part of the probe, which is left out when the time is over; yields whether it is begun."""
+        """Run a part of the probe unless the time is over; yield whether it runs."""
         start = time.monotonic()
         begin = start - self.begun < SECONDS
         if begin:
@@ -67,7 +67,7 @@ class Report:
 
 
 def digest_of(lock: Mapping[str, Any]) -> str:
-    """Of the resolved recipe: by it, and by nothing else, a probe is known to be of one."""
+    """Return the digest of the resolved recipe, which alone identifies the recipe of a probe."""
     return hashlib.sha256(json.dumps(lock["recipe"], sort_keys=True).encode()).hexdigest()
 
 
@@ -76,7 +76,7 @@ def gib(size: float | None) -> str:
 
 
 def table(rows: Sequence[tuple[str, str, str]]) -> str:
-    """Aligned columns: what, planned or allowed, found."""
+    """Format aligned columns: what, planned or allowed, found."""
     every = [("", "planned or allowed", "found"), *rows]
     widths = [max(len(row[column]) for row in every) for column in range(3)]
     return "\n".join(

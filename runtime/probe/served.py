@@ -1,7 +1,7 @@
-"""A server of the merged miniature: how long its tokens take, and whether they are the miniature's own.
+"""Test a server of the merged miniature: its token times, and whether its tokens are the miniature's.
 
-The probe holds the machine's devices until it ends. So it keeps the merged miniature with its greedy answers,
-the artifact's server is started on that, and a second call of probe.py asks it, without JAX.
+The probe holds the machine's devices until it ends. So it saves the merged miniature with its greedy answers.
+Then the artifact's server is started on it, and a second call of probe.py queries it, without JAX.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .report import LOCK, VERSION, digest_of, table
 
 ANSWERS = "answers.json"
 LENGTHS, NEW = (3, 9, 20, 33), 16
-"""Tokens of the prompts, and of each answer."""
+"""Number of tokens of each prompt, and of each answer."""
 TIE = 0.25
-"""How far the likeliest token leads, of the root mean square of all logits: where that is less, bfloat16 or
-an fp8 cache may choose another. No server was tried on a TPU."""
+"""The lead of the most likely token, relative to the root mean square of all logits, below which bfloat16 or
+an fp8 cache may choose another token. No server was tried on a TPU."""
 
 
 def keep(folder: Path, model: ModelSettings, digest: str) -> None:
-    """Writes a tokenizer and greedy answers, computed on one CPU device in float32, beside merged weights.
+    """Write a tokenizer and greedy answers (from one CPU device in float32) next to merged weights.
 
     Args:
-        folder: of the merged miniature.
-        digest: of the recipe.
+        folder: the merged miniature's folder.
+        digest: digest of the recipe.
     """
     from dataclasses import replace
 
@@ -77,11 +77,11 @@ def keep(folder: Path, model: ModelSettings, digest: str) -> None:
 
 
 def ask(url: str, name: str, kept: Mapping[str, Any] | None) -> tuple[dict[str, Any], list[str]]:
-    """The figures of a server, and a sentence for each answer that is not the miniature's.
+    """Query a server; return its figures, and a sentence for each answer that is not the miniature's.
 
     Args:
-        name: that the model is served by.
-        kept: ANSWERS; None where it serves another model, which is timed alone.
+        name: the served name of the model.
+        kept: ANSWERS; None if it serves another model, which is only timed.
 
     Raises:
         UserError: it does not answer.
@@ -93,7 +93,7 @@ def ask(url: str, name: str, kept: Mapping[str, Any] | None) -> tuple[dict[str, 
         body = {"model": name, "prompt": one["prompt"], "max_tokens": NEW, "temperature": 0}
         body |= {"ignore_eos": True, "return_token_ids": True}
         if number == 1:
-            model.streamed(body)  # what is compiled or loaded at the first request is no one's time
+            model.streamed(body)  # compiling or loading at the first request is not measured
         came = model.streamed(body)
         firsts.append(came.first)
         paces += [1 / came.rate] if came.rate else []
@@ -113,14 +113,14 @@ def ask(url: str, name: str, kept: Mapping[str, Any] | None) -> tuple[dict[str, 
 
 
 def hold(artifact: Path, file: Path, url: str, folder: Path | None) -> int:
-    """Asks a server, prints what it found, and puts that into probe.json.
+    """Query a server, print the result, and add it to probe.json.
 
     Args:
-        file: probe.json; it need not be there.
-        folder: of the merged miniature that is served; None for any other model.
+        file: probe.json; it need not exist.
+        folder: folder of the served merged miniature; None for any other model.
 
     Returns:
-        The exit status: 1 where an answer is not the miniature's.
+        The exit status: 1 if an answer is not the miniature's.
     """
     lock = json.loads((artifact / LOCK).read_text(encoding="utf-8"))
     digest, kept = digest_of(lock), None
@@ -158,7 +158,7 @@ def hold(artifact: Path, file: Path, url: str, folder: Path | None) -> int:
 
 
 def _write_tokenizer(folder: Path, vocabulary: int) -> None:
-    """A word for each token, for a server that starts with no model without one."""
+    """Write a tokenizer with a word per token, for servers that do not start without a tokenizer."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 

@@ -1,4 +1,4 @@
-"""How long the recipe's own step takes: some of the model's layers, random weights in their real shapes."""
+"""Time the recipe's own step on a few of the model's layers, with random weights in their real shapes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ WARM, TIMED = 2, 5
 
 @dataclass(frozen=True)
 class Depth:
-    """A step of some layers.
+    """A step of a few layers.
 
     Attributes:
-        compile_seconds: of the step.
-        seconds: of one micro-batch, the median of TIMED.
-        compiled_bytes: of a device's memory, by the compiler: arguments and temporaries.
-        peak_bytes: by the device, of all so far; None where it does not tell.
-        parts: what `parts.parts` found; empty where no trace could be made.
+        compile_seconds: seconds to compile the step.
+        seconds: seconds of one micro-batch, the median of TIMED.
+        compiled_bytes: device memory by the compiler's count: arguments and temporaries.
+        peak_bytes: the device's peak of all steps so far; None if unknown.
+        parts: the result of `parts.parts`; empty if tracing failed.
     """
 
     layers: int
@@ -56,12 +56,12 @@ def timed(
     optimizer: Callable[[Any], optax.GradientTransformation],
     mesh: Mesh,
 ) -> Depth:
-    """Compiles and runs the step of full rows.
+    """Compile and run the step with full rows.
 
     Args:
-        config: config.json of the model with these layers alone.
+        config: config.json of the model with only these layers.
         layers: their numbers in the whole model.
-        optimizer: the chain of the recipe, from a schedule.
+        optimizer: makes the recipe's optimizer chain from a schedule.
     """
     lora, train = settings.lora, settings.train
     if lora is not None and lora.layers is not None:
@@ -97,7 +97,7 @@ def timed(
 
 
 def _measured(compiled: Any, live: Any, base: Any, given: Any) -> tuple[float, dict[str, float]]:
-    """The seconds of a step, and the parts that they are made of; `live` is used up."""
+    """Return the seconds of a step, and their parts; `live` is used up."""
 
     def run() -> float:
         nonlocal live
@@ -115,13 +115,13 @@ def _measured(compiled: Any, live: Any, base: Any, given: Any) -> tuple[float, d
 
 
 def summary(depths: Sequence[Depth], settings: RunSettings, layers: int) -> dict[str, Any]:
-    """The depths, what a layer takes, all around the layers, and a step of the whole model; its parts are
-    those of a micro-batch.
+    """Return the depths, the cost of a layer, of everything except layers, and of a step of the whole model;
+    its parts are those of a micro-batch.
 
-    The layers that differ between the two stand for all that are in neither.
+    The layers by which the two depths differ represent all layers that are in neither.
 
     Args:
-        layers: of the whole model.
+        layers: number of layers of the whole model.
     """
     accumulation = settings.train.accumulation_steps(settings.mesh.data_parallel)
     few, more = depths[0], depths[-1]
@@ -151,7 +151,7 @@ def summary(depths: Sequence[Depth], settings: RunSettings, layers: int) -> dict
 
 
 def _rows(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:
-    """A micro-batch of full rows, each one segment."""
+    """Return a micro-batch of full rows, each one segment."""
     train = settings.train
     rows = train.micro_batch_size * settings.mesh.data_parallel * OBJECTIVES[train.objective].rows
     shape = (rows, settings.data.max_length)

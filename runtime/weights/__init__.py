@@ -1,1 +1,1 @@
-"""Weights in Hugging Face's format: found, read, written."""
+"""Find, read and write weights in Hugging Face's format."""

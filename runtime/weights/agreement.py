@@ -1,6 +1,6 @@
-"""A checkpoint's tensors against what its family and its config.json promise: names, shapes and types.
+"""Compare a checkpoint's tensors with the names, shapes and types of its family and its config.json.
 
-What trains holds a checkpoint's files against it, the compiler a list of their tensors: no numpy here.
+Training checks a checkpoint's files with it, the compiler a list of tensors. So it does not import numpy.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .headers import FLOATING
 
 CONFIG = "config.json"
 EMBEDDING = "embed_tokens.weight"
-"""The text tensor that every family has; what stands before it is the checkpoint's prefix."""
+"""The text tensor that every family has; the checkpoint's prefix comes before it."""
 HEAD = "lm_head.weight"
 ORIGINAL = "quantized checkpoints cannot be trained or merged; use the original one"
 ONE_CHECKPOINT = f"{CONFIG} and the weights must be of one checkpoint"
 
 
 class Stored(Protocol):
-    """A tensor of a checkpoint: its file, its element type as safetensors names it, its shape."""
+    """A tensor of a checkpoint: its file, its element type by safetensors' name, its shape."""
 
     @property
     def file(self) -> str: ...
@@ -34,7 +34,7 @@ class Stored(Protocol):
 
 
 class Kind(Enum):
-    """What can be wrong with a tensor."""
+    """The kinds of faults of a tensor."""
 
     MISSING = "missing"
     SHAPE = "of another shape"
@@ -45,12 +45,12 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """A tensor that is not as promised.
+    """A tensor that does not match.
 
     Attributes:
-        file: that holds it, None for none.
+        file: the file that holds it, or None.
         text: a clause, beginning with its name.
-        help: what to do; None where it depends on the files.
+        help: what to do; None if it depends on the files.
     """
 
     kind: Kind
@@ -61,7 +61,7 @@ class Fault:
 
 
 def prefix_of(family: Family, tensors: Mapping[str, object]) -> str | None:
-    """The prefix of a checkpoint's text tensors; None where there is no text embedding."""
+    """Return the prefix of a checkpoint's text tensors; None if there is no text embedding."""
     return next((prefix for prefix in family.prefixes if prefix + EMBEDDING in tensors), None)
 
 
@@ -72,12 +72,12 @@ def faults(
     tensors: Mapping[str, Stored],
     prefix: str,
 ) -> Iterator[Fault]:
-    """Everything that the tensors do not have as the family promises it from a config.json.
+    """Return all mismatches between the tensors and what the family expects from a config.json.
 
     Args:
-        config: config.json, whose keys the clauses name.
-        tensors: all of the checkpoint, by their full names.
-        prefix: of its text tensors, as from `prefix_of`.
+        config: config.json; the clauses name its keys.
+        tensors: all tensors of the checkpoint, by their full names.
+        prefix: prefix of its text tensors, from `prefix_of`.
     """
     used = set()
     for parameter in family.parameters(architecture):
@@ -114,7 +114,7 @@ def faults(
 def fault_of(
     source: Source, prefix: str, config: Mapping[str, Any], tensors: Mapping[str, Stored]
 ) -> Fault | None:
-    """What is wrong with the tensor of one source; None where nothing is."""
+    """Return the fault of one source's tensor, or None."""
     name = source.full_name(prefix)
     tensor = tensors.get(name)
     if tensor is None:

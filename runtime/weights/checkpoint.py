@@ -1,7 +1,7 @@
-"""Reads Hugging Face checkpoints: a folder of config.json and safetensors, in one file or many.
+"""Read Hugging Face checkpoints: a folder of config.json and one or more safetensors files.
 
-Only the headers are read when a checkpoint is opened; tensors are read when they are asked for: mapped from
-their files on this machine, by ranges from an address. Nothing here imports jax.
+Opening a checkpoint reads only the headers. Tensors are read on request: mapped from local files, or by
+ranged reads from an address. Nothing here imports jax.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .safetensors_files import DTYPES
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_JSON = 1 << 26
-"""Bytes of config.json and of the index; a megabyte or two are usual."""
+"""The most bytes of config.json and of the index; a megabyte or two are usual."""
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 
 Known = TypeVar("Known")
@@ -38,12 +38,12 @@ class HFCheckpoint:
     """A checkpoint of a known family, opened for reading.
 
     Attributes:
-        store: its folder's files.
+        store: the files of its folder.
         config: config.json.
-        prefix: of the text tensors, e.g. "model.language_model.".
-        tensors: every tensor of every file by its full name; what is stored quantized as what it stands for.
-        headers: of each safetensors file by its name in the folder, sorted, with tensors in the same way.
-        index: the file name of the index, None for a checkpoint in one file.
+        prefix: prefix of the text tensors, e.g. "model.language_model.".
+        tensors: every tensor of every file by its full name; quantized pairs as the tensor they represent.
+        headers: the header of each safetensors file by its name in the folder, sorted, with the same tensors.
+        index: the file name of the index; None for a checkpoint in one file.
         side_files: everything else that belongs to it (tokenizer, generation config, chat template,
             license), config.json included; names relative to its folder.
     """
@@ -60,19 +60,19 @@ class HFCheckpoint:
 
     @classmethod
     def open(cls, directory: Path | str) -> HFCheckpoint:
-        """Reads config.json, the index and every file's header.
+        """Open a checkpoint: read config.json, the index and every file's header.
 
         Args:
             directory: a folder on this machine, or an address that fsspec knows ("gs://bucket/folder").
 
         Raises:
-            UserError: when the folder is no checkpoint, its family is not known, a file is missing or
-                truncated, the index names what is not there, or the address cannot be read.
+            UserError: when the folder is not a checkpoint, its family is unknown, a file is missing or
+                truncated, the index names a missing tensor or file, or the address cannot be read.
         """
         store = files_of(directory)
         config = read_config(store)
         family = _described(store, lambda: family_of(config))
-        if family.tunix:  # before any header is read, of a config that lies
+        if family.tunix:  # checked before any header is read, in case the config is wrong
             _described(store, lambda: family.architecture(config))
         names, index = _weight_files(store)
         headers = {name: read_header(store, name) for name in names}
@@ -108,10 +108,10 @@ class HFCheckpoint:
         return cls(store, config, family, architecture, prefix, tensors, headers, index, side_files)
 
     def grown(self, rows: int | None) -> HFCheckpoint:
-        """The checkpoint with so many rows in its embedding and its head; itself with its own, or None.
+        """Return the checkpoint with this many rows in its embedding and head, None for its own number.
 
         Raises:
-            UserError: when it has more of them.
+            UserError: when it has more rows.
         """
         if rows is None or rows == self.architecture.vocab_size:
             return self
@@ -121,45 +121,45 @@ class HFCheckpoint:
 
     @property
     def name(self) -> str:
-        """What messages call it: its folder, or its address."""
+        """Return its name for messages: its folder, or its address."""
         return self.store.name
 
     @property
     def directory(self) -> Path | None:
-        """Its folder on this machine, None when it lies at an address."""
+        """Return its local folder, None if it is at an address."""
         return self.store.folder
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names of the safetensors files."""
+        """Return the names of the safetensors files."""
         return tuple(self.headers)
 
     @property
     def total_bytes(self) -> int:
-        """Size of all safetensors files."""
+        """Return the size of all safetensors files."""
         return sum(header.size for header in self.headers.values())
 
     def names(self) -> dict[str, str]:
-        """The file of each tensor."""
+        """Return the file of each tensor."""
         return {name: tensor.file for name, tensor in self.tensors.items()}
 
     def has(self, name: str) -> bool:
         return name in self.tensors
 
     def metadata(self, file: str) -> dict[str, str]:
-        """The metadata of a safetensors file."""
+        """Return the metadata of a safetensors file."""
         return dict(self.headers[file].metadata)
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor by its full name: a read-only array that is mapped from its file.
+        """Read a tensor by its full name: a read-only array that is mapped from its file.
 
         Raises:
-            UserError: when there is none of that name, or its element type is not known.
+            UserError: when there is no tensor of that name, or its element type is unknown.
         """
         return self._array(name).reshape(self.tensors[name].shape)
 
     def _array(self, name: str, start: int = 0, end: int | None = None) -> np.ndarray:
-        """The values of a tensor's bytes [start:end), on one axis."""
+        """Return the values of a tensor's bytes [start:end), on one axis."""
         tensor = self.tensors.get(name)
         if tensor is None:
             raise UserError(f"{self.name}: no tensor {name}", "is it the checkpoint that the run began with?")
@@ -170,10 +170,10 @@ class HFCheckpoint:
         return np.frombuffer(self.bytes_of(name, start, end), DTYPES[tensor.dtype])
 
     def bytes_of(self, name: str, start: int = 0, end: int | None = None) -> memoryview:
-        """The bytes [start:end) of a tensor, to its end by default: mapped locally, else a ranged read; made
-        from what is read of one that is stored quantized.
+        """Return the bytes [start:end) of a tensor, by default to its end: mapped if local, else by a ranged
+        read; for a quantized tensor, decoded.
 
-        May be called from several threads at once.
+        This may be called from several threads at once.
 
         Raises:
             UserError: when they cannot be read.
@@ -183,7 +183,7 @@ class HFCheckpoint:
         return tensor.bytes_of(self.store.view, start, stop)
 
     def side_file(self, name: str) -> bytes:
-        """The content of one of its side files, or of its index.
+        """Return the content of one of its side files, or of its index.
 
         Raises:
             UserError: when it cannot be read.
@@ -192,31 +192,31 @@ class HFCheckpoint:
 
     @property
     def dequantized(self) -> tuple[str, ...]:
-        """The tensors that are stored quantized."""
+        """Return the tensors that are stored quantized."""
         return tuple(name for name, tensor in self.tensors.items() if tensor.packed)
 
     def config_file(self) -> bytes:
-        """config.json of a checkpoint with these tensors: without what says how they are stored quantized,
-        and with the rows that they have."""
+        """Return config.json for these tensors: without the description of stored quantization, and with
+        their number of rows."""
         hidden = ("quantization_config",) if self.dequantized else ()
         plain = {key: value for key, value in self.config.items() if key not in hidden}
         own = self.side_file(CONFIG)
         return own if plain == json.loads(own) else (json.dumps(plain, indent=2) + "\n").encode()
 
     def release(self, name: str, forget: bool = False) -> None:
-        """Lets the system take back the memory of a tensor that was read and is not needed soon.
+        """Let the system reclaim the memory of a tensor that was read and is not needed soon.
 
         Args:
-            forget: from its cache of the disk too, for what is read once.
+            forget: also drop it from the system's disk cache, for data that is read once.
         """
         for tensor in self.tensors[name].stored:
             self.store.release(tensor.file, tensor.start, tensor.end, forget)
 
     def read_rows(self, source: Source, start: int, stop: int) -> np.ndarray:
-        """The rows [start:stop) of a source's tensor as its `reshape` has it, not yet transposed.
+        """Read the rows [start:stop) of a source's tensor in its `reshape` form, not yet transposed.
 
         Raises:
-            UserError: when it is absent or has another shape than the family expects.
+            UserError: when it is absent or its shape differs from the family's.
         """
         fault = fault_of(source, self.prefix, self.config, self.tensors)
         if fault is not None:
@@ -226,17 +226,17 @@ class HFCheckpoint:
         return self._array(name, start * row, stop * row).reshape(stop - start, *rest)
 
     def verify(self) -> None:
-        """Checks that every tensor that the model is made of is there, with its shape.
+        """Check that every tensor of the model exists with its shape.
 
         Raises:
-            UserError: naming the first one that is not, its file, the expected and the found shape.
+            UserError: naming the first wrong one, its file, the expected and the found shape.
         """
         fault = next(faults(self.family, self.architecture, self.config, self.tensors, self.prefix), None)
         if fault is not None:
             raise self._refused(fault)
 
     def unused(self) -> list[str]:
-        """Text tensors that no parameter of the Tunix model is made of, sorted, by full name."""
+        """Return text tensors that no parameter of the Tunix model uses, sorted, by full name."""
         used = {
             source.full_name(self.prefix)
             for parameter in self.family.parameters(self.architecture)
@@ -250,10 +250,10 @@ class HFCheckpoint:
 
 
 def _unpacked(store: Files, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, those that are stored in MXFP4 as what they stand for.
+    """Return the tensors, with each MXFP4 pair as the tensor that it represents.
 
     Raises:
-        UserError: when half of one is missing, or its halves do not fit.
+        UserError: when half of a pair is missing, or its halves do not fit.
     """
     from .mxfp4 import Packed, Unpaired, unpacked
 
@@ -265,10 +265,10 @@ def _unpacked(store: Files, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _described(store: Files, read: Callable[[], Known]) -> Known:
-    """What a family says of a config.json.
+    """Return a family's description of a config.json.
 
     Raises:
-        UserError: when it does not know it, or a value is of the wrong type.
+        UserError: when the family does not support it, or a value has the wrong type.
     """
     try:
         return read()
@@ -281,10 +281,10 @@ def _described(store: Files, read: Callable[[], Known]) -> Known:
 
 
 def read_config(store: Files) -> dict[str, Any]:
-    """A checkpoint's config.json.
+    """Read a checkpoint's config.json.
 
     Raises:
-        UserError: when the folder or the file is missing, or it is not a JSON object.
+        UserError: when the folder or the file is missing, or the file is not a JSON object.
     """
     if not store.exists:
         raise UserError(
@@ -296,7 +296,7 @@ def read_config(store: Files) -> dict[str, Any]:
 
 
 def _weight_files(store: Files) -> tuple[list[str], str | None]:
-    """Names of the safetensors files, and of the index when there are several."""
+    """Return the names of the safetensors files, and of the index if there are several."""
     if SINGLE in store.sizes:
         return [SINGLE], None
     if INDEX in store.sizes:
@@ -348,9 +348,9 @@ def _side_files(store: Files) -> tuple[str, ...]:
 
 
 def _refuse_links(store: Files, names: Iterable[str]) -> None:
-    """What is copied beside merged weights is the checkpoint's own: a link may lead to any file.
+    """Refuse links, because the merge copies side files: a link may lead to any file of the machine.
 
-    The hub's cache is made of links, to blobs in the same cache.
+    Links in the hub's cache are allowed: they lead to blobs in the same cache.
     """
     if store.folder is None:
         return

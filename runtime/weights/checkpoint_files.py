@@ -1,4 +1,4 @@
-"""The files of a checkpoint's folder: mapped where they are on this machine, read by ranges elsewhere."""
+"""The files of a checkpoint's folder: mapped if they are local, otherwise read by ranges."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ..errors import UserError
 from .contradictions import AGAIN
 
 SIDE_FOLDERS = ("additional_chat_templates",)
-"""Folders of a checkpoint that belong to it; there are no others."""
+"""The only subfolders that belong to a checkpoint."""
 
 
 class Files(Protocol):
     """The files of a folder, by their names in it.
 
     Attributes:
-        name: of the folder, as messages call it.
-        folder: where it lies on this machine, None elsewhere.
-        exists: whether there is such a folder.
-        sizes: in bytes, of every file in it and in its side folders.
+        name: the folder's name in messages.
+        folder: its local path, None if it is not local.
+        exists: whether the folder exists.
+        sizes: size in bytes of every file in it and in its side folders.
     """
 
     name: str
@@ -32,36 +32,36 @@ class Files(Protocol):
     sizes: Mapping[str, int]
 
     def path(self, name: str) -> str:
-        """What messages call a file."""
+        """Return a file's name for messages."""
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        """A copy of a file's bytes [start:end), to its end by default.
+        """Return a copy of a file's bytes [start:end), by default to its end.
 
         Raises:
             UserError: when it cannot be read.
         """
 
     def view(self, name: str, start: int, end: int) -> memoryview:
-        """The bytes [start:end) of a file, read-only; mapped where that is possible.
+        """Return the bytes [start:end) of a file, read-only, and mapped if possible.
 
         Raises:
             UserError: when they cannot be read.
         """
 
     def release(self, name: str, start: int, end: int, forget: bool = False) -> None:
-        """Lets the system take back the memory of what was viewed; `forget`: its cache of the disk as well.
+        """Let the system reclaim the memory of viewed bytes; `forget` also drops them from its disk cache.
 
-        A merge goes through a base once. Its pages would push out others', and a page that is given back is
-        cheaper to use again than a fresh one: a third of the time of a merge from a cold disk.
+        A merge reads a base once. Its pages would displace other pages, and reusing a released page is
+        cheaper than a fresh one: a third of the time of a merge from a cold disk.
         """
 
 
 def files_of(directory: Path | str) -> Files:
-    """The files of a folder on this machine, or at an address that fsspec knows.
+    """Return the files of a folder on this machine, or at an address that fsspec knows.
 
     Raises:
-        UserError: when no file system is known for the address, what opens it is not installed, or the
-            folder cannot be listed.
+        UserError: when no file system is known for the address, its package is missing, or the folder cannot
+        be listed.
     """
     opened = open_address(directory)
     return LocalFiles(opened) if isinstance(opened, Path) else RemoteFiles(str(directory), *opened)
@@ -118,7 +118,7 @@ class LocalFiles:
 
 
 class RemoteFiles:
-    """A folder on a file system of fsspec, whose own retries are relied on.
+    """A folder on a file system of fsspec, which does its own retries.
 
     Raises:
         UserError: when it cannot be listed.
@@ -135,7 +135,7 @@ class RemoteFiles:
             self.sizes: Mapping[str, int] = self._list()
         except (FileNotFoundError, NotADirectoryError):
             self.exists, self.sizes = False, {}
-        except Exception as error:  # of whatever library reads the address
+        except Exception as error:  # an error of any library behind the address
             raise failed(self.name, "read", error) from error
 
     def path(self, name: str) -> str:
@@ -148,7 +148,7 @@ class RemoteFiles:
         return memoryview(self._range(name, start, end)).toreadonly()
 
     def release(self, name: str, start: int, end: int, forget: bool = False) -> None:
-        """Nothing to give back: what was viewed is a copy."""
+        """Do nothing: viewed bytes are a copy."""
 
     def _list(self) -> dict[str, int]:
         entries = self._system.ls(self._root, detail=True)
@@ -158,7 +158,7 @@ class RemoteFiles:
             for entry in self._system.ls(f"{self._root}/{side}", detail=True):
                 if entry["type"] == "file" and _last(entry):
                     found[f"{side}/{_last(entry)}"] = entry
-        # An address of a file lists that file.
+        # The listing of a file's address is that file.
         itself = self._root.strip("/")
         found = {name: entry for name, entry in found.items() if str(entry["name"]).strip("/") != itself}
         if not found and not folders:
@@ -172,7 +172,7 @@ class RemoteFiles:
     def _range(self, name: str, start: int, end: int) -> bytearray:
         try:
             return read_range(self._system, f"{self._root}/{name}", start, end)
-        except Exception as error:  # of whatever library reads the address
+        except Exception as error:  # an error of any library behind the address
             raise failed(self.path(name), "read", error) from error
 
 

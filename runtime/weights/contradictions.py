@@ -1,4 +1,4 @@
-"""What a file or a tensor that does not fit most likely is: for messages that say more than "wrong"."""
+"""Guess what a wrong file or tensor most likely is, for messages that say more than "wrong"."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ AXES: Mapping[str, Sequence[Sequence[Sequence[str]]]] = {
     "norm": (HIDDEN,),
     "layernorm": (HIDDEN,),
 }
-"""By the last part of a module's name, for each axis of its weight: config keys whose product it may be."""
+"""By the last part of a module's name, for each axis of its weight: config keys whose product may be it."""
 
 LAYER = re.compile(r"layers\.(\d{1,9})\.")
 
 
 def foreign(head: bytes) -> tuple[str, str] | None:
-    """What a file is instead of what its name says, and what to do; None when its head does not tell.
+    """Return what a file really is, and what to do; None if its first bytes do not show it.
 
     Args:
-        head: its first bytes, at least a hundred of them where it has as many.
+        head: its first bytes, at least a hundred if it has so many.
     """
     start = head.lstrip().lower()
     if not head:
@@ -59,15 +59,15 @@ def foreign(head: bytes) -> tuple[str, str] | None:
 def config_keys(
     config: Mapping[str, Any], name: str, expected: Sequence[int], found: Sequence[int]
 ) -> str | None:
-    """Which keys of config.json give the sizes that a tensor does not have: "hidden_size 64".
+    """Return the keys of config.json whose sizes a tensor contradicts: "hidden_size 64".
 
     Args:
-        config: config.json, or its part about the text model.
-        name: of the tensor.
-        expected, found: its shape by config.json and in the file.
+        config: config.json, or its section on the text model.
+        name: the tensor's name.
+        expected, found: its shape from config.json and in the file.
 
     Returns:
-        None where it cannot be told.
+        None if it cannot be determined.
     """
     module = name.removesuffix(".weight").rpartition(".")[2]
     axes = next((axes for end, axes in AXES.items() if module.endswith(end)), ())
@@ -80,7 +80,7 @@ def config_keys(
 def _named(
     config: Mapping[str, Any], candidates: Sequence[Sequence[str]], expected: int, found: int
 ) -> Iterator[str]:
-    """The keys that may have given one size of a shape; several alternatives where the numbers allow them."""
+    """Return the keys that may have given one size of a shape; several if the numbers are ambiguous."""
     if expected == found:
         return
     alternatives = []
@@ -93,7 +93,7 @@ def _named(
 
 
 def layer_of(name: str) -> int | None:
-    """The number of the decoder layer that a tensor belongs to, None for none.
+    """Return the number of the decoder layer of a tensor, or None.
 
     Args:
         name: without the checkpoint's prefix.

@@ -1,7 +1,7 @@
-"""A checkpoint whose embedding and head have rows for more tokens than its own.
+"""A checkpoint whose embedding and head have additional rows for new tokens.
 
-Each row that is added is the mean of the checkpoint's, as transformers' resize_token_embeddings has it with
-mean_resizing, which draws around that mean with a billionth of the rows' covariance. Nothing is drawn here.
+Each added row is the mean of the checkpoint's rows. transformers' resize_token_embeddings (mean_resizing)
+draws around that mean with a billionth of the rows' covariance; nothing is drawn here.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from .checkpoint import HFCheckpoint
 
 BLOCK_ROWS = 4096
-"""That are added up at a time."""
+"""Number of rows that are summed at a time."""
 
 
 def with_vocabulary(config: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """A config.json of so many rows, wherever it says their number."""
+    """Return a config.json with this vocabulary size in all places that state it."""
     made = dict(config)
     if isinstance(config.get("text_config"), Mapping):
         made["text_config"] = with_vocabulary(config["text_config"], rows)
@@ -35,10 +35,10 @@ def with_vocabulary(config: Mapping[str, Any], rows: int) -> dict[str, Any]:
 
 
 def grown(base: HFCheckpoint, rows: int) -> HFCheckpoint:
-    """The checkpoint with so many rows in its embedding and its head.
+    """Return the checkpoint with this many rows in its embedding and head.
 
     Raises:
-        UserError: when it has more of them.
+        UserError: when it has more rows.
     """
     own = base.architecture.vocab_size
     if rows < own:
@@ -65,12 +65,12 @@ def grown(base: HFCheckpoint, rows: int) -> HFCheckpoint:
 
 @dataclass(frozen=True)
 class Grown(Tensor):
-    """A tensor with further rows.
+    """A tensor with additional rows.
 
     Attributes:
-        start, end: of its own rows, in their file.
-        own: as it is stored.
-        means: its rows' mean, once it was asked for.
+        start, end: place of its own rows in their file.
+        own: the stored tensor.
+        means: its rows' mean, after the first request.
     """
 
     own: Tensor
@@ -101,7 +101,7 @@ class Grown(Tensor):
         return np.concatenate([before, added]).data.toreadonly()
 
     def _mean(self, view: View) -> np.ndarray:
-        """Of the rows, in their type; added up in float64."""
+        """Return the mean of the rows, in their type; the sum is in float64."""
         import numpy as np
 
         from .safetensors_files import DTYPES

@@ -1,6 +1,6 @@
-"""A safetensors file's header as data: which tensors there are, and where their bytes lie.
+"""Parse a safetensors file's header: its tensors, and the places of their bytes.
 
-The compiler reads headers too, without numpy.
+The compiler also reads headers, so this does not import numpy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ITEM_BYTES: dict[str, int] = {
 FLOATING = ("F64", "F32", "F16", "BF16")
 
 MOST_AXES = 32
-"""Of an array, as NumPy has them."""
+"""The most axes of an array, NumPy's limit."""
 
 
 View = Callable[[str, int, int], memoryview]
@@ -34,7 +34,7 @@ View = Callable[[str, int, int], memoryview]
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where a tensor lies: its file, its element type as safetensors names it, its bytes in the file.
+    """The place of a tensor: its file, its element type by safetensors' name, its bytes in the file.
 
     `packed` says whether it is stored quantized.
     """
@@ -48,33 +48,33 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Bytes of its values."""
+        """Return the number of bytes of its values."""
         return self.end - self.start
 
     @property
     def block(self) -> int | None:
-        """Bytes of it that are made at once; None where any can be read alone."""
+        """Return the number of bytes that are decoded at once; None if any range can be read alone."""
         return None
 
     @property
     def stored(self) -> tuple[Tensor, ...]:
-        """What it is made of, as it lies in the files."""
+        """Return the tensors that it is made of, as stored in the files."""
         return (self,)
 
     def bytes_of(self, view: View, start: int, end: int) -> memoryview:
-        """The bytes [start:end) of its values."""
+        """Return the bytes [start:end) of its values."""
         return view(self.file, self.start + start, self.start + end)
 
 
 def tensors_of(fields: Mapping[str, Any], file: str, start: int) -> dict[str, Tensor]:
-    """A header's tensors, in the order of their bytes.
+    """Return a header's tensors, in the order of their bytes.
 
     Args:
-        fields: of its JSON, without the metadata.
-        start: of the tensors' bytes in the file.
+        fields: the fields of its JSON, without the metadata.
+        start: where the tensors' bytes begin in the file.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError: when an entry is not a tensor's.
+        ValueError, TypeError, KeyError, AttributeError: when an entry is not a valid tensor.
     """
     found = {name: _tensor(file, entry, start) for name, entry in fields.items()}
     return dict(sorted(found.items(), key=lambda item: (item[1].start, item[1].end)))
@@ -91,7 +91,7 @@ def _tensor(file: str, entry: Any, start: int) -> Tensor:
 
 
 def misplaced(tensors: Mapping[str, Tensor], start: int, size: int) -> str | None:
-    """Why tensors do not lie one after the other from `start` to the end of their file; None if they do.
+    """Return why tensors do not fill their file from `start` to its end without gaps; None if they do.
 
     Args:
         tensors: in the order of their bytes.
@@ -112,11 +112,11 @@ def misplaced(tensors: Mapping[str, Tensor], start: int, size: int) -> str | Non
 
 
 MAX_HEADER = 100_000_000
-"""Bytes; the limit that the safetensors library sets."""
+"""The most bytes of a header: the safetensors library's limit."""
 HEAD = 1 << 20
-"""Bytes that are read of a file at first: most headers are shorter, and take one request."""
+"""Bytes that are read of a file at first: most headers are shorter, and need only one request."""
 KIND = 512
-"""Bytes that tell what a file is."""
+"""Number of first bytes that show a file's kind."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Header:
     """The header of a safetensors file.
 
     Attributes:
-        raw: its JSON as it stands in the file, padding included.
+        raw: its unchanged JSON from the file, padding included.
         tensors: in the order of their bytes.
         metadata: the file's own, {} for none.
         size: of the file, in bytes.
@@ -141,7 +141,7 @@ class Header:
 
 
 def read_header(files: Files, name: str) -> Header:
-    """The header of a safetensors file; checks that every tensor lies within the file.
+    """Read the header of a safetensors file, and check that every tensor is within the file.
 
     Raises:
         UserError: when the file is missing, truncated or not safetensors.
@@ -172,7 +172,7 @@ def read_header(files: Files, name: str) -> Header:
 
 
 def check_kind(path: str, content: bytes) -> None:
-    """Raises UserError when the first bytes of a file show that it is something else."""
+    """Raise UserError if the first bytes of a file show that it is something else."""
     other = foreign(content[:KIND])
     if other is not None:
         raise UserError(f"{path}: is {other[0]}", other[1])

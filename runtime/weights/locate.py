@@ -1,4 +1,4 @@
-"""Finds a model's checkpoint: a folder, a bucket, or what Hugging Face's hub has."""
+"""Find a model's checkpoint: a folder, a bucket, or a repository of Hugging Face's hub."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ..settings import ModelSettings
 from .checkpoint import HFCheckpoint
 
 DOWNLOAD = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README.md")
-"""What is downloaded of a repository."""
+"""The files to download from a repository."""
 
 VERSIONS = ("generation", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
-"""By what file systems of fsspec tell that a file was written anew; the first that one has is taken."""
+"""Entries by which fsspec's file systems show that a file was rewritten; the first that exists is used."""
 
 
 def locate_model(model: ModelSettings, override: Path | str | None = None) -> Path:
-    """The folder of a model's checkpoint on this machine; downloads it when need be.
+    """Return the local folder of a model's checkpoint; download it if necessary.
 
     Args:
         model: `id` is a Hugging Face id, a folder ("./...", "/...", "~/...") or a bucket ("gs://...").
-        override: a folder or bucket that is used instead (--model).
+        override: a folder or bucket to use instead (--model).
 
     Raises:
-        UserError: when there is no such folder, or it cannot be downloaded.
+        UserError: when the folder does not exist, or the model cannot be downloaded.
     """
     given = str(override) if override is not None else model.id
     if is_address(given):
@@ -48,10 +48,10 @@ def locate_model(model: ModelSettings, override: Path | str | None = None) -> Pa
 
 
 def open_base(model: ModelSettings, override: Path | str | None = None) -> HFCheckpoint:
-    """The checkpoint of a model, for merging: as `locate_model`, but an address is read where it is.
+    """Open the checkpoint of a model for merging, as `locate_model`; an address is read in place.
 
     Raises:
-        UserError: when there is none, it cannot be downloaded, or it is no checkpoint.
+        UserError: when it does not exist, cannot be downloaded, or is not a checkpoint.
     """
     given = str(override) if override is not None else model.id
     found = HFCheckpoint.open(given if is_address(given) else locate_model(model, override))
@@ -91,9 +91,9 @@ def _download(repository: str, revision: str | None) -> Path:
 
 
 def _fetch_bucket(url: str) -> Path:
-    """Copies a checkpoint from a bucket into the user's cache; files that are there as they are now are kept.
+    """Copy a checkpoint from a bucket into the user's cache; unchanged copies are kept.
 
-    Several processes of one machine take turns: the first copies.
+    Several processes of one machine take turns; the first one copies.
     """
     from fsspec.core import url_to_fs
 
@@ -107,13 +107,13 @@ def _fetch_bucket(url: str) -> Path:
             copies = _Copies(system, target)
             for entry in sorted(entries, key=lambda entry: str(entry["name"])):
                 copies.bring(entry)
-    except Exception as error:  # of whatever library reads the address
+    except Exception as error:  # an error of any library behind the address
         raise failed(url, "copied", error) from error
     return target
 
 
 class _Copies:
-    """Copies of files, and beside their folder which version of each they are."""
+    """Copies of files, and a record next to their folder of each file's version."""
 
     def __init__(self, system: Any, folder: Path) -> None:
         self._system, self._folder = system, folder
@@ -123,10 +123,10 @@ class _Copies:
             self._versions = json.loads(self._record.read_text())
 
     def bring(self, entry: Mapping[str, Any]) -> None:
-        """Copies a file, unless it was copied before and has not changed since."""
+        """Copy a file, unless it was copied before and has not changed since."""
         name = str(entry["name"]).rpartition("/")[2]
         copy, part = self._folder / name, self._folder / f".{name}.part"
-        # Weights that are trained anew have the size of those before them.
+        # Retrained weights have the same size as the old ones.
         version = next((str(entry[key]) for key in VERSIONS if entry.get(key) is not None), "")
         same = self._versions.get(name, version) == version
         if same and copy.is_file() and copy.stat().st_size == entry["size"]:
@@ -143,7 +143,7 @@ class _Copies:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Within it, no other process of this machine is in here, where the file system has locks."""
+    """Keep other processes of this machine out of the block, if the file system has locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):

@@ -1,10 +1,10 @@
-"""Experts in MXFP4, as gpt-oss is published: each pair of tensors is read as the one that it stands for.
+"""Read experts in MXFP4, the format of gpt-oss: each pair of tensors becomes the tensor it represents.
 
-X_blocks, uint8[E, out, in / 32, 16], holds two numbers of four bits in a byte, the lower ones first, and
-X_scales, uint8[E, out, in / 32], the power of two that 32 of them have in common: E2M1 and E8M0 of the OCP's
-Microscaling Formats 1.0. They stand for X, bfloat16[E, in, out], which is the name and the layout that
-transformers and vLLM read of checkpoints that are not quantized. The values are those of transformers'
-integrations/mxfp4.py, to the bit.
+X_blocks, uint8[E, out, in / 32, 16], holds two four-bit numbers in a byte, the low bits first. X_scales,
+uint8[E, out, in / 32], holds the power of two that 32 numbers share. The formats are E2M1 and E8M0 of OCP's
+Microscaling Formats 1.0. The pair represents X, bfloat16[E, in, out], in the name and the layout that
+transformers and vLLM read from unquantized checkpoints. The values equal those of transformers'
+integrations/mxfp4.py to the bit.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ METHOD = "mxfp4"
 """The `quant_method` of config.json."""
 BLOCKS, SCALES = "_blocks", "_scales"
 GROUP = 32
-"""Numbers with one scale."""
+"""Number of values that share a scale."""
 STRIPE = 8
-"""Groups that are decoded at a time: what is to be transposed stays in a core's cache."""
+"""Groups that are decoded at a time: the data to transpose stays in a core's cache."""
 BIAS = 127
-"""Of a scale's exponent."""
+"""The bias of a scale's exponent."""
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""By the lower three bits of a number; the fourth is its sign."""
+"""Values by the lower three bits of a number; the fourth bit is the sign."""
 
 One = TypeVar("One", bound=Stored)
 Shape = tuple[int, ...]
 
 
 class Unpaired(ValueError):
-    """Blocks or scales that do not make a tensor; `fault` says why."""
+    """Blocks or scales that do not form a tensor; `fault` says why."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.text)
@@ -49,13 +49,13 @@ class Unpaired(ValueError):
 
 
 def unpacked(tensors: Mapping[str, One], stands_for: Callable[[One, One, Shape], One]) -> dict[str, One]:
-    """A checkpoint's tensors, each pair as the tensor that it stands for, in the place of its blocks.
+    """Return a checkpoint's tensors; each pair becomes the tensor it represents, in the place of its blocks.
 
     Args:
-        stands_for: makes it of the blocks, the scales and its shape.
+        stands_for: makes this tensor from the blocks, the scales and its shape.
 
     Raises:
-        Unpaired: when one of a pair is missing, or they do not fit.
+        Unpaired: when one tensor of a pair is missing, or they do not fit.
     """
     out = {}
     for name, tensor in tensors.items():
@@ -98,11 +98,11 @@ def _fault(kind: Kind, tensor: Stored, text: str) -> Fault:
 
 @dataclass(frozen=True)
 class Packed(Tensor):
-    """The tensor that a pair stands for.
+    """The tensor that a pair represents.
 
     Attributes:
-        start, end: of the blocks, in their file.
-        blocks, scales: as they are stored.
+        start, end: place of the blocks in their file.
+        blocks, scales: the stored tensors.
     """
 
     packed: ClassVar[bool] = True
@@ -119,7 +119,7 @@ class Packed(Tensor):
 
     @property
     def block(self) -> int:
-        """Of an expert."""
+        """Return the bytes of one expert."""
         return 2 * self.shape[1] * self.shape[2]
 
     @property
@@ -137,13 +137,13 @@ class Packed(Tensor):
             low, high = max(first, number * inputs), min(last, (number + 1) * inputs)
             self._decode(view, number, low - number * inputs, out[low - first : high - first])
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy lets go of Python's lock
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy releases Python's lock
             list(pool.map(expert, range(first // inputs, -(-last // inputs))))
         skipped = start - 2 * outputs * first
         return out.reshape(-1).view(np.uint8).data[skipped : skipped + end - start].toreadonly()
 
     def _decode(self, view: View, expert: int, low: int, out: np.ndarray) -> None:
-        """Inputs of an expert from the `low`-th on, into the bits of [inputs, out]."""
+        """Decode inputs of an expert, from number `low` on, into the bits of [inputs, out]."""
         blocks, scales = (self._expert(view, one, expert) for one in self.stored)
         high = low + len(out)
         for group in range(low // GROUP, -(-high // GROUP), STRIPE):
@@ -154,7 +154,7 @@ class Packed(Tensor):
             out[max(at, low) - low : stop - low] = values[max(0, low - at) : stop - at]
 
     def _expert(self, view: View, tensor: Tensor, expert: int) -> np.ndarray:
-        """Of blocks or scales, what one expert has."""
+        """Return one expert's part of blocks or scales."""
         import numpy as np
 
         size = math.prod(tensor.shape[1:])
@@ -163,7 +163,7 @@ class Packed(Tensor):
 
 
 def decoded(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """The bits in bfloat16 of numbers in MXFP4.
+    """Decode numbers in MXFP4 to the bits of bfloat16.
 
     Args:
         blocks: uint8[..., G, 16].
@@ -180,13 +180,13 @@ def decoded(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _table() -> np.ndarray:
-    """uint32[65536]: the bits of the two numbers of each byte, the first one lower, by scale and byte."""
+    """Return uint32[65536]: the bits of each byte's two numbers, the first one lower, by scale and byte."""
     import ml_dtypes
     import numpy as np
 
     numbers = np.array([*MAGNITUDES, *(-value for value in MAGNITUDES)])
     values = np.ldexp(numbers, np.arange(256)[:, None] - BIAS)
-    with np.errstate(over="ignore"):  # of the last two scales, which no weight has
+    with np.errstate(over="ignore"):  # overflow of the last two scales, which no weight uses
         bits = values.astype(ml_dtypes.bfloat16).view(np.uint16).astype(np.uint32)
     byte = np.arange(256)
     return (bits[:, byte & 15] | bits[:, byte >> 4] << 16).reshape(-1)

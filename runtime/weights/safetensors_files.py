@@ -1,6 +1,6 @@
-"""safetensors files: their headers are read, and files are written tensor by tensor.
+"""Read headers of safetensors files, and write the files tensor by tensor.
 
-A header says which tensors there are, and where their bytes lie. No file has to fit in memory.
+A header lists the tensors and the places of their bytes. No file has to fit in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CODES = {kind: code for code, kind in DTYPES.items()}
 
 
 class Writable(Protocol):
-    """What bytes are written to."""
+    """A target for bytes."""
 
     def write(self, data: Any, /) -> object: ...
 
@@ -45,11 +45,11 @@ class Writable(Protocol):
 def encode_header(
     tensors: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]
 ) -> bytes:
-    """The JSON of a header, padded to 8 bytes.
+    """Encode a header's JSON, padded to 8 bytes.
 
     Args:
         tensors: element type, shape and size in bytes of each tensor, in the order of their bytes.
-        metadata: of the file, {} for none.
+        metadata: the file's metadata, {} for none.
     """
     fields: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
@@ -61,19 +61,19 @@ def encode_header(
 
 
 def prefix(header: bytes) -> bytes:
-    """What a file begins with: the header's length and the header."""
+    """Return the first bytes of a file: the header's length and the header."""
     return len(header).to_bytes(8, "little") + header
 
 
 def raw(array: np.ndarray) -> memoryview:
-    """An array's elements in C order, as bytes."""
+    """Return an array's elements in C order, as bytes."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def write_arrays(
     file: Writable, arrays: Iterable[tuple[str, np.ndarray]], metadata: Mapping[str, str]
 ) -> None:
-    """Writes a small file of arrays, sorted by name."""
+    """Write a small file of arrays, sorted by name."""
     ordered = sorted(arrays, key=lambda item: item[0])
     entries = {
         name: (CODES[array.dtype], array.shape, math.prod(array.shape) * array.dtype.itemsize)
