@@ -313,7 +313,7 @@ def _drawn(estimate: Estimate) -> Iterator[Any]:
 
 
 def points(estimate: Estimate) -> list[tuple[str, int, float, float, float]]:
-    """Name, count, FLOPs, bytes and seconds of the step and each kind of kernel, of which none is 0."""
+    """Return (name, count, FLOPs, bytes, seconds) of the step and each kind of kernel, if none is 0."""
     done = estimate.flops + sum(kernel.flops for kernel in estimate.kernels)
     count = estimate.bytes + sum(kernel.bytes for kernel in estimate.kernels)
     found = [

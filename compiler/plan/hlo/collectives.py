@@ -94,7 +94,7 @@ def _of(module: Module, instruction: Instruction, computation: str) -> Iterator[
     if kind in COLLECTIVES:
         size = _size(_result(instruction))
         if kind == "ragged-all-to-all":
-            # The result has room for the most rows that can arrive; the operand has the rows that are sent.
+            # One of operand and result has room for the most rows possible; the other has the rows sent.
             size = min(size, _size(module.by_name[computation][instruction.operands[0]].arrays))
         yield kind, instruction, size
     elif kind == "recv" and MEGASCALE in instruction.attributes:
