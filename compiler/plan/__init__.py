@@ -1,6 +1,6 @@
-"""`recipe plan`: a recipe's training step compiled for its TPU on a machine without one.
+"""`recipe plan`: compile a recipe's training step for its TPU on a machine without one.
 
-`job.py` says what is compiled, `worker.py` compiles it in a process of its own, `pool.py` runs such
-processes, `store.py` keeps what came out. `estimate.py` makes one estimate for the whole model of it,
-`planner.py` a plan. Only the worker imports jax.
+`job.py` describes one compile. `worker.py` compiles it in its own process, and `pool.py` runs these
+processes. `store.py` caches the results. `estimate.py` turns them into an estimate for the whole model, and
+`planner.py` turns the estimate into a plan. Only the worker imports jax.
 """

@@ -1,4 +1,4 @@
-"""The training step of a generated train.py with shapes for arrays. Imports jax."""
+"""Build the training step of a generated train.py, with shapes in place of arrays. Imports jax."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from recipec.runtime.training.step import Step, abstract_optimizer, micro_batch_
 from recipec.spec.language import Recipe
 
 SCHEDULED_STEPS = 1000
-"""Of the learning rate's schedule. The run's own number is known with its data, and changes nothing here."""
+"""Steps of the learning rate's schedule. The real number depends on the data, and a compile is the same."""
 
 
 class Jitted(Protocol):
-    """What a backend's step offers."""
+    """The interface of a backend's step."""
 
     def jit(self) -> Any: ...
 
@@ -46,9 +46,9 @@ class AbstractStep:
     """A step to lower.
 
     Attributes:
-        step: of runtime.training.step, the one that train.py runs, or another backend's.
-        arguments: of `step.jit()`: shapes with shardings.
-        sizes: bytes of them on one device, by what they are.
+        step: the step of runtime.training.step, which train.py runs, or another backend's.
+        arguments: arguments of `step.jit()`, as shapes with shardings.
+        sizes: bytes of the arguments on one device, by kind.
     """
 
     step: Jitted
@@ -57,11 +57,12 @@ class AbstractStep:
 
 
 def abstract_step(program: Program, layers: Sequence[int], settings: RunSettings, mesh: Mesh) -> AbstractStep:
-    """The step of a program's train.py with some of the model's layers.
+    """Build the step of a program's train.py with some of the model's layers.
 
     Args:
-        settings: of the program.
-        mesh: in scope.
+        layers: indices of the layers to keep.
+        settings: the program's run settings.
+        mesh: the mesh that is in scope.
 
     Raises:
         UserError: when Tunix's model is not what the runtime expects.
@@ -96,7 +97,7 @@ def abstract_step(program: Program, layers: Sequence[int], settings: RunSettings
 
 
 def scheduled_optimizer(recipe: Recipe) -> optax.GradientTransformation:
-    """train.py's optimizer under its learning rate, by the expressions that train.py states."""
+    """Build train.py's optimizer with its learning rate schedule, by evaluating the same expressions."""
     names: dict[str, Any] = {
         "optax": optax,
         "faster_b": optimizers.faster_b,
@@ -112,7 +113,7 @@ def scheduled_optimizer(recipe: Recipe) -> optax.GradientTransformation:
 
 
 def abstract_batch(train: Any, length: int, data_parallel: int, mesh: Mesh) -> dict[str, Any]:
-    """A micro-batch as runtime.data makes it; a preference has two rows."""
+    """Return the shapes of a micro-batch of runtime.data; a preference has two rows."""
     shape = (train.micro_batch_size * data_parallel * OBJECTIVES[train.objective].rows, length)
     rows = NamedSharding(mesh, PartitionSpec(row_axes(shape[0], dict(mesh.shape))))
     whole = NamedSharding(mesh, PartitionSpec())
@@ -131,7 +132,7 @@ def abstract_batch(train: Any, length: int, data_parallel: int, mesh: Mesh) -> d
 
 
 def placed(tree: Any, shardings: Any) -> Any:
-    """A tree of shapes, each with its sharding."""
+    """Return a tree of shapes, each with its sharding."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         tree,
@@ -140,11 +141,12 @@ def placed(tree: Any, shardings: Any) -> Any:
 
 
 def placed_base(state: Any, quantized: Mapping[str, Layout], mesh: Mesh) -> Any:
-    """The state of a model that is not trained. A quantized weight has codes and scales, each with a sharding
-    of its own.
+    """Add shardings to the state of a model that is not trained.
+
+    A quantized weight has codes and scales, each with its own sharding.
 
     Args:
-        quantized: of `runtime.model.loading.Built`.
+        quantized: the layouts of `runtime.model.loading.Built`.
     """
 
     def one(path: Any, leaf: Any, sharding: NamedSharding) -> Any:
@@ -160,7 +162,7 @@ def placed_base(state: Any, quantized: Mapping[str, Layout], mesh: Mesh) -> Any:
 
 
 def device_bytes(tree: Any) -> float:
-    """Bytes of a tree's arrays on one device, without what their layout adds."""
+    """Return the bytes of a tree's arrays on one device, without the padding of their layout."""
     return float(
         sum(
             math.prod(leaf.sharding.shard_shape(leaf.shape)) * _bits(leaf.dtype) / 8

@@ -1,4 +1,4 @@
-"""The training step of a generated train_torchax.py with shapes for arrays. Imports jax and torch."""
+"""Build the training step of a generated train_torchax.py, with shapes as arrays. Imports jax and torch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from recipec.runtime.training.objectives import keeps_copy
 def abstract_torchax_step(
     program: Program, layers: Sequence[int], settings: RunSettings, mesh: Mesh
 ) -> AbstractStep:
-    """The step of a program's train_torchax.py with some of the model's layers.
+    """Build the step of a program's train_torchax.py with some of the model's layers.
 
     Args:
-        settings: of the program.
-        mesh: in scope.
+        layers: indices of the layers to keep.
+        settings: the program's run settings.
+        mesh: the mesh that is in scope.
 
     Raises:
         UserError: when transformers' model is not what the runtime expects.

@@ -1,4 +1,4 @@
-"""What another mesh would cost, where a note of the checks names one: N0227's fsdp 2 x tp 2."""
+"""The cost of the mesh that note N0227 of the checks suggests: fsdp 2 x tp 2."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ OTHER = "mesh.axes={fsdp: 2, tp: 2}"
 
 
 def note(program: Program, plan: Plan, sets: Sequence[str], exact: bool) -> str:
-    """A sentence: an optimizer step's time and a device's memory on the other mesh, by what earlier plans
-    left in the cache, or the command that plans it. Nothing is compiled.
+    """Return a sentence with the time of an optimizer step and a device's memory on the other mesh.
+
+    The figures come from earlier plans in the cache. Without them, the sentence has the command that plans
+    the other mesh. Nothing is compiled.
 
     Args:
-        program: of a recipe with the note; on the other mesh it may be none, and then the sentence says that.
-        plan: its own.
-        sets, exact: as for the plan.
+        program: a recipe's program for which the checks give the note. If the checks refuse the recipe on
+            the other mesh, the sentence says so.
+        plan: the program's own plan.
+        sets, exact: the --set arguments and --exact of that plan.
     """
     every, backend = (*sets, OTHER), Backend(plan.backend)
     other = lower(load(program.source, every), planning=True).program

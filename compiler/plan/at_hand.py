@@ -1,4 +1,4 @@
-"""What this machine has of a recipe's training data and tokenizer. Nothing is downloaded."""
+"""Find a recipe's training data and tokenizer on this machine. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DECISIVE = ("tokenizers", "transformers", "jinja2", "datasets", "pyarrow")
 
 
 class Subject(Protocol):
-    """What has data: a program, or a recipe with its model before it is one."""
+    """Something with training data: a program, or a recipe with its model before it is lowered."""
 
     @property
     def recipe(self) -> Recipe: ...
@@ -40,10 +40,10 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Something is not at hand.
+    """The data or the tokenizer is not on this machine, or is not counted.
 
     Attributes:
-        reason: a clause, without its full stop.
+        reason: a clause without full stop.
     """
 
     reason: str
@@ -51,14 +51,14 @@ class Unavailable:
 
 @dataclass(frozen=True)
 class AtHand:
-    """The training data of a recipe, and what tokenizes it.
+    """The training data of a recipe, and its tokenizer.
 
     Attributes:
-        data: settings, with the sources of data.train alone.
-        data_dir: what their relative paths are relative to.
-        model_dir: folder with a tokenizer, and perhaps the checkpoint.
-        model: settings, whose `tokenizer` is a folder of this machine, if any.
-        vocabulary: embeddings of the model.
+        data: the data settings, with only the sources of data.train.
+        data_dir: the folder that relative paths of the data are relative to.
+        model_dir: a folder with a tokenizer, and perhaps the checkpoint.
+        model: the model settings; `tokenizer` is a folder on this machine, or None.
+        vocabulary: number of the model's embeddings.
     """
 
     data: DataSettings
@@ -69,13 +69,14 @@ class AtHand:
 
 
 class PlainTokenizer:
-    """A tokenizer's files with the attributes of transformers' fast tokenizer that encoding reads.
+    """A tokenizer read from its files, with those attributes of transformers' fast tokenizer that are used.
 
     Args:
-        folder: with tokenizer.json and tokenizer_config.json.
+        folder: the folder with tokenizer.json and tokenizer_config.json.
 
     Raises:
-        OSError, ValueError: a file is missing or no JSON of its kind.
+        OSError: a file is missing.
+        ValueError: a file is not the expected JSON.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,7 +86,7 @@ class PlainTokenizer:
             self.backend_tokenizer = Tokenizer.from_str((folder / "tokenizer.json").read_text("utf-8"))
         except OSError:
             raise
-        except Exception as error:  # the Rust parser's own
+        except Exception as error:  # the Rust parser raises a plain Exception
             raise ValueError(str(error)) from error
         config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
         more = folder / "special_tokens_map.json"
@@ -101,35 +102,35 @@ class PlainTokenizer:
         self.chat_template = (
             template.read_text("utf-8") if template.is_file() else config.get("chat_template")
         )
-        if isinstance(self.chat_template, list):  # several by name
+        if isinstance(self.chat_template, list):  # several named templates
             by_name = {one["name"]: one["template"] for one in self.chat_template}
             self.chat_template = by_name.get("default")
 
     @cached_property
     def added_tokens_decoder(self) -> dict[int, Any]:
-        """Added tokens by number, each with `content` and `special`."""
+        """The added tokens by id, each with `content` and `special`."""
         return dict(self.backend_tokenizer.get_added_tokens_decoder())
 
     @property
     def all_special_tokens(self) -> list[str]:
-        """Texts of the special tokens that have names."""
+        """The texts of the named special tokens."""
         return list(self.special_tokens_map.values())
 
     def get_chat_template(self) -> str:
-        """The template's text."""
+        """Return the template's text."""
         return str(self.chat_template)
 
 
 def look(program: Subject, model: Path | None, data_dir: Path | None) -> AtHand | Unavailable:
-    """Finds the training data and the tokenizer.
+    """Find the training data and the tokenizer.
 
     Args:
-        model: folder of the checkpoint or of its tokenizer; None takes the recipe's own folder, or what
-            Hugging Face's cache on this machine has of the model.
-        data_dir: what relative paths of data are relative to; None for the recipe's folder.
+        model: folder of the checkpoint or of its tokenizer. With None, look in the recipe's own folder and in
+            Hugging Face's cache on this machine.
+        data_dir: the folder that relative paths of data are relative to; None for the recipe's folder.
 
     Raises:
-        ArtifactError: what was given is not there.
+        ArtifactError: when a given folder, or a file in it, does not exist.
     """
     if model is not None and not model.is_dir():
         raise ArtifactError(f"{model}: no such folder", "--model DIR says where the tokenizer lies")
@@ -147,7 +148,7 @@ def look(program: Subject, model: Path | None, data_dir: Path | None) -> AtHand 
 
 
 def contents(found: AtHand) -> str:
-    """Everything that decides what becomes of the data, as JSON: of files, what is in them."""
+    """Return everything that the tokenized data depends on, as JSON; files are given by their digests."""
     from recipec.runtime import data as code
 
     data = found.data
@@ -168,10 +169,10 @@ def contents(found: AtHand) -> str:
 
 
 def _absent(data: DataSettings, folder: Path, given: bool) -> Unavailable | None:
-    """The first source that is not on this machine, None when all are.
+    """Return the first source that is not on this machine, or None when all are.
 
     Args:
-        given: whether the user named the folder; then a file that is not in it is an error.
+        given: whether the user named the folder. If so, a missing file raises ArtifactError.
     """
     help = "--data-dir DIR says where the data lies"
     if given and not folder.is_dir():
@@ -189,7 +190,7 @@ def _absent(data: DataSettings, folder: Path, given: bool) -> Unavailable | None
 def _tokenizer(
     program: Subject, given: Path | None, data_dir: Path
 ) -> tuple[Path, ModelSettings] | Unavailable:
-    """The folder for runtime.data.load_tokenizer, and the settings."""
+    """Return the folder for runtime.data.load_tokenizer, and the model settings."""
     model = program.recipe.model
     settings = replace(model_settings(program.recipe, program.family), tokenizer=None)
     if model.tokenizer is not None:
@@ -215,7 +216,7 @@ def _tokenizer(
 
 
 def _cached(repository: str, revision: str | None) -> Path | None:
-    """What Hugging Face's cache on this machine has of a repository, when its tokenizer is in it."""
+    """Return the folder of a repository in Hugging Face's cache, or None if its tokenizer is not there."""
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(repository, "tokenizer.json", revision=revision)
@@ -231,7 +232,7 @@ def _paths(data: DataSettings) -> list[str]:
 
 
 def _digests(place: Path, patterns: Iterable[str] = ("**/*",)) -> list[str]:
-    """Name and sha256 of a file, or of the files in a folder."""
+    """Return the name and sha256 of a file, or of each file in a folder."""
     inside = {f for pattern in patterns for f in place.glob(pattern) if f.is_file()}
     out = []
     for file in [place] if place.is_file() else sorted(inside):

@@ -1,6 +1,7 @@
-"""What a step takes at the least, in time and memory: from shapes alone, without compiling anything.
+"""Lower bounds of a step's time and memory, from shapes alone, without compiling anything.
 
-A search compiles first what could be best by these bounds, and leaves out what cannot be any more.
+A search compiles the configurations with the best bounds first. It skips those whose bound is worse than a
+compiled configuration.
 """
 
 from __future__ import annotations
@@ -17,44 +18,44 @@ from recipec.runtime.model.partition_rules import shards
 from recipec.runtime.training.objectives import OBJECTIVES
 
 FORWARD, BACKWARD = 2, 2
-"""FLOPs for each weight and token: of the forward pass, and of the gradient of the activations. That of the
-weights takes as many again, where they are trained."""
+"""FLOPs for each weight and token: of the forward pass, and of the gradient of the activations. The gradient
+of a trained weight takes as many again."""
 
 FUSED = 1024
-"""As runtime.model.attention has it, which needs JAX."""
+"""The value in runtime.model.attention, repeated here because that module imports JAX."""
 
 KERNEL_BACKWARD, KERNELS_BACKWARD = 5, 7
-"""Matrix products of splash attention's backward pass in one kernel, and in two (3 for dQ, 4 for dK and dV);
-both compute the scores again. The forward kernel has 2, as has plain attention, whose backward pass has 4."""
+"""Matrix products of splash attention's backward pass in one kernel, and in two (3 for dQ, 4 for dK and dV).
+Both recompute the scores. The forward kernel has 2. Plain attention has 2, and 4 in the backward pass."""
 
 RECOMPUTED: dict[str, tuple[str, ...]] = {
     "decoder": (DOWN,),
     "block": (OUTPUT, DOWN),
     "save_attention": (DOWN,),
 }
-"""Policies that compute a layer again, with the projections whose results the backward pass does not need in
-every family: those before a sum with the residual stream."""
+"""Policies that recompute a layer, with the projections that need no recomputation in some families, because
+the backward pass does not read their results: those before a sum with the residual stream."""
 
 KEPT_ON_DEVICE: dict[str, tuple[bool, bool]] = {
     "none": (True, True),
     "save_attention": (True, False),
     "save_dots": (True, True),
 }
-"""Whether a policy keeps each attention's result, and the results of the other products. What is not named
-here is taken to keep a layer's input alone."""
+"""Whether a policy keeps each attention's result, and the results of the other products. A policy that is
+missing here is assumed to keep only a layer's input."""
 
 STORED = {"nf4": 0.5, "int8": 1.0, "fp8": 1.0, None: None}
-"""Bytes of a quantized number, its scale aside."""
+"""Bytes of a quantized number, without its scale."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What no compile of a step gets below, per device and micro-batch.
+    """Lower bounds for every compile of a step, per device and micro-batch.
 
     Attributes:
         seconds: all matrix products at the device's peak.
-        memory_bytes: weights, trained state, and the activations that the backward pass cannot do without
-            unless the compiler computes them again by itself, which it does where a step does not fit.
+        memory_bytes: weights, trained state, and the activations that the backward pass needs. This is no
+            bound when a step does not fit and the compiler recomputes activations by itself.
     """
 
     seconds: float
@@ -62,7 +63,7 @@ class Bound:
 
 
 def bound(program: Program, row_length: int) -> Bound:
-    """The lower bounds of a program's step.
+    """Return the lower bounds of a program's step.
 
     Args:
         row_length: tokens of a row, padding included: data.max_length.
@@ -75,29 +76,29 @@ def bound(program: Program, row_length: int) -> Bound:
 
 
 def kept_bytes(program: Program, model: Shapes, row_length: int) -> float:
-    """Activations on one device that the forward pass of a micro-batch leaves for the backward pass."""
+    """Return the bytes of activations on one device that the forward pass keeps for the backward pass."""
     kept = sum(_kept(program, layer, row_length) for layer in model.layers[model.first_trained :])
     tokens = rows(program) * row_length
     return kept * tokens * BYTES[program.recipe.model.dtype] / program.accelerator.devices
 
 
 def rows(program: Program) -> int:
-    """Rows of tokens in a micro-batch over all devices; a preference has two."""
+    """Return the rows of tokens in a micro-batch over all devices; a preference has two."""
     return program.micro_batch_rows * OBJECTIVES[program.recipe.train.objective].rows
 
 
 def model_flops(program: Program, tokens: float) -> float:
-    """FLOPs that the algorithm needs for a micro-batch, nothing recomputed: the numerator of model FLOPs
-    utilisation (PaLM, Chowdhery et al. 2022, appendix B).
+    """Return the FLOPs that the algorithm needs for a micro-batch, without recomputation.
 
-    There: 6 N a token (2 forward, 2 for the gradient of the activations, 2 for that of the weights), and
-    12 L H Q T for attention, here with the pairs that the mask leaves. N are the weights of matrix products,
-    the output head's among them and the embedding's not. With LoRA the frozen weights need 4 N, from the
-    first trained layer on, and the adapters 6 of their own. DPO's reference adds a
-    forward pass, and KTO's other answers one of each model.
+    This is the numerator of model FLOPs utilization (PaLM, Chowdhery et al. 2022, appendix B). PaLM counts
+    6 N a token (2 forward, 2 for the gradient of the activations, 2 for the gradient of the weights), and
+    12 L H Q T for attention. Here attention counts only the pairs that the mask leaves. N is the number of
+    weights in matrix products, with the output head and without the embedding. With LoRA, the frozen weights
+    need 4 N from the first trained layer on, and each adapter weight needs 6. DPO's reference adds a forward
+    pass, and KTO's unrelated answers add one of each model.
 
     Args:
-        tokens: of the micro-batch over all devices, padding included.
+        tokens: tokens of the micro-batch over all devices, padding included.
     """
     length = program.recipe.data.max_length
     model = shapes(program, length)
@@ -118,10 +119,10 @@ def model_flops(program: Program, tokens: float) -> float:
 
 
 def _least_flops(program: Program, model: Shapes, length: int) -> float:
-    """FLOPs a token that the compiled step has at the least, products in eight bits by the time they take.
+    """Return the fewest FLOPs a token that the compiled step has.
 
-    Of the first trained layer the backward pass is left out: how much of it there is depends on which of its
-    projections are trained.
+    Products in eight bits count by their time, as a share of bfloat16's. The backward pass of the first
+    trained layer is left out, because its cost depends on which of its projections are trained.
     """
     recipe, full = program.recipe, program.lora is None
     policy, splash = recipe.remat.policy, recipe.model.attention == "splash"
@@ -143,7 +144,7 @@ def _least_flops(program: Program, model: Shapes, length: int) -> float:
 
 
 def _faster(program: Program) -> tuple[float, float]:
-    """The share of bfloat16's time that a frozen weight's product takes: forward, and for a gradient."""
+    """Return a frozen weight's product time as a share of bfloat16's: forward, and for a gradient."""
     lora, accelerator = program.recipe.lora, program.accelerator
     rate = accelerator.eight_bit_tflops if lora and lora.products else None
     share = (accelerator.bf16_tflops or 0) / rate if rate else 1.0
@@ -151,11 +152,11 @@ def _faster(program: Program) -> tuple[float, float]:
 
 
 def _again(policy: str, splash: bool, layer: Layer, product: float, once: float) -> float:
-    """FLOPs a token of what a policy computes again of a layer.
+    """Return the FLOPs a token that a policy recomputes in a layer.
 
     Args:
-        product: FLOPs a token of one of its attention's matrix products.
-        once: what a FLOP of its weights counts.
+        product: FLOPs a token of one matrix product of the layer's attention.
+        once: the weight of a FLOP in the layer's frozen products, below 1 for eight bits.
     """
     if policy == "none":
         return 0.0
@@ -168,7 +169,7 @@ def _again(policy: str, splash: bool, layer: Layer, product: float, once: float)
 
 
 def _kept(program: Program, layer: Layer, length: int) -> float:
-    """Numbers a token that the forward pass leaves for the backward pass of a layer, over all devices."""
+    """Return the numbers a token that a layer keeps for the backward pass, over all devices."""
     recipe = program.recipe
     hidden = float(program.architecture.hidden_size)
     attention, products = KEPT_ON_DEVICE.get(recipe.remat.policy, (False, False))
@@ -178,14 +179,14 @@ def _kept(program: Program, layer: Layer, length: int) -> float:
     if products:
         kept += sum(
             size for name, size in layer.products.items() if not name.startswith((OUTPUT, DOWN))
-        )  # what those two are needed for depends on the family
+        )  # whether the backward pass needs the results of these two depends on the family
     if recipe.remat.policy == "none" and recipe.model.attention == "dot":
-        kept += program.architecture.num_heads * length  # its probabilities
+        kept += program.architecture.num_heads * length  # attention probabilities
     return kept
 
 
 def state_bytes(program: Program) -> float:
-    """Weights, adapters and optimizer state on one device."""
+    """Return the bytes of weights, adapters and optimizer state on one device."""
     recipe, axes = program.recipe, program.recipe.mesh.axes
     linear = matrices(program.family, program.architecture, program.parameters)
     quantized = STORED[program.lora.quantize if program.lora else None]
@@ -210,6 +211,6 @@ def state_bytes(program: Program) -> float:
 
 
 def _trained_bytes(program: Program, size: int) -> float:
-    """Bytes of state for each number that is trained: moments, float32 copy, accumulated gradients."""
+    """Return the bytes of state for each trained number: moments, float32 copy, accumulated gradients."""
     accumulated = size if program.accumulation_steps > 1 else 0
     return float(beside_bytes(program.recipe, size) + accumulated)

@@ -1,4 +1,4 @@
-"""The recipe's budget, held against its plan."""
+"""Check a recipe's budget against its plan."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from recipec.compiler.plan.results import Plan
 
 DIGITS = 15
-"""Those that a float keeps of a decimal number."""
+"""Significant digits of a decimal number that a float keeps."""
 
 
 def check(program: Program, plan: Plan) -> list[Diagnostic]:
-    """What of the plan is above the budget, and what of the budget cannot be checked.
+    """Return diagnostics for figures above the budget, and for limits that cannot be checked.
 
-    Hours and US$ are held against the estimate; its interval is told beside it.
+    Hours and US$ are compared with the estimate; the diagnostic also gives the estimate's interval.
     """
     return [*_memory(program, plan), *_run(program, plan)]
 
@@ -67,19 +67,19 @@ def _between(interval: tuple[float, float], unit: str) -> str:
 
 
 def _above(number: float, most: float, digits: int = 2) -> str:
-    """A number that is above another, with decimals enough to show it, and so many at least."""
+    """Format a number with enough decimals, and at least `digits`, to show that it is above `most`."""
     written = (f"{number:,.{count}f}" for count in range(digits, DIGITS))
     return next((said for said in written if float(said.replace(",", "")) > most), repr(number))
 
 
 def _allowed(most: float, digits: int = 0) -> str:
-    """A limit as the recipe gives it, with so many decimals at least."""
+    """Format a limit as the recipe gives it, with at least `digits` decimals."""
     said = f"{most:,.{DIGITS}g}"
     return said if "." in said or "e" in said or not digits else f"{most:,.{digits}f}"
 
 
 def _unchecked(key: str, plan: Plan) -> Diagnostic:
-    """A budget of hours or US$ where the plan has none."""
+    """Return the warning that a budget of hours or US$ cannot be checked, because the plan has no figure."""
     if plan.run.steps is None:
         reason = "the length of the run is not known"
         help = "give train.steps, or put the data beside the recipe and its tokenizer's folder after --model"

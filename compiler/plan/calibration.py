@@ -1,7 +1,8 @@
-"""Steps that probes found on machines, beside what was planned of them: what estimates are multiplied by.
+"""Correct estimates by the step times that probes measured on TPUs.
 
-One file in the folder of plans, `calibration.json`. A factor is of one generation, and of adapters or of all
-weights: the geometric mean of found over planned.
+The measurements are in one file of the plans' cache folder, `calibration.json`. Each generation has one
+factor for training adapters and one for training all weights. A factor is the geometric mean of measured over
+planned seconds, and multiplies the estimates.
 """
 
 from __future__ import annotations
@@ -27,21 +28,22 @@ from recipec.compiler.wording import plural
 
 FILE = "calibration.json"
 PARTS = dict(zip(("products", "other", "kernels", "collectives", "copies"), TIMES, strict=True))
-"""Of a step, by the keys of probe.json. What plans are multiplied by is of the whole: parts say why."""
+"""Parts of a step, by the keys of probe.json. Plans are multiplied by the factor of the whole step; the parts
+only explain it."""
 VERSION = 1
-"""Of probe.json."""
+"""Version of the format of probe.json."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A step that a probe found.
+    """A step that a probe measured.
 
     Attributes:
-        recipe: a digest of the resolved recipe; a later probe of the same takes its place.
-        generation: of the machine.
+        recipe: a digest of the resolved recipe; a later probe of the same recipe replaces this one.
+        generation: the machine's TPU generation.
         lora: whether adapters are trained.
-        planned, found: seconds of a micro-batch, without a calibration and measured.
-        date: of the probe.
+        planned, found: seconds of a micro-batch, as planned without calibration, and as measured.
+        date: date of the probe.
     """
 
     recipe: str
@@ -54,11 +56,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What probes say of estimates of one kind.
+    """The correction of one kind of estimates by probes.
 
     Attributes:
-        factor: found over planned.
-        interval: of what is estimated by it.
+        factor: measured over planned time.
+        interval: the error interval of estimates that are multiplied by the factor.
     """
 
     factor: float
@@ -66,12 +68,12 @@ class Calibration:
 
 
 def path() -> Path:
-    """Where it is kept."""
+    """Return the path of calibration.json."""
     return store.folder() / FILE
 
 
 def kept() -> list[Measured]:
-    """What was taken in so far; nothing where the file cannot be read."""
+    """Return the measurements kept so far; none where the file cannot be read."""
     try:
         return [Measured(**row) for row in json.loads(path().read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):
@@ -79,7 +81,7 @@ def kept() -> list[Measured]:
 
 
 def keep(rows: Sequence[Measured]) -> None:
-    """Takes steps in.
+    """Add measured steps to the file.
 
     Raises:
         ArtifactError: when the file cannot be written.
@@ -90,7 +92,7 @@ def keep(rows: Sequence[Measured]) -> None:
 
 
 def known(generation: str, lora: bool) -> Calibration | None:
-    """What the probes of a generation say; None without one."""
+    """Return the calibration of a generation, or None without a probe of it."""
     rows = [row for row in kept() if (row.generation, row.lora) == (generation, lora)]
     if not rows:
         return None
@@ -101,16 +103,16 @@ def known(generation: str, lora: bool) -> Calibration | None:
 
 
 def digest(program: Program) -> str:
-    """Of the resolved recipe, as probe.json has it."""
+    """Return the digest of the resolved recipe, as probe.json has it."""
     text = json.dumps(to_record(program.recipe), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read(file: Path) -> dict[str, Any]:
-    """A probe.json.
+    """Read a probe.json.
 
     Raises:
-        ArtifactError: when it is none, or its numbers count for nothing.
+        ArtifactError: when the file is no probe.json, or its measurements cannot be used.
     """
     made = "probe.py of an artifact writes it; launch/tpu-vm.sh probe brings it"
     try:
@@ -144,7 +146,7 @@ def _finite(seconds: Any) -> bool:
 
 
 def measured(program: Program, probe: Mapping[str, Any], plan: Plan) -> Measured:
-    """A probe beside the plan of its recipe."""
+    """Combine a probe's measurement with the plan of its recipe."""
     return Measured(
         probe["recipe"],
         program.accelerator.generation,
@@ -156,7 +158,7 @@ def measured(program: Program, probe: Mapping[str, Any], plan: Plan) -> Measured
 
 
 def compared(program: Program, probe: Mapping[str, Any], plan: Plan, row: Measured) -> Iterator[str]:
-    """What was found beside what was planned, in lines; of what is outside the interval, why that may be."""
+    """Compare measured with planned figures, one line each, with a cause if the time is off the interval."""
     interval, ratio = rates.interval(row.generation, row.lora), row.found / row.planned
     inside = interval.low <= ratio <= interval.high
     yield (
@@ -177,7 +179,7 @@ def compared(program: Program, probe: Mapping[str, Any], plan: Plan, row: Measur
 
 
 def _causes(program: Program, probe: Mapping[str, Any], plan: Plan, row: Measured) -> Iterator[str]:
-    """Reasons, the likeliest first."""
+    """Yield possible causes of the difference, the likeliest first."""
     there = probe.get("versions", {})
     other = [
         name for name, version in plan.versions.items() if version and there.get(name, version) != version
@@ -196,7 +198,7 @@ def _causes(program: Program, probe: Mapping[str, Any], plan: Plan, row: Measure
 
 
 def _parts(probe: Mapping[str, Any], plan: Plan) -> list[tuple[str, float, float]]:
-    """Of each part of a micro-batch its name, seconds found and planned; nothing where none was traced."""
+    """Return each part's name, measured seconds and planned seconds; [] where the probe traced no parts."""
     found = probe["time"].get("parts") or {}
     rows = [
         (words, found.get(key, 0.0), TIMES[words](plan.estimate.timeline)) for key, words in PARTS.items()
@@ -205,7 +207,7 @@ def _parts(probe: Mapping[str, Any], plan: Plan) -> list[tuple[str, float, float
 
 
 def _differing(probe: Mapping[str, Any], plan: Plan, row: Measured) -> Iterator[str]:
-    """The parts of which each explains half of the difference or more."""
+    """Yield the parts that each explain at least half of the difference."""
     apart = row.found - row.planned
     for words, found, planned in _parts(probe, plan):
         if (found - planned) * apart > 0 and 2 * abs(found - planned) >= abs(apart):

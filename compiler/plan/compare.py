@@ -1,4 +1,4 @@
-"""`recipe diff A B --plan`: what a change does to memory, time and cost."""
+"""`recipe diff A B --plan`: show what a change does to memory, time and cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMES: dict[str, Callable[[Timeline], float]] = {
     "exposed collectives": lambda found: found.exposed_in(True),
     "exposed copies": lambda found: found.exposed_in(False),
 }
-"""The parts of a step, which add up to it."""
+"""The parts of a step, which add up to its time."""
 
 ESTIMATES = (
     "Times, tokens/s, MFU, hours and US$ are estimates; HBM and collectives are the compiler's own. "
@@ -41,10 +41,10 @@ class ComparedFigure:
     """A number of both plans.
 
     Attributes:
-        name: as the table has it.
-        unit: of the values: "bytes", "seconds" and so on.
-        before, after: None where unknown.
-        write: the number as the table shows it.
+        name: the label in the table.
+        unit: unit of the values: "bytes", "seconds" and so on.
+        before, after: the values; None where unknown.
+        write: formats a value for the table.
     """
 
     name: str
@@ -60,12 +60,12 @@ class ComparedFigure:
 
     @property
     def change(self) -> float | None:
-        """0.1 for 10 % more; None where there is nothing to compare with."""
+        """The relative change, 0.1 for 10 % more; None where a value is unknown or the first one is 0."""
         return None if self.after is None or not self.before else self.after / self.before - 1
 
 
 def compare(before: Plan, after: Plan) -> str:
-    """The text that the command prints: a table of the figures that are not written alike."""
+    """Return the text that the command prints: a table of the figures whose printed values differ."""
     head = [*wrapped(f"before: {_title(before)}"), *wrapped(f"after:  {_title(after)}"), ""]
     changed = [figure for figure in figures(before, after) if figure.texts[0] != figure.texts[1]]
     if not changed:
@@ -76,7 +76,7 @@ def compare(before: Plan, after: Plan) -> str:
 
 
 def to_json(before: Plan, after: Plan) -> dict[str, Any]:
-    """All figures, unrounded, for CI."""
+    """Return all figures, unrounded, for CI."""
     return {
         "before": before.recipe,
         "after": after.recipe,
@@ -89,7 +89,10 @@ def to_json(before: Plan, after: Plan) -> dict[str, Any]:
 
 
 def figures(before: Plan, after: Plan) -> list[ComparedFigure]:
-    """What two plans are compared by, changed or not. A step that was not compiled has no times."""
+    """Return every figure by which two plans are compared, changed or not.
+
+    A step that was not compiled has no times.
+    """
 
     def figure(
         name: str, unit: str, of: Callable[[Plan], float | None], write: Callable[[float], str]
@@ -131,7 +134,7 @@ def _title(plan: Plan) -> str:
 
 
 def mesh(plan: Plan) -> str:
-    """ "fsdp 4 x tp 1"."""
+    """Write a plan's mesh: "fsdp 4 x tp 1"."""
     return mesh_axes(plan.axes)
 
 

@@ -1,7 +1,8 @@
-"""Which layers are compiled to the end, to price the operations of all.
+"""Choose the layers that are compiled to the end; the times of their operations stand for all layers.
 
-A model is split into stretches of layers that repeat one pattern (the layers that share keys and values, or
-carry no adapter, are stretches of their own). What is compiled to the end has each of them short.
+A model is split into stretches of layers that repeat one pattern. Layers that share keys and values, or that
+have no adapter, form separate stretches. The model that is compiled to the end has a short piece of each
+stretch.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from recipec.runtime.model.families import Architecture
 from recipec.runtime.model.families.transformers import TransformersArchitecture
 
 LEAST = 3
-"""Layers of a stretch in what is compiled to the end, at least: the first and the last layers are scheduled
-unlike those between them."""
+"""The fewest layers of a stretch that are compiled to the end. The compiler schedules the first and the last
+layer differently from those between them."""
 LEAST_OF_EXPERTS = 2
-"""The same where layers have experts, which take minutes each."""
+"""The same for layers with experts, each of which takes minutes to compile."""
 STRETCHES = 3
-"""A model of more stretches is compiled whole."""
+"""A model with more stretches than this is compiled whole."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Part:
     """One compile of a plan.
 
     Attributes:
-        layers: indices of the layers that it has.
-        scheduled: whether it ends with the schedule, before code is generated.
+        layers: indices of the layers that are compiled.
+        scheduled: whether the compile stops after the schedule, before code is generated.
     """
 
     layers: tuple[int, ...]
@@ -41,8 +42,10 @@ class Part:
 
 
 def parts(program: Program, exact: bool = False) -> tuple[Part, ...]:
-    """The compiles of a plan: the schedule of all layers, and some of them compiled to the end; all of them
-    compiled to the end when they are few or follow no pattern.
+    """Return the compiles of a plan.
+
+    Usually there are two: the schedule of all layers, and some layers compiled to the end. If the layers are
+    few or follow no pattern, one compile of all layers goes to the end.
 
     Args:
         exact: compile all layers to the end.
@@ -65,8 +68,11 @@ def _few(program: Program) -> tuple[int, ...]:
 
 
 def probed(program: Program) -> tuple[tuple[int, ...], ...]:
-    """The layers that are run to tell what one takes: those that are compiled to the end, and as many whole
-    patterns of the longest stretch again; all layers alone where these are all."""
+    """Return the two sets of layers that a probe runs, whose difference gives the time of a layer.
+
+    The first set is the layers that a plan compiles to the end. The second set has about twice as many layers
+    of the longest stretch. If a plan compiles all layers to the end, the only set is all layers.
+    """
     few = _few(program)
     if len(few) == program.architecture.num_layers:
         return (few,)
@@ -77,7 +83,7 @@ def probed(program: Program) -> tuple[tuple[int, ...], ...]:
 
 
 def shortened(architecture: Architecture, layers: Sequence[int]) -> Architecture:
-    """An architecture with only some of its layers, which are numbered anew."""
+    """Return an architecture with only some of its layers, renumbered from 0."""
     if isinstance(architecture, TransformersArchitecture):
         return architecture.shortened(layers)
     changes: dict[str, Any] = {
@@ -90,19 +96,19 @@ def shortened(architecture: Architecture, layers: Sequence[int]) -> Architecture
 
 
 def renumbered(lora: LoraSettings | None, layers: Sequence[int]) -> LoraSettings | None:
-    """LoRA settings for a model that has only some of its layers."""
+    """Return LoRA settings for a model with only some of its layers."""
     if lora is None or lora.layers is None:
         return lora
     return replace(lora, layers=tuple(new for new, old in enumerate(layers) if old in lora.layers))
 
 
 def _whole_patterns(start: int, length: int, pattern: int, least: int) -> range:
-    """The first layers of a stretch, as many whole patterns as have `least` layers."""
+    """Return the first layers of a stretch: the fewest whole patterns that have at least `least` layers."""
     return range(start, start + min(length, pattern * -(-least // pattern)))
 
 
 def _stretches(kinds: Sequence[Any]) -> list[tuple[int, int, int]]:
-    """(first layer, layers, layers of the pattern) of each stretch: as few as can be, from the front."""
+    """Split layers into stretches, greedily from the first: (first layer, layers, layers of the pattern)."""
     out = []
     start = 0
     while start < len(kinds):
@@ -113,25 +119,25 @@ def _stretches(kinds: Sequence[Any]) -> list[tuple[int, int, int]]:
 
 
 def _reach(kinds: Sequence[Any], start: int) -> list[tuple[int, int]]:
-    """How far each length of a pattern goes from a layer on: (end, length)."""
+    """Return how far a pattern of each length repeats from layer `start`: (end, length)."""
     out = []
     for length in range(1, min(16, len(kinds) - start) + 1):
         end = start + length
         while end < len(kinds) and kinds[end] == kinds[end - length]:
             end += 1
         out.append((end, length))
-    # A pattern that is not even repeated once explains nothing.
+    # Keep only patterns that occur at least twice.
     repeated = [(end, length) for end, length in out if end - start >= 2 * length]
     return repeated or [(start + 1, 1)]
 
 
 def _differ_unseen(architecture: Architecture) -> bool:
-    """Whether layers may differ in what their tensors do not show."""
+    """Return whether layers may differ although their tensors have the same shapes."""
     return isinstance(architecture, TransformersArchitecture) and not architecture.uniform
 
 
 def _names_layers(program: Program) -> bool:
-    """Whether a pattern may speak of layers by their numbers, which change when some are left out."""
+    """Return whether a pattern may name layers by number. Numbers change when layers are left out."""
     patterns = [match for match, _ in program.rules]
     if program.lora is not None:
         patterns += [*program.lora.targets, *program.lora.rank_pattern, *program.lora.train_also]
@@ -139,7 +145,7 @@ def _names_layers(program: Program) -> bool:
 
 
 def _kinds(program: Program) -> list[Any]:
-    """What each layer is made of: equal for layers that compute the same with other weights."""
+    """Describe each layer, with equal values for layers that differ only in the values of their weights."""
     kinds = [list(kind) for kind in zip(*by_layer(program.architecture).values(), strict=True)]
     for parameter in program.parameters:
         path, layer = split_layer(parameter.path)

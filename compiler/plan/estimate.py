@@ -1,4 +1,4 @@
-"""A step's estimate, from what was compiled of it."""
+"""Estimate a step from the results of its compiles."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from recipec.compiler.plan.timeline import timeline as timeline_of
 
 
 def estimate(program: Program, compiled: Sequence[Compiled]) -> Estimate:
-    """The figures of a program.
+    """Return the estimate of a program.
 
     Args:
-        compiled: the results of `depth.parts`, in their order: the first has all layers, the last was
-            compiled to the end.
+        compiled: the results of the compiles in `depth.parts`, in order: the first has all layers, the last
+            was compiled to the end.
     """
     whole, few = with_refusal(compiled[0]), compiled[-1]
     accelerator = program.accelerator

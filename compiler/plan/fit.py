@@ -1,8 +1,7 @@
-"""A step that does not fit the devices' memory: the way out, found by trying, and what is said of it.
+"""Find a change of the recipe with which a step fits the devices' memory, and report it.
 
-Changes of the recipe that take less memory are tried, the smallest first. What is trained stays the same:
-model, adapters, data and the rows of an optimizer step. The base weights are quantized only when nothing
-gentler is left.
+Changes that take less memory are compiled, the smallest change first. Model, adapters, data and the rows of
+an optimizer step stay the same. The base weights are quantized only after the milder changes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load
 
 HEADROOM = 0.02
-"""Share of the memory that has to stay free: the figures are the compiler's, and rounded."""
+"""Share of the memory that must stay free, because the compiler's figures are rounded."""
 PARTS = {
     "temporaries": "temporaries",
     "weights": "base weights",
@@ -39,16 +38,16 @@ PARTS = {
 NAMED_PARTS = 3
 NAMED_ARRAYS = 4
 PATH = "train.micro_batch_size"
-"""What is pointed at where no change of the recipe is known to help."""
+"""The key that a diagnostic points at when no change of the recipe is known to help."""
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """What trying came to.
+    """The changes that were tried, and the one that fits.
 
     Attributes:
-        tried: what was compiled, in order; None for what could not be.
-        way, estimate: the first that fits, None when none did.
+        tried: the compiled changes in order, with their estimates; None for a change that does not compile.
+        way, estimate: the smallest change that fits, and its estimate; None when none fits.
     """
 
     tried: tuple[tuple[MemoryReduction, Estimate | None], ...]
@@ -65,18 +64,19 @@ def find(
     estimate: Estimate | None = None,
     backend: Backend = Backend.TUNIX,
 ) -> FitResult:
-    """The smallest change of the recipe with which the step fits.
+    """Find the smallest change of the recipe with which the step fits.
 
-    Of each ladder the last rung is tried first: when that does not fit, none of it does. When it does, the
-    first one that fits is looked for by halves.
+    A ladder is a list of changes, each of which takes less memory than the one before. The last change of a
+    ladder is tried first. If it does not fit, the whole ladder is skipped. If it fits, a binary search finds
+    the first change of the ladder that fits.
 
     Args:
-        program: does not fit.
-        fits: compiles the recipe with a way's `sets` on top of `given`; None when it cannot be compiled.
-        most: that are compiled. What the checks refuse is not.
-        given: what --set changed in the recipe.
-        estimate: of the program as it stands. What cannot fit by it is not compiled.
-        backend: whose step it is.
+        program: the program that does not fit.
+        fits: compiles the recipe with a change's `sets` on top of `given`; None when it cannot be compiled.
+        most: changes that are compiled at most. Changes that the checks refuse do not count.
+        given: the --set arguments of the command.
+        estimate: estimate of the unchanged program. Changes that cannot fit by it are not compiled.
+        backend: the backend whose step is compiled.
     """
     tried: list[tuple[MemoryReduction, Estimate | None]] = []
 
@@ -108,10 +108,10 @@ def find(
 
 
 def hopeless(way: MemoryReduction, estimate: Estimate) -> bool:
-    """Whether a way cannot save enough, whatever the compiler makes of it.
+    """Return whether a change cannot save enough memory, even in the best case.
 
-    Nothing is concluded from a step that the compiler refused (there is no time then): it asks for more
-    than a step takes that it lays out.
+    Return False for an estimate of a step that the compiler refused, which has no time: the memory in a
+    refusal is more than a step takes once the compiler lays it out.
     """
     memory = estimate.memory
     if estimate.seconds <= 0:
@@ -130,11 +130,11 @@ def _enough(estimate: Estimate) -> bool:
 
 
 def diagnostic(program: Program, estimate: Estimate, found: FitResult | None = None) -> Diagnostic:
-    """E1001, of a program that does not fit.
+    """Return diagnostic E1001 for a program that does not fit.
 
     Args:
-        estimate: of the program.
-        found: what trying came to; None when nothing was tried.
+        estimate: the program's estimate.
+        found: the result of `find`; None when nothing was tried.
     """
     memory = estimate.memory
     message = (
@@ -153,7 +153,7 @@ def diagnostic(program: Program, estimate: Estimate, found: FitResult | None = N
 
 
 def warning(program: Program, memory: Memory) -> Diagnostic | None:
-    """W1007, of a program that was planned before; None where it fits."""
+    """Return warning W1007 for a program that was planned before and does not fit, or None if it fits."""
     if memory.headroom >= 0:
         return None
     profile = libtpu.profile(program.recipe)
@@ -167,7 +167,7 @@ def warning(program: Program, memory: Memory) -> Diagnostic | None:
 
 
 def yaml_lines(sets: Sequence[str]) -> list[str]:
-    """--set arguments as the recipe's lines, each section once."""
+    """Return --set arguments as lines of a recipe, each section once."""
     sections: dict[str, list[str]] = {}
     for argument in sets:
         path, _, value = argument.partition("=")
@@ -198,7 +198,7 @@ def _compared(before: Estimate, after: Estimate) -> str:
 
 
 def _seconds_per_token(estimate: Estimate) -> float:
-    """Of a micro-batch, padding counted as tokens; 0 when it is not known."""
+    """Return the seconds per token of a micro-batch, padding included; 0 when unknown."""
     tokens = estimate.rows * estimate.row_length
     return estimate.seconds / tokens if tokens else 0.0
 
@@ -214,17 +214,17 @@ def _in_vain(found: FitResult) -> str:
 
 
 LARGER_SLICES = 2
-"""Slices beyond the recipe's own that are tried, the smallest first."""
+"""How many larger slices than the recipe's own are tried, the smallest first."""
 RECOMPUTED = {
     "save_dots": "the backward pass computes norms, rotations and activation functions again",
     "save_attention": "the backward pass computes each layer again, but not its attention",
     "block": "the backward pass computes each attention and each feed-forward block again",
     "decoder": "the backward pass computes each layer again",
 }
-"""What each policy of remat costs, by how much is kept for the backward pass, the most first. offload_dots
-needs the host's memory in place of the device's, and is left to whoever knows the host."""
+"""The cost of each remat policy, sorted by how much it keeps for the backward pass, the most first.
+offload_dots is not tried, because it needs the host's memory, whose size is not known here."""
 ROUNDED = {"int8": "8", "nf4": "4"}
-"""Bits of a base weight under each quantization, the gentler first."""
+"""Bits of a base weight under each quantization, the milder one first."""
 
 
 @dataclass(frozen=True)
@@ -232,10 +232,10 @@ class MemoryReduction:
     """A change of the recipe that takes less memory of a device.
 
     Attributes:
-        sets: as --set takes it.
-        cost: what comes of it beside, a sentence without capital and full stop.
-        kept: the least share of the temporaries that may stay.
-        arguments: whether weights and optimizer state take less, too.
+        sets: the change as --set arguments.
+        cost: the price of the change, a sentence without capital and full stop.
+        kept: lower bound of the share of the temporaries that remains.
+        arguments: whether weights and optimizer state also take less.
     """
 
     sets: tuple[str, ...]
@@ -253,12 +253,12 @@ class MemoryReduction:
 
 
 def reductions(program: Program) -> Iterator[MemoryReduction]:
-    """Changes of the recipe, the smallest first."""
+    """Yield changes of the recipe, the smallest first."""
     return chain.from_iterable(_ladders(program))
 
 
 def _ladders(program: Program) -> Iterator[list[MemoryReduction]]:
-    """The ways, those together of which each takes less memory than the one before."""
+    """Yield the changes as ladders: in a ladder, each change takes less memory than the one before."""
     of = (_profile, _micro_batches, _attention, _policies, _tensor_parallel)
     kinds = [list(kind(program)) for kind in of]
     yield from kinds
@@ -270,13 +270,13 @@ def _ladders(program: Program) -> Iterator[list[MemoryReduction]]:
 
 
 def _profile(program: Program) -> Iterator[MemoryReduction]:
-    """The compiler's defaults, which drop gathered weights at once."""
+    """Yield the compiler's default flags, with which gathered weights are freed at once."""
     if libtpu.profile(program.recipe) != "none":
         yield MemoryReduction(("xla.profile=none",), "products wait for the gathers of their weights")
 
 
 def _micro_batches(program: Program) -> Iterator[MemoryReduction]:
-    """Smaller micro-batches, of the same optimizer step: halved as often as it goes, at last one row."""
+    """Yield smaller micro-batches for the same optimizer step: each at most half the last, down to 1 row."""
     train, size = program.recipe.train, program.recipe.train.micro_batch_size
     smaller = size
     for divisor in reversed(divisors(size)):
@@ -300,7 +300,7 @@ def _attention(program: Program) -> Iterator[MemoryReduction]:
 
 
 def _policies(program: Program) -> Iterator[MemoryReduction]:
-    """The policies that keep less than the recipe's."""
+    """Yield the remat policies that keep less than the recipe's."""
     order = list(RECOMPUTED)
     present = program.recipe.remat.policy
     if present == "offload_dots":
@@ -310,7 +310,7 @@ def _policies(program: Program) -> Iterator[MemoryReduction]:
 
 
 def _tensor_parallel(program: Program) -> Iterator[MemoryReduction]:
-    """Larger tp, which splits the activations of a row over more devices."""
+    """Yield meshes with larger tp, which splits the activations of a row over more devices."""
     axes = program.recipe.mesh.axes
     devices = program.accelerator.devices // program.accelerator.slices // _cp(program)
     for tp in tp_sizes(program.architecture, devices):
@@ -324,7 +324,7 @@ def _tensor_parallel(program: Program) -> Iterator[MemoryReduction]:
 
 
 def _data_parallel(program: Program) -> Iterator[MemoryReduction]:
-    """Smaller tp and larger fsdp, for what tp keeps whole on each device."""
+    """Yield meshes with smaller tp and larger fsdp, which also shards arrays that tp keeps whole."""
     axes, train, slices = program.recipe.mesh.axes, program.recipe.train, program.accelerator.slices
     devices = program.accelerator.devices // slices // _cp(program)
     for tp in reversed(tp_sizes(program.architecture, devices)):
@@ -348,7 +348,7 @@ def _quantized(program: Program) -> Iterator[MemoryReduction]:
 
 
 def _larger(program: Program) -> Iterator[MemoryReduction]:
-    """Larger slices of the same generation, all of whose devices the rows of an optimizer step can use."""
+    """Yield larger slices of the same generation whose devices can all get rows of an optimizer step."""
     present = program.accelerator
     if present.platform != "tpu":
         return
@@ -378,8 +378,10 @@ def _price(present: Accelerator, larger: Accelerator) -> str:
 
 
 def _arranged(program: Program, devices: int) -> tuple[int, int, int] | None:
-    """fsdp, tp and micro-batch that use so many devices of a slice, with as little tp above the recipe's as
-    can be."""
+    """Return fsdp, tp and micro-batch for `devices` devices of a slice, or None.
+
+    tp is the smallest that is at least the recipe's.
+    """
     train, tp_now, slices = program.recipe.train, program.recipe.mesh.axes["tp"], program.accelerator.slices
     for tp in tp_sizes(program.architecture, devices // _cp(program)):
         fsdp = devices // _cp(program) // tp

@@ -1,4 +1,4 @@
-"""What a compile's result depends on: its name in the cache."""
+"""Name a compile's result in the cache by everything that it depends on."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from recipec.compiler.plan.job import Job
 from recipec.runtime.model.families import Architecture
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "qwix", "google-tunix")
-"""Those whose code becomes part of the compiled step, or compiles it."""
+"""Packages whose code becomes part of the compiled step, or compiles it."""
 OF_TORCHAX = ("torch", "torchax", "transformers", "peft")
-"""Those that another backend's step has beside them."""
+"""Packages that the step of the TorchAX backend also uses."""
 
 FLAGS = "LIBTPU_INIT_ARGS"
-"""Of libtpu, in the environment."""
+"""The environment variable with libtpu's flags."""
 
 OUTSIDE = (
     *("name", "extends", "checkpoint", "cache", "merge", "serve"),
     *("benchmark", "evaluate", "launch", "cost", "budget"),
 )
-"""Sections that do not reach the step. All others count, and of them all keys but these:"""
+"""Sections of a recipe that do not affect the step. All keys of other sections count, except these:"""
 IRRELEVANT = {"train": ("epochs", "steps", "eval_every", "early_stopping", "samples", "log")}
 LATER: dict[str, dict[str, tuple[Any, ...]]] = {
     "train": {
@@ -44,27 +44,28 @@ LATER: dict[str, dict[str, tuple[Any, ...]]] = {
         **{"kind": ("lora",), "train_also": ([],)},
     },
 }
-"""Keys that are younger than the plans that are kept: they count where they say something else than these."""
+"""Keys that are newer than cached plans. They count only if their value is not one of these, so that older
+results keep their names."""
 OF_A_COMPILE = (
     *("abstract", "abstract_torchax", "depth", "job"),
     *("kernels", "prices", "results", "schedule", "topology", "torus", "worker"),
 )
-"""Modules of this folder that a compile runs, beside all of hlo/; the rest works on its result."""
+"""Modules of this folder that a compile runs, besides all of hlo/. The others work on its result."""
 OF_DATA = ("max_length",)
-"""The only keys of `data` that reach the step."""
+"""The only keys of `data` that affect the step."""
 
 
 def name(program: Program, job: Job) -> str:
-    """The name of a job's result in the cache."""
+    """Return the name of a job's result in the cache."""
     found = versions(job.backend)
-    # Tunix's model is made from the architecture; transformers' from config.json, of which that is a part.
+    # Tunix's model is built from the architecture; transformers' is built from all of config.json.
     config = program.config if job.backend is Backend.TORCHAX else None
     outer = os.environ.get(FLAGS, "")
     return store.key(step(program), config, job.layers, job.scheduled, job.backend, found, sources(), outer)
 
 
 def step(program: Program) -> dict[str, Any]:
-    """Everything of a program that its compiled step depends on."""
+    """Return everything in a program that its compiled step depends on."""
     recipe: dict[str, Any] = program.recipe.model_dump(mode="json", exclude=set(OUTSIDE))
     settings = model_settings(program.recipe, program.family, program.accelerator)
     recipe["model"]["attention_block"] = settings.attention_block
@@ -83,7 +84,7 @@ def step(program: Program) -> dict[str, Any]:
         del accelerator[name]
     return {
         "recipe": recipe,
-        # Of a pattern mapping the first match holds, so its order counts.
+        # The first matching pattern wins, so the order of the mapping counts.
         "patterns": [list((program.lora.rank_pattern if program.lora else {}).items())],
         "family": program.family.name,
         "architecture": described(program.architecture),
@@ -92,8 +93,10 @@ def step(program: Program) -> dict[str, Any]:
 
 
 def described(architecture: Architecture) -> dict[str, Any]:
-    """A model's description without what is at its default: so that a part which the decoder has for another
-    family leaves the names of those that have none as they are."""
+    """Return a model's description without fields that have their default.
+
+    A new field for one family then leaves the cache names of the other families unchanged.
+    """
     values = asdict(architecture)
     return {
         field.name: values[field.name]
@@ -104,14 +107,14 @@ def described(architecture: Architecture) -> dict[str, Any]:
 
 @functools.cache
 def versions(backend: Backend = Backend.TUNIX) -> dict[str, str]:
-    """The installed versions of what makes a backend's step; "" for what is not installed."""
+    """Return the installed versions of the packages of a backend's step; "" for a missing package."""
     packages = (*PACKAGES, *OF_TORCHAX) if backend is Backend.TORCHAX else PACKAGES
     return {package: _version(package) for package in packages}
 
 
 @functools.cache
 def sources() -> str:
-    """A digest of the code that builds the step and reads what comes out."""
+    """Return a digest of the code that builds the step and reads the compiler's output."""
     root = Path(__file__).resolve().parent.parent
     files = [*(root / "plan" / f"{name}.py" for name in OF_A_COMPILE), *root.glob("plan/hlo/*.py")]
     files += [root / "data" / "kernels.json", root / "data" / "hardware.json"]

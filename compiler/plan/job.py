@@ -1,4 +1,4 @@
-"""What one process compiles: a recipe's step with some of the model's layers, on its topology."""
+"""The job of one worker process: compile a recipe's step with some of the model's layers, on its topology."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Job:
 
     Attributes:
         recipe: absolute path of the recipe's file.
-        sets: as --set takes them.
-        layers: indices of the model's layers that are kept, in ascending order.
-        backend: train.py's step, or train_torchax.py's.
-        scheduled: whether it ends with the schedule, before code is generated.
+        sets: the --set arguments.
+        layers: indices of the model's layers that are compiled, in ascending order.
+        backend: the backend whose step is compiled: train.py's, or train_torchax.py's.
+        scheduled: whether the compile stops after the schedule, before code is generated.
     """
 
     __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
@@ -38,8 +38,8 @@ class Failed:
     Attributes:
         message: one sentence.
         killed: whether the process was killed, as the kernel does when memory runs out.
-        help: a way out, "" for none.
-        flag: of libtpu, whose value it refuses; "" for another reason.
+        help: how to solve the problem; "" where no help is known.
+        flag: the libtpu flag whose value libtpu refuses; "" for another reason.
     """
 
     __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it

@@ -1,8 +1,9 @@
-"""Time of custom kernels, of which libtpu gives no cycles: from their shapes, by kernels that were measured.
+"""Estimate the time of custom kernels from their shapes, because libtpu gives no cycles for them.
 
-Splash attention follows a law that `python -m scripts.step_times attention` fits to published timings
-(scripts/published/attention.csv). Each row of queries has a cost, each block of queries and keys, and each
-pair of them. The vector unit limits pairs where heads are small, and the matrix unit where they are large.
+Splash attention follows a cost model that `python -m scripts.step_times attention` fits to published timings
+(scripts/published/attention.csv). It has a cost for each row of queries, for each block of queries and keys,
+and for each query-key pair. The vector unit limits the pairs when heads are small, the matrix unit when heads
+are large.
 """
 
 from __future__ import annotations
@@ -26,25 +27,26 @@ TARGET = 'custom_call_target="tpu_custom_call"'
 NUMBERS = re.compile(r"(?:\.(?:\d+|clone))+$")
 SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)(?:_|$)")
 GROUPED = re.compile(r"ragged-dot-none|tgmm")
-"""Of experts: rows with the weight of their expert, and the gradient to such a weight."""
+"""Kernels of experts: rows times their expert's weight, and the gradient of such a weight."""
 PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "bwd": 5}
-"""Matrix products for each block of queries and keys: q k and p v; q k, do v and ds k; q k, p do, do v and
-ds q; all of the backward pass in one kernel, as it was measured, where two compute q k and do v twice."""
+"""Matrix products for each block of queries and keys. fwd: q k and p v. dq: q k, do v and ds k. dkv: q k,
+p do, do v and ds q. bwd: the whole backward pass in one kernel, as it was measured; two kernels compute q k
+and do v twice."""
 MATRIX_UNIT = 0.92
-"""Of the peak, that the largest heads reach in the fit."""
+"""Share of the peak that the largest heads reach in the fit."""
 LIKE = {"v4": "v5p"}
 GROUPED_EFFICIENCY = 0.5
-"""Of the peak, that experts' products are taken to reach. No measurement stands behind it."""
+"""Assumed share of the peak that the experts' products reach. It is not measured."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """The law of one generation, in seconds.
+    """The cost model of one generation, in seconds.
 
     Attributes:
-        row: of a row of queries and a head, and what each 128 of the head's size add.
-        block: of a block of queries and keys.
-        pair: of a query and a key, on the vector unit.
+        row: cost of a row of queries and a head, and the cost that each 128 of the head's size add.
+        block: cost of a block of queries and keys.
+        pair: cost of a query-key pair on the vector unit.
     """
 
     row: tuple[float, float]
@@ -52,7 +54,7 @@ class Attention:
     pair: float
 
     def seconds(self, splash: Splash, peak_flops: float) -> float:
-        """Of one kernel on one device."""
+        """Return the seconds of one kernel on one device."""
         passes = _law()["backward"]
         row, block, pair = (1.0, 1.0, 1.0)
         if splash.phase != "fwd":
@@ -70,12 +72,12 @@ class Splash:
     """A splash attention kernel.
 
     Attributes:
-        phase: "fwd", "dq" or "dkv", or "bwd" for both in one.
-        heads: of queries, times the rows of a batch.
-        length: of a row, tokens.
+        phase: "fwd", "dq" or "dkv", or "bwd" for dq and dkv in one kernel.
+        heads: query heads, times the rows of a batch.
+        length: tokens of a row.
         head_size: H.
         visited: blocks of queries and keys of one head that are not masked.
-        pairs: of queries and keys in a block.
+        pairs: query-key pairs in a block.
     """
 
     phase: str
@@ -87,7 +89,7 @@ class Splash:
 
     @property
     def flops(self) -> float:
-        """Of its matrix products, whole blocks counted."""
+        """FLOPs of its matrix products, counting whole blocks."""
         return 2.0 * PRODUCTS[self.phase] * self.heads * self.visited * self.pairs * self.head_size
 
 
@@ -97,8 +99,10 @@ def _law() -> Any:
 
 
 def attention(generation: str) -> Attention:
-    """The law of a generation. One of which no timings are published is taken to do as much in a cycle as
-    v6e, and v4 as much as v5p."""
+    """Return the cost model of a generation.
+
+    A generation without published timings is assumed to do as much per cycle as v6e, and v4 as much as v5p.
+    """
     known = _law()["attention"]
     like = generation if generation in known else LIKE.get(generation, "v6e")
     law = known[like]
@@ -112,7 +116,7 @@ class KernelSeconds:
     """Seconds of kernels on one device of an accelerator.
 
     Args:
-        filled: share of the experts' rows that are tokens': the kernels pass over the others.
+        filled: share of the experts' rows that hold tokens; the kernels skip the others.
     """
 
     def __init__(self, accelerator: Accelerator, filled: float = 1.0) -> None:
@@ -121,9 +125,11 @@ class KernelSeconds:
         self._filled = filled
 
     def of(self, name: str, operands: Sequence[Array], results: Sequence[Array]) -> Kernel:
-        """FLOPs, bytes and seconds of one kernel. FLOPs are known of splash attention and of the experts'
-        products, and count as 0 elsewhere. Bytes are those of each operand and result in HBM once, whatever a
-        kernel reads again."""
+        """Return FLOPs, bytes and seconds of one kernel.
+
+        FLOPs are known for splash attention and for the experts' products, and are 0 for other kernels. Bytes
+        count each operand and result in HBM once, even if a kernel reads it again.
+        """
         name, seconds, flops = NUMBERS.sub("", name), 0.0, 0.0
         share: dict[int, float] = {}
         if found := splash(name, operands, results):
@@ -140,12 +146,12 @@ class KernelSeconds:
         return Kernel(name, 1, flops, moved, max(seconds, moved / self._hbm))
 
     def seconds(self, name: str, operands: Sequence[Array], results: Sequence[Array]) -> float:
-        """Of one kernel."""
+        """Return the seconds of one kernel."""
         return self.of(name, operands, results).seconds
 
 
 def kernels(module: Module, seconds: KernelSeconds) -> tuple[Kernel, ...]:
-    """All of them, loops counted, by name."""
+    """Return all custom kernels by name, with loops counted in full."""
     found: dict[str, Kernel] = {}
     for e in executed(module):
         if e.instruction.opcode != "custom-call" or TARGET not in e.instruction.attributes:
@@ -165,12 +171,12 @@ def kernels(module: Module, seconds: KernelSeconds) -> tuple[Kernel, ...]:
 
 
 def splash(name: str, operands: Sequence[Array], results: Sequence[Array]) -> Splash | None:
-    """What a splash attention kernel that is causal does; None for any other kernel.
+    """Describe a causal splash attention kernel; return None for any other kernel.
 
     Args:
         operands: a table of blocks [1, Q, at most this many of K], for dK and dV [1, at most this many of Q,
-            K], perhaps more tables, then queries [..., N, T, H] in blocks of T / Q.
-        results: of a kernel for dK and dV that has dQ too, also its parts by blocks of keys.
+            K]; possibly more tables; then queries [..., N, T, H] in blocks of T / Q.
+        results: a kernel for dK and dV that also computes dQ returns dQ in parts, one for each block of keys.
     """
     phase = SPLASH.match(name)
     table = next((array for array in operands if len(array.dimensions) == 3), None)
@@ -181,7 +187,7 @@ def splash(name: str, operands: Sequence[Array], results: Sequence[Array]) -> Sp
     blocks, most = (columns, rows) if phase[1] == "dkv" else (rows, columns)
     *batch, length, size = queries.dimensions
     keys = next(array for array in operands[operands.index(queries) + 1 :] if array.dtype == queries.dtype)
-    # Over cp a device has a part of the queries, of which all take the same time, and all keys.
+    # With cp, a device has all keys and a part of the queries. All parts take the same time.
     parts = keys.dimensions[-2] // length
     if phase[1] != "dkv":
         blocks *= parts
@@ -195,5 +201,5 @@ def splash(name: str, operands: Sequence[Array], results: Sequence[Array]) -> Sp
 
 
 def grouped_flops(rows: int, arrays: Sequence[Array]) -> float:
-    """Of the products of so many rows, each with one expert's weight, the one array [E, in, out]."""
+    """Return the FLOPs of products of `rows` rows, each with one expert's weight in an array [E, in, out]."""
     return next((2.0 * rows * math.prod(a.dimensions[1:]) for a in arrays if len(a.dimensions) == 3), 0.0)

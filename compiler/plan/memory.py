@@ -1,4 +1,4 @@
-"""A step's memory, from what was compiled of it, now or by an earlier plan."""
+"""Read a step's memory from its compiles, made now or by an earlier plan."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from recipec.compiler.plan.job import Job
 from recipec.compiler.plan.results import COMPILED, Compiled, Memory
 
 TIMES = ("schedule", "prices")
-"""Of a result, what its time follows from: most of its text, and nothing of its memory."""
+"""Fields of a result that only its time depends on. They are most of its text, and memory needs none."""
 
 
 def memory(program: Program, compiled: Sequence[Compiled]) -> Memory:
-    """The memory of a program's step on one device.
+    """Return the memory of a program's step on one device.
 
     Args:
         compiled: as for `estimate.estimate`.
@@ -38,8 +38,10 @@ def memory(program: Program, compiled: Sequence[Compiled]) -> Memory:
 
 
 def remembered(program: Program) -> Memory | None:
-    """The memory of a program that was planned before, from the cache; None where it was not. Nothing is
-    compiled."""
+    """Return the memory of a program from the cache, or None if it was not planned before.
+
+    Nothing is compiled.
+    """
     found = []
     for part in parts(program):
         work = Job(Path(program.source).resolve(), (), part.layers, scheduled=part.scheduled)
@@ -55,7 +57,7 @@ def remembered(program: Program) -> Memory | None:
 
 
 def with_refusal(compiled: Compiled) -> Compiled:
-    """A step that the compiler refused has the memory that it says the step needs, and no time."""
+    """Fill in the memory of a step that the compiler refused, from the compiler's message."""
     refused = compiled.out_of_memory
     if refused is None:
         return compiled
@@ -65,8 +67,10 @@ def with_refusal(compiled: Compiled) -> Compiled:
 
 
 def _code(whole: Compiled, few: Compiled) -> float:
-    """The code of all layers, of as many bytes an instruction as that of a few. docs/benchmarks.md has it
-    beside the code of all layers compiled to the end."""
+    """Estimate the bytes of all layers' code, from the bytes per instruction of the few compiled layers.
+
+    docs/benchmarks.md compares it with the code of all layers compiled to the end.
+    """
     if few.layers == whole.layers or not few.instructions:
         return whole.code
     return few.code * whole.instructions / few.instructions + whole.code

@@ -65,22 +65,22 @@ MEANT = {
     "exposed collectives": "the device waits for its links",
     "exposed copies": "the device waits for its memory, or for its host's",
 }
-"""What the parts of a step are."""
+"""The meaning of each part of a step."""
 LANES = ("core", "kernel", "wait", "links", "memory", "host", "loop")
-"""Of the timeline, from above."""
+"""Rows of the timeline, from top to bottom."""
 STATUSES = ("compiled", "too large", "pruned", "refused", "failed")
-"""In the order in which the points that are not on the front are listed."""
+"""The order in which points that are not on the front are listed."""
 SHOWN, MOST_DRAWN, WAITS = 6, 512, 12
-"""Rows of arrays that are shown before the rest is folded away; devices that are drawn, of slices alike;
-transfers that the device waits for."""
+"""Rows of arrays that are shown before the rest is folded away; devices that are drawn at most, for equal
+slices; transfers that are listed as waits."""
 
 
 def page(plan: Plan, search: Search | None = None, serving: Sequence[tuple[str, str]] = ()) -> str:
-    """The page's HTML.
+    """Return the page's HTML.
 
     Args:
-        plan: of the recipe.
-        search: what a search of its settings found.
+        plan: the recipe's plan.
+        search: the result of a search for better settings.
         serving: sections on serving, each a title and text that keeps its lines.
 
     Raises:
@@ -124,7 +124,7 @@ def page(plan: Plan, search: Search | None = None, serving: Sequence[tuple[str, 
 
 
 def _figures(plan: Plan) -> list[Figure]:
-    """Each as estimated, with its interval below it."""
+    """Return each figure as estimated, with its interval below it."""
     estimate, run, memory = plan.estimate, plan.run, plan.estimate.memory
     known = estimate.seconds > 0
 
@@ -149,7 +149,7 @@ def _figures(plan: Plan) -> list[Figure]:
 
 
 def within(estimate: Estimate, value: float, write: Callable[[float], str], inverse: bool = False) -> str:
-    """The interval of a figure that is in proportion to the step's time, or to its inverse."""
+    """Return the interval of a figure that is proportional to the step's time, or to its inverse."""
     low, high = estimate.interval.of(1.0)
     ends = (value / high, value / low) if inverse else (value * low, value * high)
     return " to ".join(map(write, ends))
@@ -168,17 +168,17 @@ def _hardware(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _tokens(plan: Plan) -> str:
-    """What tokens a second are: without the data, rows count as full."""
+    """Name the unit of tokens a second: without the data, rows count as full."""
     return "Real tokens a second" if plan.run.source == "data" else "Tokens a second, at most"
 
 
 def _bound(plan: Plan) -> str:
-    """Of figures that are the most they can be."""
+    """Return the words for figures that are upper limits."""
     return ", at most" if plan.run.source == "bound" else ""
 
 
 def left(memory: Memory) -> str:
-    """The headroom in words: "22.5 GiB free", "33.7 GiB too much"."""
+    """Return the headroom in words: "22.5 GiB free", "33.7 GiB too much"."""
     return f"{gib(abs(memory.headroom))} {'too much' if memory.headroom < 0 else 'free'}"
 
 
@@ -268,7 +268,7 @@ def _time(estimate: Estimate) -> Section:
 
 
 def _waits(estimate: Estimate) -> Iterator[Any]:
-    """What the device waits for, by weight."""
+    """Return the transfers that the device waits for, by weight."""
     found = [one for one in estimate.timeline.transfers if one.exposed]
     if not found:
         return
@@ -283,7 +283,7 @@ def _waits(estimate: Estimate) -> Iterator[Any]:
 
 
 def _drawn(estimate: Estimate) -> Iterator[Any]:
-    """The timeline of the deepest compile, a row for what works at the same time."""
+    """Draw the timeline of the compile with most layers, one row for each lane that works in parallel."""
     spans = estimate.timeline.spans
     lanes = [lane for lane in LANES if any(span.lane == lane for span in spans)]
     if not lanes:
@@ -313,7 +313,7 @@ def _drawn(estimate: Estimate) -> Iterator[Any]:
 
 
 def points(estimate: Estimate) -> list[tuple[str, int, float, float, float]]:
-    """Name, count, FLOPs, bytes and seconds of the step and each kind of kernel, of which none is 0."""
+    """Return (name, count, FLOPs, bytes, seconds) of the step and each kind of kernel, if none is 0."""
     done = estimate.flops + sum(kernel.flops for kernel in estimate.kernels)
     count = estimate.bytes + sum(kernel.bytes for kernel in estimate.kernels)
     found = [
@@ -379,7 +379,7 @@ def _roofline(estimate: Estimate) -> Section:
 
 
 def grid(fsdp: int, tp: int) -> int:
-    """Columns of the grid in which the devices of a slice are drawn, row by row: tp, or about a square."""
+    """Return the columns of the grid of a slice's devices: the size of tp, or enough for about a square."""
     return tp if tp > 1 else fsdp if fsdp <= 8 else 2 ** math.ceil(math.log2(math.sqrt(fsdp)))
 
 
@@ -418,12 +418,12 @@ def _mesh(plan: Plan) -> Section:
 
 
 def _split_over(plan: Plan, axis: str | None) -> tuple[str, ...]:
-    """The axes of several devices that an axis in a sharding stands for."""
+    """Return the mesh axes with more than one device that an axis in a sharding stands for."""
     return tuple(name for name in axes_of(axis, plan.axes) if plan.axes[name] > 1)
 
 
 def _slice(plan: Plan, index: int, devices: int, hosts: int) -> Plot:
-    """A slice's devices, row by row: with tp a row is a place of the other axes."""
+    """Return a slice's devices, row by row. With tp, devices of a row share their place on the other axes."""
     tp = plan.axes.get("tp", 1)
     within = {
         axis: size for axis, size in plan.axes.items() if axis == "fsdp" or (axis != "dcn" and size > 1)
@@ -469,7 +469,7 @@ def _slice(plan: Plan, index: int, devices: int, hosts: int) -> Plot:
 
 
 def _placed(plan: Plan, found: Sequence[Placement]) -> list[Table]:
-    """The arrays of a group, with the axis that each dimension is cut over; small ones are folded."""
+    """List a group's arrays with the axis that shards each dimension; small arrays are folded away."""
 
     def shape(one: Placement) -> str:
         spec = one.spec + (None,) * (len(one.shape) - len(one.spec))
@@ -515,7 +515,7 @@ def _collectives(plan: Plan) -> Section:
 
 
 def _run(plan: Plan) -> Table:
-    """Estimate and interval of each figure of the whole run; "" where it has none."""
+    """Return the estimate and interval of each figure of the whole run; "" where it has none."""
     estimate, run = plan.estimate, plan.run
     known, counted, bound = run.tokens_per_second > 0, run.source == "data", _bound(plan)
     million = run.usd_per_million_tokens
@@ -607,7 +607,7 @@ def _search(search: Search) -> Section:
 
 
 def _front(search: Search) -> list[Plot]:
-    """Time a token against HBM, of the points that have both."""
+    """Plot time per token against HBM, for the points that have both."""
     where = {
         index: (point.memory.share * 100, point.seconds_per_token * 1e3)
         for index, point in enumerate(search.points)
@@ -640,7 +640,7 @@ def _front(search: Search) -> list[Plot]:
 
 
 def settings(point: Point) -> str:
-    """What a configuration changes, and its figures, in a line."""
+    """Describe in one line what a configuration changes, and its figures."""
     share = percent(point.memory.share if point.memory else None)
     return (
         f"{', '.join(point.sets) or 'the recipe as it stands'}: {ms_per_token(point.seconds_per_token)} ms "
@@ -649,14 +649,14 @@ def settings(point: Point) -> str:
 
 
 def counts(search: Search) -> str:
-    """How many configurations came to what: "14 configurations: 10 compiled, 1 too large"."""
+    """Count the configurations by status: "14 configurations: 10 compiled, 1 too large"."""
     found = Counter(point.status for point in search.points)
     words = ", ".join(f"{found[status]} {status}" for status in STATUSES if found[status])
     return f"{len(search.points):,} configurations: {words}"
 
 
 def gain(search: Search) -> str:
-    """A sentence on the fastest against the recipe as it stands."""
+    """Compare the fastest configuration with the unchanged recipe, in a sentence."""
     if not search.front:
         return "No configuration fits."
     if search.baseline is None:
@@ -670,12 +670,12 @@ def gain(search: Search) -> str:
 
 
 def best(search: Search) -> str:
-    """The fastest one's lines, "" when the recipe has them already."""
+    """Return the recipe lines of the fastest configuration, "" when the recipe has them already."""
     return "\n".join(yaml_lines(search.points[search.front[0]].sets)) if search.front else ""
 
 
 def _basis(plan: Plan) -> Section:
-    """What is estimated, and from what."""
+    """Explain what is estimated, and from what."""
     estimate = plan.estimate
     layers = plural(estimate.layers, "layer")
     whole = f"All {layers} were compiled to the end."

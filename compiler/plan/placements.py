@@ -1,4 +1,4 @@
-"""What lies where: a model's arrays by name, shape and sharding."""
+"""List a model's arrays by name, shape and sharding."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import divisible, shards
 
 Array = tuple[str, tuple[int, ...], Spec, int]
-"""Path, shape, sharding, bytes of a number."""
+"""Path, shape, sharding, and bytes of each number."""
 
 
 def placements(program: Program, backend: Backend = Backend.TUNIX) -> tuple[Placement, ...]:
-    """The model's arrays as a backend lays them out, the largest first. Base weights in the model's dtype,
-    adapters in theirs; quantized weights are counted as they are before."""
+    """Return the model's arrays as a backend shards them, the largest first.
+
+    Base weights are in the model's dtype and adapters in their own. Quantized weights are counted in the
+    dtype before quantization.
+    """
     arrays = _torchax(program) if backend is Backend.TORCHAX else _tunix(program)
     axes = program.recipe.mesh.axes
     groups: dict[tuple[str, tuple[int, ...], Spec], list[float]] = {}
@@ -41,7 +44,7 @@ def _tunix(program: Program) -> Iterator[Array]:
 
 
 def _torchax(program: Program) -> Iterator[Array]:
-    """transformers' tensors, and PEFT's adapters on them."""
+    """Yield transformers' tensors, and PEFT's adapters on them."""
     from recipec.runtime.backends.torchax.placement import adapter_specs, tensor_specs
 
     axes = program.recipe.mesh.axes

@@ -1,4 +1,4 @@
-"""What `recipe plan` prints: what a team reads before it spends money."""
+"""Write the text that `recipe plan` prints."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from recipec.compiler.plan.units import (
 from recipec.compiler.wording import plural
 
 EXPOSED, COLLECTIVES, KERNELS, TEMPORARIES = 4, 4, 4, 4
-"""Rows that are shown of each."""
+"""How many rows of each table are shown."""
 ROUNDED = 1e-6
-"""Share of a step below which its parts are all of it."""
+"""Share of a step below which the difference from the sum of its parts is rounding."""
 
 
 def text(plan: Plan) -> str:
-    """All of it, in at most 100 columns."""
+    """Return the whole text, in at most 100 columns."""
     compiled = plan.estimate.seconds > 0
     sections = [list(_head(plan)), list(_memory(plan.estimate))]
     if compiled:

@@ -1,4 +1,4 @@
-"""A plan: the recipe's step compiled, and multiplied to the whole run."""
+"""Plan a recipe: compile its step, estimate the step's time and memory, and scale them to the whole run."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ SEARCHED = (
     "model.attention_block",
     "xla.profile",
 )
-"""What a search varies."""
+"""The keys that a search varies."""
 UNMEASURED = "The interval is of runs without TorchAX: no measurement of one by it is published."
 
 
 class CompileError(ArtifactError):
-    """A step that is not compiled.
+    """A step could not be compiled.
 
     Attributes:
-        failed: why.
+        failed: the failed job's result, with the reason.
     """
 
     def __init__(self, failed: Failed) -> None:
@@ -53,17 +53,17 @@ def plan(
     progress: Progress | None = None,
     backend: Backend = Backend.TUNIX,
 ) -> Plan:
-    """Plans a program.
+    """Plan a program.
 
     Args:
-        sets: what --set changed in its recipe.
+        sets: the --set arguments of its recipe.
         exact: compile all layers to the end.
-        data: what is known of the recipe's data.
-        backend: whose step is compiled.
+        data: statistics of the recipe's data, or why there are none.
+        backend: the backend whose step is compiled.
 
     Raises:
         ArtifactError: when it cannot be compiled.
-        KeyboardInterrupt: what was compiled is in the cache.
+        KeyboardInterrupt: after Ctrl-C; finished compiles are in the cache.
     """
     start = time.monotonic()
     check_target(program, backend)
@@ -97,7 +97,7 @@ def plan(
 
 
 def check_target(program: Program, backend: Backend = Backend.TUNIX) -> None:
-    """Raises ArtifactError for what has no TPU to be compiled for."""
+    """Raise ArtifactError if the backend or the accelerator cannot be compiled for a TPU."""
     if backend is Backend.TRL:
         raise ArtifactError(
             "TRL's step is torch's own, which runs on GPUs: nothing of it is compiled ahead",
@@ -111,7 +111,7 @@ def check_target(program: Program, backend: Backend = Backend.TUNIX) -> None:
 
 
 def compiled_or_raise(results: Sequence[Compiled | Failed]) -> list[Compiled]:
-    """The results, when all of them are there."""
+    """Return the results, or raise CompileError for the first that failed."""
     for result in results:
         if isinstance(result, Failed):
             raise CompileError(result)
@@ -124,7 +124,7 @@ def estimate_of(
     progress: Progress | None = None,
     backend: Backend = Backend.TUNIX,
 ) -> Estimate | None:
-    """The estimate of a program; None when it cannot be compiled."""
+    """Return the estimate of a program, or None when it cannot be compiled."""
     results = compile_jobs([job(program, sets, part, backend) for part in parts(program)], progress)
     if any(isinstance(result, Failed) for result in results):
         return None
@@ -134,12 +134,12 @@ def estimate_of(
 def job(
     program: Program, sets: Sequence[str], part: Part, backend: Backend = Backend.TUNIX
 ) -> tuple[Program, Job]:
-    """One compile of a program."""
+    """Return the job of one compile of a program."""
     return program, Job(Path(program.source).resolve(), tuple(sets), part.layers, backend, part.scheduled)
 
 
 def settings(program: Program) -> dict[str, str]:
-    """What a search varies, as the recipe has it."""
+    """Return the recipe's values of the keys that a search varies."""
     values = program.recipe.model_dump(mode="json")
     out = {}
     for path in SEARCHED:

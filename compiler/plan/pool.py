@@ -1,6 +1,6 @@
-"""Compiles jobs in processes of their own, as many at a time as the machine has cores and memory for.
+"""Compile each job in its own process, as many at a time as the machine has cores and memory for.
 
-A result goes into the cache as soon as it is there, so that what is interrupted goes on from where it was.
+Each result is cached as soon as its compile ends, so that an interrupted command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from recipec.compiler.wording import listing
 from recipec.runtime.memory import available_memory
 
 WORKER = ("-P", "-m", "recipec.compiler.plan.worker")
-"""-P, since the folder that one is in may hold another `compiler`."""
+"""-P keeps the working directory out of sys.path, because it may hold another `compiler` package."""
 POLL_SECONDS = 0.1
 BASE_MEMORY, LAYER_MEMORY = 2.0e9, 0.15e9
-"""Bytes that a compile is taken to need, and for each layer: a start is put off until as much is free. The
-schedule of all 60 layers of Gemma 4 31B took 5.2 GB, 6 compiled to the end 2.4 GB."""
+"""Estimated bytes that a compile needs, and bytes for each layer. A compile starts only when that much memory
+is free. The schedule of all 60 layers of Gemma 4 31B took 5.2 GB; 6 layers compiled to the end, 2.4 GB."""
 BASE_SECONDS, LAYER_SECONDS, END_SECONDS = 20.0, 2.0, 15.0
-"""What a compile is first taken to need, for each layer, and for each that is compiled to the end: for its
-progress; each that ends corrects it."""
+"""First estimate of a compile's seconds: in all, for each scheduled layer, and for each layer compiled to the
+end. The progress display uses it, and each compile that ends corrects it."""
 
 REFUSED = re.compile(r"Illegal value '([^']*)' specified for flag '([^']+)'")
-"""What libtpu says of a flag before it ends the process."""
+"""libtpu's message about the value of a flag that it refuses, before it ends the process."""
 
 Progress = Callable[[float, str], None]
-"""progress(share of all the work, from 0 to 1; what is going on)."""
+"""progress(share of all the work, from 0 to 1; a description of the current work)."""
 
 
 @dataclass
 class _Running:
-    """A process that compiles, and the folder of its files, some of which it writes until it ends."""
+    """A process that compiles, and the folder of its temporary files, to which it writes until it ends."""
 
     index: int
     job: Job
@@ -68,19 +68,19 @@ def compile_jobs(
     most: int | None = None,
     on_done: Callable[[int, Compiled | Failed, bool], None] | None = None,
 ) -> list[Compiled | Failed]:
-    """Compiles each job, or takes its result from the cache.
+    """Compile each job, or take its result from the cache.
 
     Args:
-        work: a job with its program.
+        work: each job with its program.
         most: processes at a time; the number of cores when None.
-        on_done: called with a job's index, its result and whether that came from the cache.
+        on_done: called with a job's index, its result and whether the result came from the cache.
 
     Returns:
         The results in the order of the jobs.
 
     Raises:
-        ArtifactError: when there is something to compile and what compiles is not installed.
-        KeyboardInterrupt: after the processes have been ended; what was done is in the cache.
+        ArtifactError: when something must be compiled and the compiler's packages are not installed.
+        KeyboardInterrupt: after the processes were ended; finished results are in the cache.
     """
     names = [identity.name(program, job) for program, job in work]
     results: list[Compiled | Failed | None] = [cached(name) for name in names]
@@ -107,7 +107,7 @@ def compile_jobs(
 
 
 def cached(name: str) -> Compiled | None:
-    """A result of the cache; None where there is none, or one that is damaged."""
+    """Return a result from the cache, or None where it is missing or damaged."""
     text = store.get(name)
     if text is None:
         return None
@@ -118,10 +118,10 @@ def cached(name: str) -> Compiled | None:
 
 
 def require_compiler() -> None:
-    """Checks that the training packages and libtpu are installed, without importing them.
+    """Check that the training packages and libtpu are installed, without importing them.
 
     Raises:
-        ArtifactError: naming what is missing, and the extra that brings it.
+        ArtifactError: names what is missing, and the extra that installs it.
     """
     require_packages("planning", extras=("train", "plan"))
     if find_spec("libtpu") is None:
@@ -132,10 +132,10 @@ def require_compiler() -> None:
 
 
 def require_backend(backend: Backend) -> None:
-    """Checks that what a backend's step is made with is installed, without importing it.
+    """Check that the packages of a backend's step are installed, without importing them.
 
     Raises:
-        ArtifactError: naming what is missing, and the extra that brings it.
+        ArtifactError: names what is missing, and the extra that installs it.
     """
     wanted = ("torch", "torchax", "peft") if backend is Backend.TORCHAX else ()
     missing = [name for name in wanted if find_spec(name) is None]
@@ -156,7 +156,7 @@ class _Pool:
         self._finished = 0.0
 
     def run(self, waiting: Sequence[int], done: Callable[[int, Compiled | Failed], None]) -> None:
-        """Runs jobs by their indices, the largest first, and calls `done` with each result."""
+        """Run the jobs with these indices, the largest first, and call `done` with each result."""
         queue = sorted(waiting, key=lambda index: -len(self._jobs[index].layers))
         total = sum(map(self._work, queue))
         again: list[int] = []
@@ -169,7 +169,7 @@ class _Pool:
                     self._running.remove(item)
                     result = self._result(item)
                     if isinstance(result, Failed) and result.killed and item.index not in again:
-                        again.append(item.index)  # once more, with the machine for itself
+                        again.append(item.index)  # retry once, with no other compile running
                         queue.append(item.index)
                         self._most = 1
                         continue
@@ -214,7 +214,7 @@ class _Pool:
         return read_result(item.process.returncode, lines[-1] if lines else "", said)
 
     def _work(self, index: int) -> float:
-        """Seconds that a job is first taken to need."""
+        """Return the first estimate of the seconds that a job needs."""
         job = self._jobs[index]
         return BASE_SECONDS + (LAYER_SECONDS if job.scheduled else END_SECONDS) * len(job.layers)
 
@@ -242,11 +242,11 @@ class _Pool:
 
 
 def read_result(status: int, line: str, said: Sequence[str]) -> Compiled | Failed:
-    """What a worker's end means.
+    """Read the result of a worker that ended.
 
     Args:
-        status: its exit status; below 0 the signal that ended it.
-        line: the last that it printed.
+        status: its exit status; below 0, the signal that ended it.
+        line: the last line that it printed.
         said: lines of its stderr.
     """
     try:
@@ -273,14 +273,14 @@ def read_result(status: int, line: str, said: Sequence[str]) -> Compiled | Faile
 
 
 def environment() -> dict[str, str]:
-    """Of a process that compiles for a TPU on a machine that has none."""
+    """Return the environment of a process that compiles for a TPU on a machine without one."""
     inherited: Mapping[str, str] = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     return {
         **inherited,
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
-        # One lock file keeps processes from sharing a TPU, which none of these has.
+        # libtpu's lock file keeps processes from sharing a TPU. These processes use none.
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }

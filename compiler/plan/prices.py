@@ -1,8 +1,8 @@
-"""What operations take, by libtpu's own cycles.
+"""Prices: the seconds of operations, from libtpu's own cycles.
 
-libtpu schedules a step first and chooses the tiling of each operation afterwards, while it generates code,
-which takes most of a compile. The same operation has the same cycles wherever it stands. So a few layers are
-compiled to the end, and what they give prices the schedule of all layers.
+libtpu first schedules a step. It then chooses the tiling of each operation while it generates code, which
+takes most of a compile. The same operation has the same cycles anywhere in a program. So a plan compiles a
+few layers to the end, and uses the times of their operations for the schedule of all layers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Prices:
     """Seconds of operations at full rates.
 
     Attributes:
-        exact: by what an operation is; None for one to which libtpu gave no cycles.
-        alike: the mean of those that differ in the memories of their arrays alone.
-        products: the mean of those with the same matrix products.
-        beside: what operations with products, and all others, take of the longer one of their FLOPs and
-            their bytes.
+        exact: seconds by an operation's `key`; None where libtpu gave no cycles.
+        alike: mean seconds by `alike`, of operations that differ only in the memories of their arrays.
+        products: mean seconds by `products`, of operations with the same matrix products.
+        beside: ratio of libtpu's seconds to `Operation.seconds` (the longer of FLOPs and bytes at full
+            rates), for operations with matrix products, and for all others.
     """
 
     exact: Mapping[str, float | None] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Prices:
     beside: tuple[float, float] = (1.0, 1.0)
 
     def of(self, operation: Operation) -> tuple[float, bool]:
-        """Seconds, and whether they rest on libtpu's cycles."""
+        """Return an operation's seconds, and whether they come from libtpu's cycles."""
         if operation.key in self.exact:
             found = self.exact[operation.key]
             return (operation.seconds, False) if found is None else (found, True)
@@ -43,10 +43,10 @@ class Prices:
 
 
 def prices(found: Iterable[tuple[Operation, float | None]]) -> Prices:
-    """Prices from the operations of a module that was compiled to the end.
+    """Return the prices from the operations of a module that was compiled to the end.
 
     Args:
-        found: each operation with its seconds by libtpu's cycles, None where it has none.
+        found: each operation with its seconds by libtpu's cycles; None without cycles.
     """
     every = list(found)
     costed = [(operation, seconds) for operation, seconds in every if seconds is not None]
@@ -71,7 +71,7 @@ def _beside(found: Iterable[tuple[Operation, float]], which: Callable[[Operation
 
 
 def priced(schedule: Schedule, by: Prices) -> Schedule:
-    """A schedule with the price of each operation in its place."""
+    """Return a schedule in which each operation is replaced by its seconds."""
     seconds = [by.of(operation) for operation in schedule.operations]
     core = costed = 0.0
 

@@ -1,7 +1,7 @@
-"""What a generation's devices do in a second: as published, and as runs that were published have reached.
+"""Rates of a TPU generation's devices: the published rates, and the shares of them that real runs reached.
 
-The second is in data/rates.json, which `python -m scripts.step_times fit` writes from the runs'
-schedules; docs/planning.md has the table.
+The shares are in data/rates.json. `python -m scripts.step_times fit` writes that file from the schedules of
+published runs; docs/planning.md has the table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from recipec.compiler.plan.timeline import Reached
 
 DATA = Path(__file__).parents[1] / "data" / "rates.json"
 HOST_BYTES = 32e9
-"""Bytes a second between a chip and its host, in one direction: taken as 16 lanes of PCI Express 4.0."""
+"""Bytes/s between a chip and its host in one direction, assumed to be 16 lanes of PCI Express 4.0."""
 
 
 Kernel = Callable[[str, Sequence[Array], Sequence[Array]], float]
@@ -27,7 +27,7 @@ Kernel = Callable[[str, Sequence[Array], Sequence[Array]], float]
 
 
 def published(accelerator: Accelerator, kernel: Kernel) -> Rates:
-    """Of one device."""
+    """Return the published rates of one device."""
     data = generations()[accelerator.generation]
     return Rates(
         clock=data["compiler"]["cycles_ghz"] * 1e9,
@@ -39,12 +39,12 @@ def published(accelerator: Accelerator, kernel: Kernel) -> Rates:
 
 
 def reached(generation: str) -> Reached:
-    """Shares of full speed; all of it, of a generation of which no run is known."""
+    """Return the shares of full speed that a generation reached; 1 for a generation without known runs."""
     return Reached(**_data()["reached"].get(generation, {}))
 
 
 def interval(generation: str, lora: bool) -> Interval:
-    """Of an estimate for a generation.
+    """Return the error interval of an estimate for a generation.
 
     Args:
         lora: whether adapters are trained; otherwise all weights are.

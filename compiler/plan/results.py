@@ -1,7 +1,7 @@
-"""What planning finds out. Plain values, so that they can be cached, sent between processes and printed.
+"""The results of planning, as plain values that can be cached, sent between processes and printed.
 
-Bytes, FLOPs and seconds are those of one device and one micro-batch (forward, backward and the
-optimizer's update), unless it is said otherwise. Nothing here was measured on a TPU.
+Bytes, FLOPs and seconds are for one device and one micro-batch (forward, backward and the optimizer's
+update), unless a field says otherwise. Nothing here is measured on a TPU.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Collective:
     """All collectives of one kind over the same mesh axes.
 
     Attributes:
-        kind: "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"; of a transfer
-            between slices the compiler's own word for any other, or "transfer".
-        axes: mesh axes that it runs over, () when its groups are those of no set of axes.
+        kind: "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute". A transfer
+            between slices may have another word of the compiler, or "transfer".
+        axes: mesh axes that it runs over, () when its groups match no set of axes.
         over_dcn: whether a group has devices of several slices.
-        count: how often a step runs it, loops counted.
-        bytes: of the arrays that one device ends up with, all of `count` together.
+        count: how often a step runs it, with loops counted in full.
+        bytes: bytes of the arrays that one device ends up with, for all `count` together.
     """
 
     kind: str
@@ -36,13 +36,14 @@ class Collective:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Custom kernels of one name, of which the compiler gives no cycles.
+    """All custom kernels of one name.
 
-    Figures come from their shapes, of all `count` together.
+    The compiler gives no cycles for them, so the figures come from their shapes. They are for all `count`
+    together.
 
     Attributes:
         name: as in the HLO, without numbers: "splash_mha_fwd_segmented_residuals".
-        seconds: by `plan/kernels.py`.
+        seconds: estimated by `plan/kernels.py`.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Kernel:
 
 
 COPIES = ("copy", "host")
-"""Kinds of transfers that are no collectives."""
+"""Kinds of transfers that are not collectives."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,12 @@ class Moved:
     """Transfers of one kind for one weight or operation.
 
     Attributes:
-        kind: a collective's, "copy" within the device's memory, or "host".
-        name: what they belong to: "layers.{}.mlp.up_proj.kernel"; "" where that is not known.
-        axes, over_dcn: as of `Collective`.
-        count, bytes: all of them together.
-        seconds: that they take.
-        exposed: of it, what the core does nothing but wait.
+        kind: a kind of `Collective`, "copy" within the device's memory, or "host".
+        name: the weight or operation: "layers.{}.mlp.up_proj.kernel"; "" where it is not known.
+        axes, over_dcn: as in `Collective`.
+        count, bytes: for all of them together.
+        seconds: time of the transfers.
+        exposed: the part of `seconds` in which the core only waits.
     """
 
     kind: str
@@ -85,7 +86,8 @@ class Span:
 
     Attributes:
         lane: "core", "kernel", "wait", "links", "memory", "host", or "loop" for turns that are not drawn.
-        start, seconds: from the beginning of the step.
+        start: seconds from the beginning of the step.
+        seconds: its length.
     """
 
     lane: str
@@ -96,14 +98,14 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A step as it is scheduled: estimates, seconds.
+    """The estimated time of a step, in seconds, by what the core does.
 
     Attributes:
         products: the core works on operations with matrix products.
-        memory: on all others.
-        kernels: on custom kernels.
-        transfers: what moves beside it or while it waits, the longest waits first.
-        spans: to be drawn.
+        memory: the core works on other operations.
+        kernels: the core works on custom kernels.
+        transfers: transfers that run while the core works or waits, the longest waits first.
+        spans: stretches to draw.
     """
 
     products: float = 0.0
@@ -114,11 +116,11 @@ class Timeline:
 
     @property
     def exposed(self) -> float:
-        """What the core waits for transfers."""
+        """Seconds that the core waits for transfers."""
         return sum(one.exposed for one in self.transfers)
 
     def exposed_in(self, collectives: bool) -> float:
-        """Of it, what it waits for collectives, or for copies within the device and to its host."""
+        """Return the exposed seconds of collectives, or of copies within the device and to its host."""
         return sum(one.exposed for one in self.transfers if (one.kind not in COPIES) == collectives)
 
     @property
@@ -128,13 +130,13 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Temporary:
-    """An array that is alive when the temporaries take most memory.
+    """Arrays of one name and shape that are alive when the temporaries take most memory.
 
     Attributes:
-        name: where it comes from, from the program's metadata: "layers.3.mlp / mul".
+        name: their origin, from the program's metadata: "layers.3.mlp / mul".
         shape: as in the HLO, without the layout: "bf16[1,3072,21504]".
-        count: arrays of that name (layer numbers aside) and shape.
-        bytes: of all of them, padded as they lie in memory.
+        count: number of arrays with this name (ignoring layer numbers) and shape.
+        bytes: bytes of all of them, with the padding of their layout.
     """
 
     name: str
@@ -145,10 +147,10 @@ class Temporary:
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """A compile that the compiler refused, because the program does not fit.
+    """The compiler's refusal of a program that does not fit.
 
     Attributes:
-        used, limit: bytes of HBM.
+        used, limit: bytes of HBM that the program needs, and that it may use.
         largest: the allocations that the compiler lists.
     """
 
@@ -162,16 +164,16 @@ class Compiled:
     """A step with some or all of the model's layers, compiled to its schedule or to the end.
 
     Attributes:
-        layers: decoder layers that it has.
-        weights, adapters, optimizer, batch: bytes of the arguments by what they are, from their shapes.
-        arguments: bytes as the compiler lays them out, padding included.
-        temporaries, code: bytes. What was not compiled to the end has constants and outputs alone for code.
-        flops, bytes: of matrix products; read and written by every operation. Loops are counted in full,
-            kernels as nothing.
-        schedule: of the step, from which its time follows; empty where the compiler refused it.
-        prices: of its operations, of what was compiled to the end.
-        instructions: of the module, those of fusions included.
-        trace_seconds, compile_seconds: what it took on this machine.
+        layers: number of decoder layers.
+        weights, adapters, optimizer, batch: bytes of each kind of arguments, from their shapes.
+        arguments: bytes of all arguments as the compiler lays them out, padding included.
+        temporaries, code: bytes. If only the schedule was compiled, `code` has just constants and outputs.
+        flops, bytes: FLOPs of matrix products; bytes that all operations read and write. Loops are counted
+            in full, custom kernels as 0.
+        schedule: the step's schedule, which gives its time; empty where the compiler refused it.
+        prices: times of the operations that were compiled to the end.
+        instructions: instructions of the module, including those in fusions.
+        trace_seconds, compile_seconds: time of tracing and compiling on this machine.
         out_of_memory: set when the compiler refused; then figures from `arguments` on are 0.
     """
 
@@ -203,10 +205,10 @@ class Memory:
     """HBM of one device, bytes.
 
     Attributes:
-        weights, adapters, optimizer, batch, padding: arguments; padding is what their layout adds.
-        temporaries: activations and everything else that lives within a step.
+        weights, adapters, optimizer, batch, padding: the arguments, and the padding of their layout.
+        temporaries: activations and everything else that lives only within a step.
         code: the program itself.
-        available: what the device has.
+        available: bytes that the device has.
     """
 
     weights: float
@@ -232,7 +234,7 @@ class Memory:
 
     @property
     def headroom(self) -> float:
-        """Bytes that are left; below 0 when it does not fit."""
+        """Bytes that are free; below 0 when the program does not fit."""
         return self.available - self.used
 
     @property
@@ -242,11 +244,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class Interval:
-    """How far estimates were from published runs, each estimated by what the others gave.
+    """The error interval of estimates, from published runs, each estimated by rates fitted to the others.
 
     Attributes:
-        low, high: measured over estimated time; a step is taken to be within these times its estimate.
-        basis: what that rests on, a sentence.
+        low, high: measured over estimated time; a step's time is expected between these times its estimate.
+        basis: a sentence about the runs that it comes from.
     """
 
     low: float
@@ -254,29 +256,29 @@ class Interval:
     basis: str
 
     def of(self, seconds: float) -> tuple[float, float]:
-        """The interval of an estimated time, or of what is in proportion to it."""
+        """Return the interval of an estimated time, or of a figure proportional to it."""
         return self.low * seconds, self.high * seconds
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A micro-batch's step of the whole model, on one device.
+    """The estimate of one micro-batch's step of the whole model, on one device.
 
     Attributes:
-        layers: of the model.
-        compiled_layers: that were compiled to the end, as a tuple of one.
-        memory: of one device.
-        flops, bytes: of matrix products, and read and written; kernels are not among them.
-        timeline: of the step.
-        seconds: of the step, the sum of the timeline's parts, times what probes found beside such sums; 0
-            where the compiler refused it.
-        interval: what the time of published runs was beside such an estimate.
+        layers: number of the model's layers.
+        compiled_layers: number of layers that were compiled to the end, as a tuple of one.
+        memory: memory of one device.
+        flops, bytes: FLOPs of matrix products; bytes read and written. Custom kernels are not included.
+        timeline: the step's timeline.
+        seconds: time of the step: the sum of the timeline's parts, times the factor of probes (see
+            `calibration.py`); 0 where the compiler refused it.
+        interval: the error interval of `seconds`, from published runs.
         peak_flops, bandwidth: of one device, FLOP/s in bfloat16 and bytes/s.
-        model_flops: of the micro-batch on one device, from the model's shapes: what the algorithm needs,
-            recomputation not counted.
-        mfu: model_flops over what the device could do in `seconds`.
+        model_flops: FLOPs that the algorithm needs for the micro-batch on one device, from the model's
+            shapes, without recomputation.
+        mfu: model_flops over the FLOPs that the device could do in `seconds`.
         rows, row_length: of a micro-batch over all devices; a preference has two rows.
-        compile_seconds: of this machine, all compiles together.
+        compile_seconds: time of all compiles on this machine.
     """
 
     layers: int
@@ -304,18 +306,18 @@ class RunLength:
     """The whole run.
 
     Attributes:
-        source: "data" when the recipe's data was tokenized, "steps" when the recipe gives train.steps and
-            the data is not at hand, "bound" when the lines of its data say how many steps there are at
-            most, "unknown" otherwise.
-        tokens_per_row: real ones, on average; max_length when it is not known.
-        steps: optimizer steps, None when unknown. Of the source "bound" these, hours and usd are the most.
-        micro_batches: of an optimizer step.
+        source: "data" when the recipe's data was tokenized; "steps" when the recipe gives train.steps and
+            the data is not available; "bound" when the number of lines of the data gives an upper bound of
+            the steps; "unknown" otherwise.
+        tokens_per_row: real tokens of a row on average; max_length when unknown.
+        steps: optimizer steps, None when unknown. With source "bound", steps, hours and usd are upper bounds.
+        micro_batches: micro-batches of an optimizer step.
         hours, usd: None when unknown (no data and no train.steps, or no price).
-        interval: of the step, and with it of hours and US$; tokens a second go the other way.
-        usd_per_hour: of the training machine, None where the catalog and the recipe have no price.
+        interval: the error interval of the step's time, hours and US$. Tokens a second vary inversely.
+        usd_per_hour: price of the training machine, None where the catalog and the recipe have none.
         tokens_per_second: real tokens over all devices, from the estimated step.
-        usd_per_million_tokens: of training, at the estimated step; None without a price.
-        note: what this rests on, a sentence.
+        usd_per_million_tokens: cost of training, from the estimated step; None without a price.
+        note: a sentence about where the figures come from.
     """
 
     source: str
@@ -333,12 +335,12 @@ class RunLength:
 
 @dataclass(frozen=True)
 class Placement:
-    """One group of the model's arrays with the same shape and sharding, for showing the mesh.
+    """A group of the model's arrays with the same shape and sharding, for display.
 
     Attributes:
-        pattern: "layers.{}.mlp.up_proj.kernel", of `count` arrays.
-        spec: mesh axis of each dimension, None for whole.
-        bytes: of all of them on one device.
+        pattern: the name of the `count` arrays: "layers.{}.mlp.up_proj.kernel".
+        spec: mesh axis of each dimension; None for a dimension that is not sharded.
+        bytes: bytes of all of them on one device.
     """
 
     pattern: str
@@ -350,22 +352,22 @@ class Placement:
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe, planned.
+    """The plan of a recipe.
 
     Attributes:
-        recipe: its name.
-        model: its id.
-        accelerator: described in a phrase.
+        recipe: the recipe's name.
+        model: the model's id.
+        accelerator: a phrase that describes the accelerator.
         topology: as libtpu names it: "v5p:2x2x1".
-        slices, devices, hosts: how many.
+        slices, devices, hosts: how many there are.
         axes: size of each mesh axis in order.
-        placements: what lies where.
-        backend: whose step was compiled: "tunix" for train.py's, or "torchax".
+        placements: the model's arrays with their shardings.
+        backend: the backend whose step was compiled: "tunix" for train.py's, or "torchax".
         settings: the values that a search varies, by path in the recipe: "remat.policy" -> "none".
-        versions: of the packages that the estimate rests on.
-        notes: sentences.
-        cached: whether everything came from the cache.
-        seconds: that planning took.
+        versions: versions of the packages that the estimate depends on.
+        notes: sentences to show.
+        cached: whether all results came from the cache.
+        seconds: time of planning.
     """
 
     __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
@@ -390,7 +392,7 @@ class Plan:
 
     @property
     def script(self) -> str:
-        """The generated script whose step it is."""
+        """The generated script whose step was compiled."""
         return "train.py" if self.backend == "tunix" else f"train_{self.backend}.py"
 
 
@@ -399,15 +401,14 @@ class Point:
     """One configuration that a search looked at.
 
     Attributes:
-        sets: what it changes in the recipe, as --set takes it: "remat.policy=none".
+        sets: its changes of the recipe as --set arguments: "remat.policy=none".
         status: "compiled", "pruned" (by the bound), "too large" (does not fit), "refused" (by the checks),
             "failed".
         reason: why it was not compiled, or failed; "" when compiled.
-        tokens: real ones of a micro-batch over all devices.
+        tokens: real tokens of a micro-batch over all devices.
         seconds_per_token, memory, usd_per_million_tokens: estimates; None where not compiled.
         bound_seconds_per_token: the analytic lower bound; 0 where refused.
-        exposed_seconds: of a step, what the device waits for collectives and copies; a part of
-            `step_seconds`.
+        exposed_seconds: the part of `step_seconds` in which the device waits for collectives and copies.
     """
 
     sets: tuple[str, ...]
@@ -425,12 +426,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        points: all, in the order in which they were looked at.
-        front: indices of the Pareto-optimal ones (time a token, HBM, cost), fastest first.
-        baseline: index of the recipe as it stands, None when it does not compile.
+        points: all configurations, in the order in which the search recorded them.
+        front: indices of the Pareto-optimal points (time a token, HBM, cost), fastest first.
+        baseline: index of the unchanged recipe; None when it does not compile or does not fit.
     """
 
     __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it

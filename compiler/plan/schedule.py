@@ -1,7 +1,7 @@
-"""A compiled step as a schedule: plain values, read from its text by `hlo/schedule.py`, priced by
-`prices.py`, run by `timeline.py`.
+"""A compiled step as a schedule of plain values.
 
-Every figure is in seconds at the full published rates of the device.
+`hlo/schedule.py` reads it from the step's HLO text, `prices.py` adds the times of its operations, and
+`timeline.py` runs it. Every figure is in seconds at the full published rates of the device.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pydantic import ConfigDict, TypeAdapter
 
 @dataclass(frozen=True)
 class Transfer:
-    """Data that moves beside the core, or while it waits.
+    """Data that moves while the core computes or waits.
 
     Attributes:
         kind: "all-gather" and so on; "copy" within the device's memory, "host" to or from the host's.
         name: the weight that it belongs to, and the operation.
-        axes: of the mesh, that a collective runs over.
+        axes: mesh axes that a collective runs over.
         over_dcn: whether it leaves the slice.
-        bytes: that the device ends with.
-        seconds: at full speed.
+        bytes: bytes that the device ends with.
+        seconds: its time at full speed.
         along: what it occupies: "0", "1", ... for dimensions of the torus, "dcn", "hbm" or "host".
     """
 
@@ -38,13 +38,13 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation of the core, whose price is still to be found.
+    """An operation of the core, whose time is not known yet.
 
     Attributes:
-        key: what it computes, on which shapes, in which layouts and memories.
-        alike: the same without the memories.
-        products: the matrix products alone, "" where there are none.
-        seconds: the longer one of its FLOPs and its bytes at full rates.
+        key: digest of what it computes, and of the shapes, layouts and memories.
+        alike: the same digest without the memories.
+        products: digest of its matrix products alone, "" without any.
+        seconds: the longer of the times of its FLOPs and of its bytes, at full rates.
     """
 
     key: str
@@ -55,13 +55,13 @@ class Operation:
 
 @dataclass(frozen=True)
 class Work:
-    """What the core does without a pause.
+    """Work that the core does without a pause.
 
     Attributes:
         products: seconds of operations with matrix products.
-        memory: of others, which HBM or the vector unit limit.
-        kernels: of custom kernels.
-        operations: that have no price yet: their numbers, and how often they run.
+        memory: seconds of other operations, which HBM or the vector unit limits.
+        kernels: seconds of custom kernels.
+        operations: operations without a known time: (number, how often it runs).
     """
 
     products: float = 0.0
@@ -86,7 +86,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Start:
-    """The start of transfer number `transfer`, that goes by the number `mark`."""
+    """The start of transfer number `transfer`. `Wait` refers to this start by the number `mark`."""
 
     transfer: int
     mark: int
@@ -94,14 +94,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Wait:
-    """The core waits for what was started under this number, if anything was."""
+    """The core waits for the transfer that was started with this mark, if there is one."""
 
     mark: int
 
 
 @dataclass(frozen=True)
 class Exposed:
-    """Transfer number `transfer`, for which the core waits from start to end."""
+    """Transfer number `transfer`, for whose whole time the core waits."""
 
     transfer: int
 
@@ -119,12 +119,12 @@ Step = Work | Start | Wait | Exposed | Loop
 
 @dataclass(frozen=True)
 class Schedule:
-    """A step.
+    """The schedule of a training step.
 
     Attributes:
-        operations: by their numbers, until they are priced.
-        uncounted_loops: of which the text does not tell how often they run; their bodies count once.
-        costed: share of the core's seconds that rest on libtpu's own cycles, once it is priced.
+        operations: the operations by number; () once their times are filled in.
+        uncounted_loops: loops whose number of turns the text does not give; their bodies count once.
+        costed: share of the core's seconds that come from libtpu's own cycles, once the times are filled in.
     """
 
     __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
@@ -140,7 +140,7 @@ SCHEDULE: TypeAdapter[Schedule] = TypeAdapter(Schedule)
 
 
 def total(steps: Iterable[Step]) -> Work:
-    """All work of steps, loops counted."""
+    """Return all work of steps, with loops counted in full."""
     found = Work()
     for step in steps:
         if isinstance(step, Loop):

@@ -1,12 +1,12 @@
-"""`recipe plan --search`: which configuration of a recipe is best, by compiling those that can be.
+"""`recipe plan --search`: find the best configurations of a recipe by compiling candidates.
 
-Every configuration has a lower bound that costs nothing (`bound.py`). Those with the lowest are compiled
-first; what a compiled one is already better than, at its bound, is not compiled at all.
+`bound.py` gives each configuration a lower bound without compiling it. The search compiles configurations
+with the lowest bounds first. It skips a configuration if a compiled one is better than its bound.
 
-What is tried is mesh x micro batch x rematerialization x attention x profile of flags, within what the recipe
-allows, and of the recipe as it stands other blocks of attention's kernel. The optimization stays the
-recipe's: rows per optimizer step, model, adapters and data are never touched. With `free_batch` the rows may
-be raised as far as it takes for every device to have some.
+The search varies mesh x micro-batch x rematerialization x attention x profile of flags, within what the
+recipe allows. For the otherwise unchanged recipe it also varies the block size of the attention kernel.
+Model, adapters, data and the rows of an optimizer step stay the same. With `free_batch`, the search may raise
+the rows so that every device gets some.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from recipec.spec.language.mesh import Remat
 from recipec.spec.load import load
 
 MOST = 24
-"""Configurations that are compiled."""
+"""Configurations that are compiled at most."""
 TOGETHER = 4
-"""Configurations that are compiled before what they leave out is looked for."""
+"""Configurations that are compiled together, before the rest is pruned by their results."""
 GIB = 2**30
 INTERRUPTED = "the search was interrupted before that"
 
@@ -58,7 +58,7 @@ class SearchInterrupted(Exception):
     """A search that Ctrl-C ended.
 
     Attributes:
-        found: what was found until then. All compiles that were done are in the cache.
+        found: the result so far. All finished compiles are in the cache.
     """
 
     def __init__(self, found: Search) -> None:
@@ -68,11 +68,11 @@ class SearchInterrupted(Exception):
 
 @dataclass(frozen=True)
 class Tools:
-    """What a search stands on: the compiler's own, or a test's.
+    """The functions that a search calls: the compiler's own, or a test's.
 
     Attributes:
-        settle: a recipe with these --set arguments, checked.
-        parts: what is compiled of a program.
+        settle: loads, checks and lowers a recipe with --set arguments.
+        parts: returns the compiles of a program, as `depth.parts`.
         compile_jobs: as `pool.compile_jobs`.
         estimate: as `estimate.estimate`.
     """
@@ -85,15 +85,15 @@ class Tools:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What is searched, and how far.
+    """The options of a search.
 
     Attributes:
-        sets: what --set changed in the recipe.
+        sets: the --set arguments of the command.
         tokens_per_row: real tokens of a row on average; data.max_length when None.
-        most: configurations that are compiled.
+        most: configurations that are compiled at most.
         free_batch: whether the rows of an optimizer step may be raised.
-        backend: whose step is compiled.
-        fixed: keys that stay as the recipe has them, of those that a search varies.
+        backend: the backend whose step is compiled.
+        fixed: keys that the search does not vary.
     """
 
     sets: Sequence[str] = ()
@@ -110,11 +110,11 @@ def search(
     progress: Progress | None = None,
     tools: Tools | None = None,
 ) -> Search:
-    """Looks for the best configurations of a program.
+    """Search for the best configurations of a program.
 
     Raises:
         ArtifactError: when nothing can be compiled at all.
-        Interrupted: after Ctrl-C.
+        SearchInterrupted: after Ctrl-C.
     """
     planner.check_target(program)
     run, most = _Run(options, progress, tools or Tools()), options.most
@@ -138,13 +138,13 @@ def search(
 
 @dataclass
 class _Run:
-    """A search under way.
+    """The state of a running search.
 
     Attributes:
-        points: of the configurations that are settled.
-        reached: objectives of those that fit, by the index of their point.
-        large: those that do not fit.
-        compiled: how many were given to the compiler.
+        points: the configurations whose outcome is known.
+        reached: objectives of the configurations that fit, by the index of their point.
+        large: configurations that were compiled and do not fit.
+        compiled: how many configurations were compiled.
     """
 
     options: SearchOptions
@@ -158,7 +158,7 @@ class _Run:
     started: float = field(default_factory=time.monotonic)
 
     def candidates(self, every: Sequence[Variant], source: Path) -> list[Candidate]:
-        """Those to compile, in that order: the recipe as it stands, then by what they could reach."""
+        """Return the configurations to compile: the unchanged recipe first, then by their bounds."""
         out = []
         for number, variant in enumerate(every):
             if self.progress:
@@ -178,11 +178,11 @@ class _Run:
                 )
                 continue
             out.append(candidate)
-        # Of those with one bound of time, what keeps most is likely the quickest: it computes least again.
+        # With equal bounds of time, the one that keeps most is likely the fastest: it recomputes least.
         return sorted(out, key=lambda one: (one.variant.sets != (), one.lowest[0], -one.memory))
 
     def compile(self, now: Sequence[Candidate]) -> None:
-        """Compiles these configurations, and settles those whose compiles are done, also when interrupted."""
+        """Compile these configurations, and record the finished ones, even after an interrupt."""
         work: list[tuple[Program, Job]] = []
         places: list[range] = []
         for candidate in now:
@@ -205,14 +205,14 @@ class _Run:
                     self._judge(candidate, [done[index] for index in place])
 
     def pruned(self, waiting: Sequence[Candidate]) -> list[Candidate]:
-        """Those that can still be on the front, and can still fit.
+        """Return the configurations that can still be on the front and can still fit.
 
-        What was compiled dominates the bound of what is left out here, and nothing is better than its own
-        bound: so it is dominated itself, in whatever order they were compiled. The order (the bound of time,
-        then the memory that is kept) decides how many are compiled, and which ones where `most` ends it.
+        A configuration is pruned when a compiled one dominates its bound. No configuration is better than its
+        own bound, so a pruned one cannot be on the front, in any order of the compiles. The order (bound of
+        time, then memory that is kept) decides how many are compiled, and which ones if `most` is reached.
 
-        The bound of memory is none where the compiler makes a step that does not fit compute activations
-        again. Such a step is taken to be too large, though it might be made to fit, slowly.
+        The bound of memory does not hold when the compiler itself recomputes activations to make a step fit.
+        The search counts such a step as too large, although it might fit and run slowly.
         """
         out = []
         for candidate in waiting:
@@ -230,7 +230,7 @@ class _Run:
         return out
 
     def leave(self, waiting: Sequence[Candidate], reason: str) -> None:
-        """Settles what is not compiled any more, as pruned for that reason."""
+        """Record configurations that will not be compiled as pruned, with this reason."""
         settled = {point.sets for point in self.points}
         left = [candidate for candidate in waiting if candidate.variant.sets not in settled]
         for candidate in left:
@@ -250,7 +250,7 @@ class _Run:
         )
 
     def _judge(self, candidate: Candidate, results: Sequence[Compiled | Failed]) -> None:
-        """Settles a configuration whose compiles are done."""
+        """Record the outcome of a configuration whose compiles are done."""
         failed = next((result for result in results if isinstance(result, Failed)), None)
         if failed is not None:
             self._settle(candidate, "failed", failed.message)
@@ -291,7 +291,7 @@ class _Run:
         return point
 
     def _progress_of(self, count: int) -> Progress | None:
-        """Progress of compiling `count` configurations, as a part of the whole search."""
+        """Return a callback that reports compiling `count` configurations as part of the whole search."""
         progress, before = self.progress, self.compiled
         if progress is None:
             return None
@@ -310,7 +310,7 @@ class Candidate:
     """A configuration that can be compiled.
 
     Attributes:
-        tokens: real ones of a micro-batch over all devices.
+        tokens: real tokens of a micro-batch over all devices.
         lowest: lower bounds of its objectives.
     """
 
@@ -321,7 +321,7 @@ class Candidate:
 
     @classmethod
     def of(cls, variant: Variant, program: Program, tokens_per_row: float | None) -> Candidate:
-        """The candidate of a variant.
+        """Return the candidate of a variant, with its bounds.
 
         Args:
             tokens_per_row: real tokens of a row on average; data.max_length when None.
@@ -333,45 +333,48 @@ class Candidate:
 
     @property
     def memory(self) -> float:
-        """Bytes of HBM that a device needs at the least."""
+        """Bytes of HBM that a device needs at least."""
         return self.lowest[1]
 
     def needs_more(self, other: Candidate) -> bool:
-        """Whether this is another configuration with more rows on each device."""
+        """Return whether this is `other` with more rows on each device."""
         a, b = self.variant, other.variant
         same = (a.axes, a.remat, a.attention, a.profile) == (b.axes, b.remat, b.attention, b.profile)
         return same and a.block == b.block and a.micro_batch > b.micro_batch and self.memory >= other.memory
 
 
 def _objectives(program: Program, seconds_per_token: float, memory: float) -> Objectives:
-    """What is to be small: seconds a token, bytes of HBM, and what a token costs: US$, or device-seconds
-    where there is no price."""
+    """Return the objectives to minimize: seconds a token, bytes of HBM, and cost a token.
+
+    The cost is in US$, or in device-seconds without a price.
+    """
     price = program.usd_per_hour
     rate = program.accelerator.devices if price is None else price / 3600
     return seconds_per_token, memory, seconds_per_token * rate
 
 
 Objectives = tuple[float, ...]
-"""What is to be small: seconds a token, bytes of HBM, US$ a token."""
+"""The objectives to minimize: seconds a token, bytes of HBM, and US$ (or device-seconds) a token."""
 
 
 def dominates(a: Objectives, b: Objectives) -> bool:
-    """Whether `a` is nowhere worse than `b`, and somewhere better."""
+    """Return whether `a` is no worse than `b` in any objective, and better in one."""
     return all(x <= y for x, y in zip(a, b, strict=True)) and a != b
 
 
 def front(points: Sequence[Objectives]) -> list[int]:
-    """Indices of the points that no other dominates, by their first objective, then the next."""
+    """Return the indices of the points that no other dominates, sorted by their objectives."""
     best = [i for i, point in enumerate(points) if not any(dominates(other, point) for other in points)]
     return sorted(best, key=lambda i: points[i])
 
 
 MOST_RAISED = 4
-"""The most that `free_batch` multiplies the rows of an optimizer step by, a device's one row aside."""
+"""The largest factor by which `free_batch` raises the rows of an optimizer step. One row for each device is
+always allowed."""
 BLOCKS = (512, 1024, 2048)
-"""Tokens of a block of attention's kernel: smaller ones take longer on every chip by the time model."""
+"""Tokens of a block of the attention kernel. Smaller blocks are slower on every chip, by the cost model."""
 SAVED_ON_HOST = ("offload_dots",)
-"""Policies that need a memory beside the device's: on a CPU there is none."""
+"""Policies that need host memory apart from the device's, which a CPU does not have."""
 
 
 @dataclass(frozen=True)
@@ -382,8 +385,8 @@ class Variant:
         axes: size of each mesh axis.
         micro_batch, global_batch: rows of one data-parallel device, and of an optimizer step.
         remat, attention, profile: as the recipe language names them.
-        block: of splash attention; None for the accelerator's own.
-        sets: what it changes in the recipe, as --set takes it; () for the recipe as it stands.
+        block: block size of splash attention; None for the accelerator's own.
+        sets: the changes as --set arguments; () for the unchanged recipe.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -397,9 +400,10 @@ class Variant:
 
 
 def variants(program: Program, free_batch: bool = False) -> list[Variant]:
-    """Every configuration to be looked at, the recipe as it stands first.
+    """Return every configuration to look at, the unchanged recipe first.
 
-    Where no number of rows fits a mesh, one that the checks refuse stands for it, so that its reason is told.
+    If no number of rows fits a mesh, the list has one configuration of the mesh that the checks refuse, so
+    that the search reports the reason.
     """
     train, recipe = program.recipe.train, program.recipe
     own = dict(recipe.mesh.axes), train.micro_batch_size, train.global_batch_size
@@ -422,8 +426,12 @@ def _variant(
     chosen: tuple[str, str, str] | None = None,
     block: int | None = None,
 ) -> Variant:
-    """A variant; `chosen` are its remat policy, attention and profile, the recipe's own where it is None, as
-    with the block."""
+    """Return a variant.
+
+    Args:
+        chosen: remat policy, attention and profile; the recipe's own when None.
+        block: block size of splash attention; the recipe's own when None.
+    """
     recipe = program.recipe
     block = block or recipe.model.attention_block
     own = recipe.remat.policy, recipe.model.attention, recipe.xla.profile
@@ -442,8 +450,10 @@ def _variant(
 
 
 def _meshes(program: Program) -> Iterator[dict[str, int]]:
-    """The recipe's mesh, and each way to arrange the devices in which tp divides the heads of every layer;
-    a single key/value head is kept whole."""
+    """Yield the recipe's mesh, then each arrangement of the devices in which tp divides every layer's heads.
+
+    A single key/value head is kept whole.
+    """
     own = dict(program.recipe.mesh.axes)
     yield own
     slices = program.accelerator.slices
@@ -456,9 +466,9 @@ def _meshes(program: Program) -> Iterator[dict[str, int]]:
 
 
 def _batches(batch: int, shards: int, free: bool) -> Iterator[tuple[int, int]]:
-    """(rows of a device, rows of an optimizer step) over `shards` data-parallel devices."""
+    """Yield (rows of a device, rows of an optimizer step) over `shards` data-parallel devices."""
     if not free:
-        # Of a mesh that these rows cannot be split over, one for the checks to refuse.
+        # If the rows cannot be split over the mesh, yield one pair that the checks refuse.
         for micro in divisors(batch // shards) if batch % shards == 0 else [1]:
             yield micro, batch
         return
@@ -477,7 +487,7 @@ def _policies(program: Program) -> list[str]:
 
 
 def _profiles(program: Program) -> list[str]:
-    """The recipe's own, that of the generation where there is one, and none."""
+    """Return the profiles to try: the recipe's own, the generation's if there is one, and "none"."""
     own, generation = program.recipe.xla.profile, program.accelerator.generation
     found = [own, *([generation] if own != "auto" and generation in profiles() else []), "none"]
     return list(dict.fromkeys(found))
@@ -489,7 +499,7 @@ def _attentions(program: Program) -> list[str]:
 
 
 def _blocks(program: Program) -> Iterator[int]:
-    """Sizes of splash attention's blocks that divide the rows, but the recipe's own."""
+    """Yield the block sizes of splash attention that divide a row's length, except the recipe's own."""
     model = program.recipe.model
     present = model.attention_block or program.accelerator.attention_block
     if model.attention == "splash":
@@ -497,7 +507,7 @@ def _blocks(program: Program) -> Iterator[int]:
 
 
 def received(collective: Collective, axes: Mapping[str, int]) -> float:
-    """Bytes that a device gets from others in a collective over rings."""
+    """Return the bytes that a device gets from others in a collective over rings."""
     size = math.prod(axes[axis] for axis in collective.axes) if collective.axes else math.prod(axes.values())
     share = (size - 1) / size
     if collective.kind == "all-reduce":

@@ -1,4 +1,4 @@
-"""What `recipe plan --search` prints: the front, what became of the rest, and the best as lines to paste."""
+"""Write the text of `recipe plan --search`: the front, the other outcomes, and the best lines to paste."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recipec.compiler.wording import plural
 
 STATUSES = ("compiled", "too large", "pruned", "refused", "failed")
 REASONS = 6
-"""Reasons that are told of those that were refused or failed."""
+"""How many reasons of refused and of failed configurations are shown."""
 LEGEND = (
     "mesh: {axes}. ms/token: milliseconds a real token, over all devices. step: seconds of a "
     "micro-batch. GiB, HBM: of each device, and the share of its memory. {price} waits: seconds of a step "
@@ -24,10 +24,10 @@ LEGEND = (
 
 
 def text(program: Program, found: Search) -> str:
-    """All of it, in at most 100 columns.
+    """Return the whole text, in at most 100 columns.
 
     Args:
-        program: the recipe as it stands.
+        program: the program of the unchanged recipe.
     """
     sections = [list(_front(program, found)), list(_standing(program, found)), list(_best(program, found))]
     sections.append(list(_rest(found)))
@@ -53,7 +53,7 @@ def _front(program: Program, found: Search) -> Iterator[str]:
 
 
 def _standing(program: Program, found: Search) -> Iterator[str]:
-    """Where the recipe itself is."""
+    """Say where the unchanged recipe is among the results."""
     if found.baseline is None:
         point = next((point for point in found.points if not point.sets), None)
         reason = f": {point.reason}" if point and point.reason else ""
@@ -76,7 +76,7 @@ def _gain(found: Search) -> str:
 
 
 def _best(program: Program, found: Search) -> Iterator[str]:
-    """The fastest's lines."""
+    """Show the recipe lines of the fastest configuration."""
     if not found.front or not found.points[found.front[0]].sets:
         return
     best = found.points[found.front[0]]
@@ -92,7 +92,7 @@ def _best(program: Program, found: Search) -> Iterator[str]:
 
 
 def _kernel(values: Mapping[str, str]) -> str:
-    """Its attention, with the block where that is not the accelerator's own."""
+    """Return a configuration's attention, with the block size unless it is the accelerator's own."""
     block = values["model.attention_block"]
     return values["model.attention"] + ("" if block == "null" else f" {block}")
 
@@ -145,7 +145,7 @@ def _row(program: Program, point: Point, base: Mapping[str, str], raised: bool) 
 
 
 def _price(program: Program, point: Point) -> tuple[str, str]:
-    """What a million tokens cost: the column's name, and the figure."""
+    """Return the cost of a million tokens: the column's name, and the figure."""
     if point.usd_per_million_tokens is not None:
         return "US$/M", f"{point.usd_per_million_tokens:.3f}"
     return "dev-s/M", f"{1e6 * (point.seconds_per_token or 0) * program.accelerator.devices:.0f}"

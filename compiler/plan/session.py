@@ -1,4 +1,4 @@
-"""One `recipe plan`: the plan, what was asked for beside it, and the diagnostics."""
+"""Run one `recipe plan`: the plan, the search and the serving plan if requested, and the diagnostics."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What the command line asks for.
+    """The options of the command line.
 
     Attributes:
-        sets: as --set takes them.
-        exact, search: compile all layers; search for better configurations.
-        most, free_batch: of the search: configurations to compile; whether the global batch may grow.
-        model, data_dir: where the tokenizer and the data lie, None for the recipe's own places.
-        backend: whose step is compiled.
+        sets: the --set arguments.
+        exact: whether to compile all layers to the end.
+        search: whether to search for better configurations.
+        most: configurations that the search compiles at most.
+        free_batch: whether the search may raise the global batch.
+        model, data_dir: folders of the tokenizer and of the data; None for the recipe's own places.
+        backend: the backend whose step is compiled.
     """
 
     sets: tuple[str, ...] = ()
@@ -47,11 +49,12 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class Planned:
-    """What came out.
+    """The results of `recipe plan`.
 
     Attributes:
+        search: None if no search was requested.
         serving: None without a `serve` section.
-        diagnostics: with their places in the recipe; an error means that the plan fails.
+        diagnostics: with their places in the recipe. An error means that the plan fails.
     """
 
     plan: Plan
@@ -60,7 +63,7 @@ class Planned:
     diagnostics: tuple[Diagnostic, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the results for --json."""
         return {
             "plan": PLAN.dump_python(self.plan, mode="json"),
             "search": None if self.search is None else SEARCH.dump_python(self.search, mode="json"),
@@ -70,15 +73,15 @@ class Planned:
 
 
 def run(loaded: Loaded, lowered: Lowered, asked: PlanOptions, progress: Progress | None = None) -> Planned:
-    """Plans a recipe that its backend can train.
+    """Plan a recipe that its backend can train.
 
     Args:
-        lowered: of which there is a program.
+        lowered: the lowered recipe, with a program.
 
     Raises:
         ArtifactError: when it cannot be compiled, or its data cannot be read.
-        KeyboardInterrupt: what was compiled is in the cache.
-        compiler.plan.search.SearchInterrupted: the same within a search, with what was found.
+        KeyboardInterrupt: after Ctrl-C; finished compiles are in the cache.
+        compiler.plan.search.SearchInterrupted: after Ctrl-C during a search, with the result so far.
     """
     from recipec.compiler.plan.search import SearchOptions, search
 
@@ -102,7 +105,7 @@ def run(loaded: Loaded, lowered: Lowered, asked: PlanOptions, progress: Progress
 
 
 def plan_run(program: Program, asked: PlanOptions, progress: Progress | None = None) -> RunLength:
-    """How long a recipe's run takes, by its plan."""
+    """Return the length of a recipe's run, from its plan."""
     counted = statistics(program, asked.model, asked.data_dir)
     return plan(program, asked.sets, asked.exact, counted, progress, asked.backend).run
 
@@ -110,7 +113,7 @@ def plan_run(program: Program, asked: PlanOptions, progress: Progress | None = N
 def _fit(
     program: Program, asked: PlanOptions, estimate: Estimate, progress: Progress | None
 ) -> Sequence[Diagnostic]:
-    """The diagnostic that a step does not fit, with a way out that was tried."""
+    """Return the diagnostic of a step that does not fit, with a change that fits if one was found."""
     if estimate.memory.headroom >= 0:
         return []
 

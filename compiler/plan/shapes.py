@@ -1,6 +1,6 @@
-"""A model's matrix products and what a layer keeps of them, from the shapes of its weights.
+"""A model's matrix products, and the sizes of their results, from the shapes of its weights.
 
-Numbers of weights are those of the whole model; a product with n weights takes 2 n FLOPs a token.
+Weights are counted for the whole model. A product with n weights takes 2 n FLOPs a token.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from recipec.runtime.model.families import Architecture
 from recipec.runtime.model.families.base import CHUNKED, EXPERTS, Parameter
 
 LOOKED_UP = ("embedder.input_embedding", "embedder.per_layer_input_embedding")
-"""Embeddings, which are no matrix products; the first is the output head as well, where the model has no
+"""Embeddings, which are looked up and not multiplied. The first is also the output head if the model has no
 other."""
 HEAD = "lm_head"
 VECTORS = ("bias", "norm.w")
-"""Ends of the names of biases and norms; of several heads or experts these have two dimensions."""
+"""Ends of the names of biases and norms. These arrays have two dimensions for several heads or experts."""
 OUTPUT = "self_attn.o_proj"
 DOWN = "mlp.down_proj"
 
@@ -28,8 +28,9 @@ class Layer:
     """One decoder layer, per token.
 
     Attributes:
-        weights: numbers in its matrices; of experts those that a token goes through.
-        tails: of them, in its attention's output projection and its down projection, by projection.
+        weights: numbers in its matrices; of experts, only those that a token is routed to.
+        tails: the part of `weights` in attention's output projection and in the down projection, by
+            projection.
         products: numbers in the results of the matrices that can carry LoRA, by projection.
         attended: numbers in its queries, all heads together.
         pairs: query-key pairs of a row under the causal mask and the layer's window.
@@ -44,13 +45,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class Shapes:
-    """A model.
+    """The sizes of a model's matrix products.
 
     Attributes:
-        layers: in order.
+        layers: the layers in order.
         head: numbers in the output head.
         outside: numbers in matrices before the layers.
-        first_trained: index of the first layer that is trained: the backward pass ends there.
+        first_trained: index of the first layer that is trained, where the backward pass ends.
     """
 
     layers: tuple[Layer, ...]
@@ -60,7 +61,7 @@ class Shapes:
 
 
 def shapes(program: Program, row_length: int) -> Shapes:
-    """What a program's model is made of.
+    """Return the sizes of the matrix products of a program's model.
 
     Args:
         row_length: tokens of a row, padding included.
@@ -71,7 +72,7 @@ def shapes(program: Program, row_length: int) -> Shapes:
     outside = 0.0
     for parameter in program.parameters:
         path, number = split_layer(parameter.path)
-        # Arrays that the model never reads are in no product.
+        # The model does not read arrays without sources, so they are in no product.
         if not multiplies(parameter) or not parameter.sources or path in LOOKED_UP or path.startswith(HEAD):
             continue
         size = float(math.prod(parameter.shape))
@@ -95,30 +96,31 @@ def shapes(program: Program, row_length: int) -> Shapes:
 
 
 def multiplies(parameter: Parameter) -> bool:
-    """Whether an array is a factor of matrix products: norms and biases are not."""
+    """Return whether an array is a factor of matrix products. Norms and biases are not."""
     return len(parameter.shape) > 1 and not parameter.path.endswith(VECTORS)
 
 
 def seen_pairs(architecture: Architecture, layer: int, length: float) -> float:
-    """Query-key pairs of a layer with attention by scores, in a row of one text."""
+    """Return the query-key pairs of a layer with attention by scores, in a row of one text."""
     chunked = architecture.layer_types[layer] == CHUNKED
     return (chunked_pairs if chunked else causal_pairs)(length, architecture.window(layer))
 
 
 def causal_pairs(length: float, window: int | None) -> float:
-    """Query-key pairs of a row of one text: each token sees itself and those before it, `window` at most."""
+    """Return the query-key pairs of a row of one text, where each token sees the last `window` tokens,
+    itself included."""
     seen = min(window or length, length)
     return length * seen - seen * (seen - 1) / 2
 
 
 def chunked_pairs(length: float, chunk: int | None) -> float:
-    """As `causal_pairs`, where each token sees those of its own chunk alone."""
+    """Return the same as `causal_pairs` where each token sees only its own chunk."""
     whole, rest = divmod(length, chunk or length)
     return whole * causal_pairs(chunk or length, None) + causal_pairs(rest, None)
 
 
 def _used_share(program: Program, path: str) -> float:
-    """Of a matrix, the part that a token goes through."""
+    """Return the share of a matrix that a token is multiplied with."""
     experts, used = program.architecture.routing
     return used / experts if EXPERTS.search(path) else 1.0
 

@@ -1,7 +1,7 @@
-"""What planning found out, kept between commands: a file for each result, named by what it depends on.
+"""The cache of planning results: one file for each result, named by everything that it depends on.
 
-In $RECIPEC_CACHE, else below $XDG_CACHE_HOME or ~/.cache. A result is never out of date: whatever could
-change it is part of its name. An entry that cannot be read counts as none.
+The cache is in $RECIPEC_CACHE, else below $XDG_CACHE_HOME or ~/.cache. A result is never out of date, because
+everything that could change it is part of its name. An entry that cannot be read counts as missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def folder() -> Path:
-    """Where results lie."""
+    """Return the folder of the results."""
     given = os.environ.get("RECIPEC_CACHE")
     if given:
         return Path(given).expanduser() / "plan"
@@ -23,13 +23,13 @@ def folder() -> Path:
 
 
 def key(*parts: object) -> str:
-    """A name for a result: a digest of JSON values."""
+    """Return a name for a result: the digest of JSON values."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def get(name: str) -> str | None:
-    """What is kept under a name, None for nothing."""
+    """Return the text stored under a name, or None."""
     try:
         return _path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -37,12 +37,11 @@ def get(name: str) -> str | None:
 
 
 put_now: list[str] = []
-"""Names of what this process has kept."""
+"""Names of the results that this process has stored."""
 
 
 def put(name: str, value: str) -> None:
-    """Keeps a result. Where the folder cannot be written, nothing is kept, and the next command works it out
-    again."""
+    """Store a result. If the folder cannot be written, store nothing: the next command compiles again."""
     path = _path(name)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
-"""One step in time: a schedule run at the rates that a generation's devices reach.
+"""Simulate one step: run a schedule at the rates that a generation's devices reach.
 
-The core works through its operations in order. A transfer that was started goes on beside it, as soon as what
-it occupies is free, and the core waits where the result is needed: that wait is exposed.
+The core runs its operations in order. A started transfer runs in parallel with the core, as soon as the
+resources that it occupies are free. Where the core needs the result of a transfer, it waits for the transfer
+to end. This wait is exposed time.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from recipec.compiler.plan.results import Moved, Span, Timeline
 from recipec.compiler.plan.schedule import Exposed, Loop, Schedule, Start, Step, Transfer, Work
 
 SPANS = 400
-"""Stretches that a timeline keeps to be drawn; the shortest are joined to what is before them."""
+"""Spans that a timeline keeps for drawing, at most. Spans with the smallest gaps between them are joined."""
 LANES = {"host": "host", "copy": "memory"}
-"""Where a transfer is drawn, where that is not by the links."""
+"""The lane of a kind of transfer; other kinds are in the lane "links"."""
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What a generation's devices reach of what libtpu and their makers say, from published runs.
+    """The shares of full speed that a generation's devices reach, from published runs.
+
+    Full speed is libtpu's cycles, or the manufacturer's figures.
 
     Attributes:
         products, memory, kernels, links, host: shares of full speed.
@@ -34,7 +37,7 @@ class Reached:
 
 
 def timeline(schedule: Schedule, reached: Reached) -> Timeline:
-    """Runs a schedule."""
+    """Run a schedule, and return the time of its parts."""
     run = _Run(schedule.transfers, reached)
     run.steps(schedule.steps)
     return Timeline(
@@ -47,10 +50,10 @@ def timeline(schedule: Schedule, reached: Reached) -> Timeline:
 
 
 def combined(timelines: Sequence[Timeline], of: Callable[[Sequence[float]], float]) -> Timeline:
-    """A timeline whose figures are made from those of others; its spans are the last one's.
+    """Combine timelines into one, figure by figure; the spans are the last timeline's.
 
     Args:
-        of: the figure, from theirs in order; below 0 counts as 0.
+        of: computes a figure from the timelines' figures, in order. A result below 0 counts as 0.
     """
 
     def figure(figures: Sequence[float]) -> float:
@@ -105,7 +108,7 @@ class _Run:
         self.work += done
 
     def _begin(self, number: int) -> float:
-        """When a transfer that is started now ends."""
+        """Start a transfer now, and return the time at which it ends."""
         transfer = self.transfers[number]
         rate = {"hbm": self.reached.memory, "host": self.reached.host}
         share = rate.get(transfer.along[0], self.reached.links) if transfer.along else 1.0
@@ -137,8 +140,10 @@ class _Run:
         )
 
     def _loop(self, loop: Loop) -> None:
-        """A loop's body is run once more than once: the second turn finds what the first left under way, and
-        stands for all that follow."""
+        """Run a loop's body at most twice, and count the second turn for all that follow.
+
+        The second turn starts with the transfers that the first turn left unfinished, as all later turns do.
+        """
         for turn in range(min(2, loop.times)):
             before = replace(self, moved=dict(self.moved), busy=dict(self.busy), ends=dict(self.ends))
             self.steps(loop.body)
@@ -146,7 +151,7 @@ class _Run:
                 self._again(before, loop.times - 2)
 
     def _again(self, before: _Run, times: int) -> None:
-        """Counts what has happened since `before` so many times more."""
+        """Count everything that happened since `before` again, `times` times."""
         work, moved = before.work, before.moved
         seconds = (self.now - before.now) * times
         self.work += (self.work + work * -1) * times
@@ -161,7 +166,7 @@ class _Run:
             )
         self.spans.append(Span("loop", f"{times:,} more turns", self.now, seconds))
         self.now += seconds
-        # What was under way before ends when it would have.
+        # Only transfers that started in this turn end later; older ones keep their end.
         for place, end in self.busy.items() - before.busy.items():
             self.busy[place] = end + seconds
         for mark, (number, end) in self.ends.items() - before.ends.items():
@@ -173,8 +178,10 @@ def _named(transfer: Transfer) -> str:
 
 
 def _drawn(spans: list[Span]) -> list[Span]:
-    """At most about `SPANS` stretches: neighbors in a lane are joined where no more than a gap is between
-    them, by the name of the longer one."""
+    """Reduce spans to at most about `SPANS`.
+
+    Neighbors in a lane are joined if the gap between them is short. The name is the longer span's.
+    """
     ordered = sorted(spans, key=lambda span: span.start)
     gap = max((span.start + span.seconds for span in ordered), default=0.0) / (4 * SPANS)
     while len(ordered) > SPANS:

@@ -1,7 +1,7 @@
-"""How fast a group of devices exchanges data over a slice's links.
+"""Compute how fast a group of devices exchanges data over a slice's links.
 
-A chip has one link in each direction of each dimension of its slice, a row of chips that is long enough is
-closed to a ring, and collectives over several dimensions use the links of all of them at once.
+A chip has one link in each direction of each dimension of its slice. A row of chips that is long enough is
+closed to a ring. Collectives over several dimensions use the links of all these dimensions at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from recipec.compiler.lowering.hardware import Accelerator, generations
 
 HOP_SECONDS = 1e-6
-"""What each hop between neighbors adds to a collective (the scaling book, "How to think about TPUs")."""
+"""Seconds that each hop between neighbors adds to a collective (the scaling book, "How to think about
+TPUs")."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,9 @@ class Torus:
     """The chips of one slice.
 
     Attributes:
-        sizes: of the slice: (4, 4) for "4x4".
+        sizes: size of each dimension of the slice: (4, 4) for "4x4".
         closed: whether the rows along each dimension are rings.
-        places: of each device in the order of the mesh: its chip's coordinates, and its number on the chip.
+        places: for each device in the order of the mesh, its chip's coordinates and its number on the chip.
         link: bytes/s of one link in one direction.
         dcn: bytes/s that a chip sends to other slices.
     """
@@ -41,14 +42,14 @@ class Torus:
 
     @classmethod
     def of(cls, accelerator: Accelerator, places: Sequence[Sequence[int]]) -> Torus:
-        """The torus of an accelerator.
+        """Return the torus of an accelerator.
 
         Args:
-            places: of the devices of one slice: coordinates x, y, z, and the number on the chip.
+            places: for each device of one slice, the coordinates x, y, z and the number on the chip.
         """
         data = generations()[accelerator.generation]
         sizes = tuple(map(int, (accelerator.topology or "").split("x")))
-        # Chips of three dimensions are wired in cubes of 4 x 4 x 4, those of two in squares of 16 x 16.
+        # Chips with 3 dimensions are wired in cubes of 4 x 4 x 4, chips with 2 in squares of 16 x 16.
         cube = 4 if len(sizes) == 3 else 16
         if len(sizes) == 3:
             closed = tuple(all(size % cube == 0 for size in sizes) for _ in sizes)
@@ -60,15 +61,16 @@ class Torus:
         return cls(sizes, closed, kept, link, data["dcn_gbit_per_s"] * 1e9 / 8)
 
     def seconds(self, kind: str, size: float, group: Sequence[int]) -> tuple[float, tuple[int, ...]]:
-        """What a collective takes with nothing else on its links, and the dimensions that it runs along.
+        """Return the seconds of a collective alone on its links, and the dimensions that it runs along.
 
-        Every device of a chip takes part in one, so that they share its links. A group that lies in a row
-        with others between its devices shares them with those.
+        All devices of a chip take part in such a collective at the same time, in one group or another, and
+        share the chip's links. If other devices are between a group's devices in a row, the groups share the
+        row's links.
 
         Args:
-            kind: "all-gather" and so on, but for permutations.
+            kind: "all-gather" and so on, except permutations.
             size: bytes of the array that a device ends with.
-            group: the devices that exchange data, by their numbers in the mesh.
+            group: numbers in the mesh of the devices that exchange data.
         """
         places = [self.places[device] for device in group]
         chips = {place[:-1] for place in places}
@@ -97,12 +99,13 @@ class Torus:
         return taken, tuple(spans)
 
     def permutation(self, size: float, pairs: Sequence[Sequence[int]]) -> tuple[float, tuple[int, ...]]:
-        """The same of a permutation, by the link that most bytes pass. Each goes the shorter way, along one
-        dimension after the other.
+        """Return the same for a permutation: the time of the link with most bytes, and the dimensions.
+
+        Each message takes the shorter way, along one dimension after the other.
 
         Args:
             size: bytes that a device sends.
-            pairs: of a source and a target.
+            pairs: pairs of a source and a target device.
         """
         passed: Counter[tuple[tuple[int, ...], int, int]] = Counter()
         hops = 0
@@ -117,7 +120,7 @@ class Torus:
     def _way(
         self, at: list[int], end: Sequence[int], dimension: int
     ) -> Iterator[tuple[tuple[int, ...], int, int]]:
-        """Moves along a dimension; the links that are passed, each by its chip, dimension and direction."""
+        """Move `at` along a dimension to `end`, and yield each link: its chip, dimension and direction."""
         count, closed = self.sizes[dimension], self.closed[dimension]
         ahead = (end[dimension] - at[dimension]) % count
         step = 1 if (ahead <= count / 2 if closed else at[dimension] < end[dimension]) else -1
@@ -130,7 +133,7 @@ class Torus:
 
 
 def between_slices(torus: Torus, size: float) -> float:
-    """Seconds of a transfer to another slice, that every device of a chip takes part in.
+    """Return the seconds of a transfer to another slice, in which every device of a chip takes part.
 
     Args:
         size: bytes that a device ends with.

@@ -1,4 +1,4 @@
-"""How a plan's figures are written: GiB of memory, GB of traffic, TFLOP, ms, US$."""
+"""Format a plan's figures: GiB of memory, GB of traffic, TFLOP, ms, US$."""
 
 from __future__ import annotations
 
@@ -9,55 +9,55 @@ from recipec.compiler.plan.results import Collective
 from recipec.compiler.wording import listing
 
 WIDTH = 100
-"""Columns of what is printed."""
+"""Columns of printed text."""
 
 PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def gib(count: float) -> str:
-    """Bytes of memory as GiB, without the unit: "14.62"."""
+    """Format bytes of memory as GiB, without the unit: "14.62"."""
     return f"{count / 2**30:,.2f}"
 
 
 def flops(count: float) -> str:
-    """ "372.4 TFLOP"."""
+    """Format a number of FLOPs: "372.4 TFLOP"."""
     return _scaled(count, "FLOP", "T")
 
 
 def traffic(count: float) -> str:
-    """Bytes that are moved: "118.4 GB", "2.1 MB"."""
+    """Format bytes of traffic: "118.4 GB", "2.1 MB"."""
     return _scaled(count, "B", "G")
 
 
 def milliseconds(seconds: float) -> str:
-    """ "1,294.1 ms", and "0.214 ms" of what is short."""
+    """Format seconds as milliseconds: "1,294.1 ms", or "0.214 ms" for short times."""
     number = 1e3 * seconds
     return f"{number:,.1f} ms" if number >= 10 else f"{number:.3g} ms"
 
 
 def duration(seconds: float) -> str:
-    """What someone waited for: "81 s", "0.7 s"."""
+    """Format the seconds that a command took: "81 s", "0.7 s"."""
     return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
 def percent(share: float) -> str:
-    """ "76.3 %"."""
+    """Format a share: "76.3 %"."""
     return f"{100 * share:.1f} %"
 
 
 def groups(collective: Collective) -> str:
-    """What a collective runs over: "fsdp", "fsdp and tp over DCN"."""
+    """Name the axes that a collective runs over: "fsdp", "fsdp and tp over DCN"."""
     axes = listing(collective.axes) or "other groups"
     return f"{axes} over DCN" if collective.over_dcn else axes
 
 
 def wrapped(text: str, indent: str = "") -> list[str]:
-    """A sentence as lines of at most WIDTH columns."""
+    """Wrap a sentence into lines of at most WIDTH columns."""
     return wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def aligned(rows: Sequence[Sequence[str]], align: str, indent: str = "  ") -> list[str]:
-    """Rows as lines of columns.
+    """Format rows as lines with aligned columns.
 
     Args:
         align: "<" or ">" for each column.

@@ -1,13 +1,13 @@
-"""Compiles one job: the training step of a recipe's train.py, or of another backend's script, for its TPU,
-from shapes alone.
+"""Compile one job for its TPU from shapes alone: the training step of a recipe's train.py, or of another
+backend's script.
 
     python -m recipec.compiler.plan.worker PARENT < JOB.json
 
-PARENT is the number of the process that waits for it, without which it ends.
+PARENT is the process id of the process that started the worker. The worker ends when that process ends.
 
-A process of its own, for libtpu has to be told of the machine before jax is imported, a compile that is
-killed for memory must not take the command along, and what one compile leaves in memory no other needs.
-Prints one line of JSON: a Compiled, or a Failed.
+Each job has its own process for three reasons. libtpu must be told of the machine before jax is imported. A
+compile that is killed because memory ran out must not end the command. And memory that a compile leaves
+behind is freed. The worker prints one line of JSON: a Compiled, or a Failed.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ def main() -> None:
     adapter: Any = COMPILED if isinstance(result, Compiled) else FAILED
     kind = "compiled" if isinstance(result, Compiled) else "failed"
     print(f'{{"{kind}": {adapter.dump_json(result).decode()}}}', flush=True)
-    os._exit(0)  # what was only scheduled goes on to generate code
+    os._exit(0)  # a compile that is needed only up to its schedule still generates code in its thread
 
 
 def end_without(parent: int) -> None:
-    """Ends this process once the one that started it has ended, however that was."""
+    """End this process when its parent process has ended for any reason."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
 
 
 def compile_step(job: Job) -> Compiled | Failed:
-    """Builds and compiles a job's step."""
+    """Build and compile a job's step."""
     from recipec.compiler.lowering.lower import lower
     from recipec.runtime.errors import UserError
     from recipec.spec.load import load
@@ -73,7 +73,7 @@ def compile_step(job: Job) -> Compiled | Failed:
 
     try:
         devices = topology.devices(program.accelerator)
-    except Exception as error:  # libtpu says it in its own words, and jax raises several kinds
+    except Exception as error:  # jax raises exceptions of several kinds, with libtpu's own message
         return Failed(
             f"libtpu does not know the topology {topology.name(program.accelerator)}: {_first_line(error)}",
             help="choose another mesh.accelerator or mesh.topology",
@@ -147,8 +147,10 @@ def _refused(error: BaseException) -> Failed:
 
 
 def _compiled(lowered: Any, folder: Path, scheduled: bool) -> tuple[str, Assigned, float]:
-    """The module's text, its memory, and bytes of its code; these are 0 where the compile is left once its
-    schedule is there."""
+    """Return the module's text, its memory, and the bytes of its code.
+
+    With `scheduled`, return as soon as the schedule is written, with 0 bytes of code.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     from recipec.compiler.plan.hlo import assigned
@@ -167,7 +169,7 @@ def _compiled(lowered: Any, folder: Path, scheduled: bool) -> tuple[str, Assigne
 
 
 def _abstract(job: Job, program: Program, settings: RunSettings, mesh: Any) -> AbstractStep:
-    """The backend's step."""
+    """Return the backend's step."""
     if job.backend is Backend.TORCHAX:
         from recipec.compiler.plan.abstract_torchax import abstract_torchax_step
 
@@ -178,7 +180,7 @@ def _abstract(job: Job, program: Program, settings: RunSettings, mesh: Any) -> A
 
 
 def _read(found: Compiled, program: Program, module: Module, torus: Torus) -> Compiled:
-    """What a program's module shows."""
+    """Add what a program's module shows: costs, schedule, collectives, kernels and largest arrays."""
     from recipec.compiler.plan import rates
     from recipec.compiler.plan.hlo.collectives import collectives
     from recipec.compiler.plan.hlo.costs import costs

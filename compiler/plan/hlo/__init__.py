@@ -1,1 +1,1 @@
-"""What a compiled program's HLO text says: its costs, collectives, kernels and largest arrays."""
+"""Read costs, collectives, schedule and largest arrays from a compiled program's HLO text."""

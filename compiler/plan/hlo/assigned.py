@@ -1,7 +1,7 @@
-"""What XLA leaves of a compile in a folder: the scheduled module, and where its arrays lie in HBM.
+"""Read the files that XLA dumps during a compile: the scheduled module, and its allocations in HBM.
 
-libtpu writes both before it generates code. The sum of the allocations is what it holds against a device's
-HBM. (`jax.stages.Compiled.memory_analysis` counts gaps between temporaries twice.)
+libtpu writes both before it generates code. It compares the sum of the allocations with a device's HBM.
+(`jax.stages.Compiled.memory_analysis` counts gaps between temporaries twice.)
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from pathlib import Path
 from recipec.compiler.plan.hlo.parse import INDEX, OP_NAME, Instruction, Module
 
 BEFORE = "*.before_optimizations.txt"
-"""The module as it was traced."""
+"""The module as traced."""
 MODULE = "*.after_optimizations.txt"
 ASSIGNED = "*.after_optimizations-buffer-assignment.txt"
 NEXT = "*.after_optimizations-buffer-assignment-values.txt"
-"""Written after the others: once it is there, they are whole."""
+"""Written after the other files: once it exists, they are complete."""
 ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 ELSEWHERE = re.compile(r"\bcolor \d+\b")
-"""Of an allocation in another memory than HBM."""
+"""Marks an allocation in another memory than HBM."""
 INSTRUCTION = re.compile(r"^ +(?:ROOT )?%\S+ = ", re.MULTILINE)
 PARAMETER = re.compile(r" parameter\((\d+)\)")
 
 
 @dataclass(frozen=True)
 class Assigned:
-    """HBM of a program, bytes, before its code.
+    """Bytes of HBM that a program takes, without its code.
 
     Attributes:
-        arguments: padding included.
-        temporaries: all that live within a step, and the gaps between them.
-        rest: constants, and outputs that are no donated argument.
-        instructions: that code is made for, those of fusions included; not bytes.
+        arguments: arguments, padding included.
+        temporaries: all arrays that live only within a step, and the gaps between them.
+        rest: constants, and outputs that reuse no donated argument.
+        instructions: number of the module's instructions, including those in fusions.
     """
 
     arguments: float
@@ -43,7 +43,7 @@ class Assigned:
 
 
 def scheduled(folder: Path) -> tuple[str, Assigned] | None:
-    """The module's text and its memory; None while they are not there."""
+    """Return the module's text and its memory, or None while the files are not complete."""
     if not any(folder.glob(NEXT)):
         return None
     module, assigned = (next(folder.glob(name)).read_text(encoding="utf-8") for name in (MODULE, ASSIGNED))
@@ -51,7 +51,7 @@ def scheduled(folder: Path) -> tuple[str, Assigned] | None:
 
 
 def assignment(text: str) -> Assigned:
-    """Reads XLA's list of allocations."""
+    """Read XLA's list of allocations."""
     arguments = temporaries = rest = 0
     for size, about in ALLOCATION.findall(text):
         if ELSEWHERE.search(about):
@@ -66,8 +66,10 @@ def assignment(text: str) -> Assigned:
 
 
 def untupled(module: Module, folder: Path) -> Module:
-    """A module with its arguments as parameters of the names that they were traced with. jax hands over more
-    than 2,000 arguments as one tuple, whose elements have no names."""
+    """Return a module in which every argument is a parameter with the name that it was traced with.
+
+    JAX passes more than 2,000 arguments as one tuple, whose elements have no names.
+    """
     entry = module.computations[module.entry]
     tuples = [i for i in entry if i.opcode == "parameter"]
     if len(tuples) != 1 or not tuples[0].shape.startswith("("):

@@ -1,7 +1,6 @@
-"""Which collectives a compiled program runs, over which axes of the mesh.
+"""Find the collectives of a compiled program, and the mesh axes that they run over.
 
-A device is its position in the mesh's flattened order: its coordinates are counted along the axes, the last
-one fastest.
+A device's number is its position in the flattened mesh, in which the last axis varies fastest.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from recipec.compiler.plan.hlo.walk import executed
 from recipec.compiler.plan.results import Collective
 
 MEGASCALE = '"xla_megascale_runtime"'
-"""The handler of transfers between slices. libtpu compiles the program of one slice, in which a collective
-over all of them becomes one within the slice, and transfers over the network."""
+"""The handler of transfers between slices. libtpu compiles the program of one slice. In it, a collective over
+all slices becomes a collective within the slice, and transfers over the network."""
 TRANSFER = re.compile(r'_xla_megascale_transfer_type="([^"]*)"')
-"""What such a transfer is a part of: "ALL_GATHER". A word that is no collective's is shown as it is."""
+"""The collective that a transfer belongs to: "ALL_GATHER". Other words are kept unchanged."""
 ONE_TO_ONE = "one-to-one"
 
 Groups = list[tuple[int, ...]]
@@ -33,8 +32,8 @@ class Exchange:
     """One collective.
 
     Attributes:
-        kind, axes, over_dcn: as of `results.Collective`.
-        bytes: of the array that one device ends up with.
+        kind, axes, over_dcn: as in `results.Collective`.
+        bytes: bytes of the array that one device ends up with.
         groups: devices that exchange data with each other.
     """
 
@@ -48,11 +47,11 @@ class Exchange:
 def collectives(
     module: Module, axes: Mapping[str, int], slices: int = 1, across: str = "dcn"
 ) -> tuple[Collective, ...]:
-    """All of them, loops counted, those that take most bytes first.
+    """Return all collectives, those with most bytes first. Loops are counted in full.
 
     Args:
-        axes: the mesh's, in order. Devices are numbered along them, the last axis fastest.
-        slices: that are joined over DCN along the axis `across`.
+        axes: sizes of the mesh's axes, in order. Devices are numbered along them, the last axis fastest.
+        slices: number of slices, which are joined over DCN along the axis `across`.
     """
     found: dict[tuple[str, tuple[str, ...], bool], Collective] = {}
     overlap = Overlap(module)
@@ -74,10 +73,10 @@ def exchanges(
     slices: int = 1,
     across: str = "dcn",
 ) -> Iterator[Exchange]:
-    """The collectives that one operation runs or starts.
+    """Yield the collectives that one operation runs or starts.
 
     Args:
-        computation: the name of the one that it stands in.
+        computation: the name of the computation that contains the operation.
     """
     if slices > 1:
         axes = {name: size for name, size in axes.items() if name != across}
@@ -90,16 +89,16 @@ def exchanges(
 
 
 def _of(module: Module, instruction: Instruction, computation: str) -> Iterator[tuple[str, Instruction, int]]:
-    """Kind, instruction and bytes of the result on one device, of each collective of an operation."""
+    """Yield (kind, instruction, bytes of the result on one device) for each collective of an operation."""
     kind = instruction.opcode.removesuffix("-start")
     if kind in COLLECTIVES:
         size = _size(_result(instruction))
         if kind == "ragged-all-to-all":
-            # One side has room for whatever comes: the other's rows are those that are sent.
+            # One of operand and result has room for the most rows possible; the other has the rows sent.
             size = min(size, _size(module.by_name[computation][instruction.operands[0]].arrays))
         yield kind, instruction, size
     elif kind == "recv" and MEGASCALE in instruction.attributes:
-        # The last array is the transfer's own.
+        # The last array belongs to the transfer itself.
         yield _transfer(instruction), instruction, _size(instruction.arrays[:-1])
     elif kind == "fusion":
         yield from _fused(module, instruction.calls)
@@ -117,7 +116,7 @@ def _fused(module: Module, calls: Sequence[str]) -> Iterator[tuple[str, Instruct
             if instruction.opcode in COLLECTIVES:
                 part = next((i for i in body if _is_part(i, instruction)), None)
                 if instruction.opcode == "all-reduce" and part is not None:
-                    # A reduce-scatter: of the sum, a device keeps its part.
+                    # A reduce-scatter: each device keeps its part of the sum.
                     yield "reduce-scatter", instruction, _size(part.arrays)
                 else:
                     yield instruction.opcode, instruction, _size(instruction.arrays)
@@ -130,7 +129,7 @@ def _is_part(instruction: Instruction, whole: Instruction) -> bool:
 
 
 def _result(instruction: Instruction) -> Sequence[Array]:
-    """The arrays that a collective ends with: one that is only started lists its operands before them."""
+    """Return the arrays that a collective ends with. A "-start" operation lists its operands before them."""
     arrays = instruction.arrays
     if not instruction.opcode.endswith("-start") or instruction.opcode == "all-reduce-start":
         return arrays
@@ -152,7 +151,7 @@ USED_AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 
 
 def _groups_of(instruction: Instruction, devices: int) -> Groups:
-    """A collective's groups; one of all devices where the text names none."""
+    """Return a collective's groups; one group of all devices where the text names none."""
     attributes = instruction.attributes
     mesh = MESH_GROUPS.search(attributes)
     if mesh:
@@ -166,13 +165,15 @@ def _groups_of(instruction: Instruction, devices: int) -> Groups:
 
 
 def _partners_of(instruction: Instruction) -> Groups:
-    """Pairs of a source and a target, [] for a collective that is no permutation."""
+    """Return pairs of a source and a target, [] for a collective that is not a permutation."""
     pairs = PAIRS.search(instruction.attributes)
     return [tuple(_numbers(pair)) for pair in BRACES.findall(pairs[1])] if pairs else []
 
 
 def _axes_of(groups: Groups, axes: Mapping[str, int]) -> tuple[str, ...]:
-    """The axes whose rows the groups are, () for those of none. Axes of one device are never among them.
+    """Return the axes that the groups run along, or () if no set of axes gives these groups.
+
+    Axes of size 1 are never among them.
 
     Args:
         axes: the mesh's sizes, in order.
@@ -188,7 +189,7 @@ def _axes_of(groups: Groups, axes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _axes_between(pairs: Groups, axes: Mapping[str, int]) -> tuple[str, ...]:
-    """The axes along which any source lies elsewhere than its target."""
+    """Return the axes along which a source and its target have different coordinates."""
     found = set()
     stride = math.prod(axes.values())
     for name, size in axes.items():
@@ -199,9 +200,9 @@ def _axes_between(pairs: Groups, axes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _mesh_groups(mesh: str, device_ids: str, used: str) -> Groups:
-    """Groups that are written as axes of a mesh of the compiler's own: mesh['a'=2,'b'=4] {'b'}.
+    """Read groups that are written as axes of a mesh of the compiler's own: mesh['a'=2,'b'=4] {'b'}.
 
-    A part of an axis is used as 'a':(2)4: of its size, 2 lies before that part, which is 4.
+    'a':(2)4 is a part of axis a: the part has size 4, and the part before it has size 2.
     """
     sizes = {name: int(size) for name, size in MESH_AXIS.findall(mesh)}
     parts = USED_AXIS.findall(used)
@@ -217,7 +218,7 @@ def _mesh_groups(mesh: str, device_ids: str, used: str) -> Groups:
 
 
 def _over(devices: Sequence[int], shape: Sequence[tuple[int, bool]]) -> Groups:
-    """The groups along the chosen dimensions of devices that lie in an array.
+    """Return the groups along chosen dimensions of an array of devices.
 
     Args:
         shape: each dimension's size, and whether a group runs along it.
@@ -231,7 +232,7 @@ def _over(devices: Sequence[int], shape: Sequence[tuple[int, bool]]) -> Groups:
 
 
 def _iota(sizes: str, transposed: str) -> list[int]:
-    """The devices that "[4,2]T(1,0)" lists: 0 to 7 as [4, 2], transposed, and read in order."""
+    """Return the devices that "[4,2]T(1,0)" lists: 0 to 7 as [4, 2], transposed and flattened."""
     dimensions = _numbers(sizes)
     order = _numbers(transposed) or list(range(len(dimensions)))
     strides = [math.prod(dimensions[n + 1 :]) for n in range(len(dimensions))]

@@ -1,4 +1,4 @@
-"""What a compiled program computes and moves: FLOPs of matrix products, and bytes of HBM."""
+"""Count what a compiled program computes and moves: FLOPs of matrix products, and bytes of HBM."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ KERNEL = 'custom_call_target="tpu_custom_call"'
 
 
 def costs(module: Module) -> tuple[float, float]:
-    """FLOPs of matrix products, and bytes that every operation reads and writes in HBM, loops counted; custom
-    kernels count as nothing."""
+    """Return FLOPs of matrix products, and bytes that all operations read and write in HBM.
+
+    Loops are counted in full. Custom kernels count as 0.
+    """
     products, traffic = Products(module), Traffic(module)
     flops = moved = 0.0
     for e in executed(module):
@@ -31,7 +33,7 @@ WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
 GROUPS = re.compile(r"\b(feature|batch)_group_count=(\d+)")
 PRECISION = re.compile(r"\boperand_precision=\{(\w+),(\w+)\}")
 PARTS = {"highest": 3, "high": 2}
-"""Into how many bfloat16 numbers the MXU splits a float32 one."""
+"""How many bfloat16 numbers the MXU splits a float32 number into, by precision."""
 CONTRACTED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
 
 
@@ -39,7 +41,7 @@ class Products:
     """FLOPs of a module's instructions.
 
     Args:
-        passes: count a product of float32 as often as the MXU computes it for the precision asked for.
+        passes: count a float32 product as many times as the MXU computes it at the requested precision.
     """
 
     def __init__(self, module: Module, passes: bool = False) -> None:
@@ -48,10 +50,10 @@ class Products:
         self._of_computation: dict[str, float] = {}
 
     def flops(self, instruction: Instruction, computation: str) -> float:
-        """Of one instruction, of a fusion's all products together.
+        """Return the FLOPs of one instruction; for a fusion, of all its products together.
 
         Args:
-            computation: the name of the one that it stands in.
+            computation: the name of the computation that contains the instruction.
         """
         if instruction.opcode == "fusion":
             return sum(self._all(name) for name in instruction.calls)
@@ -71,8 +73,9 @@ class Products:
 
 
 def product_flops(instruction: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> float:
-    """Two for each multiplication of a dot or a convolution. What falls on a convolution's padding is not
-    computed, and not counted.
+    """Return the FLOPs of a dot or a convolution, 2 for each multiplication.
+
+    Multiplications with a convolution's padding are neither computed nor counted.
 
     Args:
         left, right: shapes of the operands.
@@ -96,8 +99,11 @@ def product_flops(instruction: Instruction, left: tuple[int, ...], right: tuple[
 
 
 def _mxu_passes(instruction: Instruction, left: Instruction, right: Instruction) -> int:
-    """How often the MXU, which multiplies bfloat16, computes a product: of all pairs of the operands' parts,
-    those that matter. 6 for two float32 operands at the highest precision; 1 at the default one."""
+    """Return how many bfloat16 products the MXU computes for one product at its precision.
+
+    The MXU splits float32 operands into bfloat16 parts, and multiplies the pairs of parts that matter: 6
+    pairs for two float32 operands at the highest precision, 1 at the default precision.
+    """
     precision = PRECISION.search(instruction.attributes)
     if precision is None:
         return 1
@@ -114,7 +120,7 @@ def _shape(instruction: Instruction) -> tuple[int, ...]:
 
 
 def _windows(instruction: Instruction, axes: int) -> list[tuple[int, int, int, int]]:
-    """Stride, padding before, and the dilations of input and kernel, of each spatial axis."""
+    """Return (stride, padding before, input dilation, kernel dilation) for each spatial axis."""
     match = WINDOW.search(instruction.attributes)
     fields = dict(item.split("=") for item in match[1].split()) if match else {}
 
@@ -135,7 +141,7 @@ def _windows(instruction: Instruction, axes: int) -> list[tuple[int, int, int, i
 
 @functools.cache
 def _valid(inputs: int, kernel: int, outputs: int, stride: int, pad: int, left: int, right: int) -> int:
-    """How many pairs of an output and a kernel position meet an element of the input, along one axis.
+    """Count the pairs of an output and a kernel position that meet an element of the input, along one axis.
 
     Args:
         inputs, kernel, outputs: sizes.
@@ -159,12 +165,12 @@ def _valid(inputs: int, kernel: int, outputs: int, stride: int, pad: int, left: 
 NO_DATA = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast"))
 NO_ARRAYS = frozenset(("after-all", "add-dependency", "opt-barrier", "domain", "partition-id", "replica-id"))
 IN_PARTS = frozenset(("while", "call", "conditional", "async"))
-"""Operations whose parts are counted in their place."""
+"""Operations that are not counted themselves, because their parts are."""
 NO_WORK = re.compile(r'custom_call_target="(?:AllocateBuffer|ConcatBitcast|PrepareAsyncCall(?:Start|Done))"')
-"""Custom calls that only reserve memory, or name what lies there already."""
+"""Custom calls that only reserve memory, or refer to memory that is already filled."""
 SLICES = frozenset(("slice", "dynamic-slice", "gather"))
 VIEWS = frozenset(("bitcast", "reshape", "copy", "transpose"))
-"""What may stand between a parameter and its slice within a fusion."""
+"""Operations that may be between a parameter and its slice within a fusion."""
 
 
 class Traffic:
@@ -176,11 +182,13 @@ class Traffic:
         self._users: dict[str, dict[str, list[Instruction]]] = {}
 
     def bytes(self, instruction: Instruction, computation: str) -> float:
-        """Of one operation: its operands and results, as far as they lie in HBM. Of an array that is only
-        sliced, or updated in part, the part. An asynchronous operation counts where it starts.
+        """Return the bytes of one operation's operands and results that are in HBM.
+
+        If an array is only sliced or partly updated, only that part counts. An asynchronous operation counts
+        at its start.
 
         Args:
-            computation: the name of the one that it stands in.
+            computation: the name of the computation that contains the operation.
         """
         opcode = instruction.opcode.removesuffix("-start")
         if opcode in NO_DATA | NO_ARRAYS | IN_PARTS or opcode.endswith(("-done", "-update")):
@@ -192,7 +200,7 @@ class Traffic:
         read = [_in_hbm(operand.arrays) if operand else 0.0 for operand in operands]
         results = results_of(instruction, len(operands))
         if part:
-            # What a collective already holds passes from one part to the next.
+            # The parts of a collective share these buffers, so they are counted only at its start.
             old, new = kept(instruction)
             inputs = (size for n, size in enumerate(read) if part == "start" or n not in old)
             return sum(inputs) + sum(_in_hbm((array,)) for n, array in enumerate(results) if n not in new)
@@ -208,7 +216,7 @@ class Traffic:
         return sum(read) + _in_hbm(results)
 
     def _read(self, computation: str, number: int) -> float:
-        """Bytes that a fused computation reads of a parameter at most; infinite for all of it."""
+        """Return the most bytes that a fused computation reads of a parameter; infinite for all of it."""
         parameter = next(
             instruction
             for instruction in self._module.computations[computation]
@@ -217,7 +225,7 @@ class Traffic:
         return self._touched(computation, parameter.name)
 
     def _touched(self, computation: str, name: str) -> float:
-        """Bytes of a value that the instructions of a fused computation use."""
+        """Return the bytes of a value that the instructions of a fused computation use."""
         total = 0.0
         for user in self._users_of(computation, name):
             if user.opcode in SLICES and name not in user.operands[1:]:
@@ -232,7 +240,7 @@ class Traffic:
         return total
 
     def _written(self, computation: str, results: int) -> list[float]:
-        """Bytes that a fused computation writes of each result at most; infinite for all of it."""
+        """Return the most bytes that a fused computation writes of each result; infinite for all of it."""
         root = next((i for i in self._module.computations[computation] if i.root), None)
         if root is None:
             return [math.inf] * results
@@ -267,8 +275,11 @@ class Traffic:
 
 
 def results_of(instruction: Instruction, operands: int) -> Sequence[Array]:
-    """The arrays that an operation writes. One that is only started lists its operands before them (a copy
-    after them), and last the scalars by which its end is found."""
+    """Return the arrays that an operation writes.
+
+    The result of a "-start" operation lists its operands first (a copy's operand second), then the written
+    arrays, then scalars that its "-done" operation needs. Only the written arrays are returned.
+    """
     arrays = instruction.arrays
     if instruction.opcode == "copy-start":
         return arrays[:1]

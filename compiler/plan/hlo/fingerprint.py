@@ -1,4 +1,4 @@
-"""What an operation is, wherever it stands: equal for those that libtpu makes the same code for."""
+"""Fingerprint operations: two operations have the same fingerprint if libtpu makes the same code for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recipec.compiler.plan.hlo.costs import LABELS, WINDOW
 from recipec.compiler.plan.hlo.parse import Instruction, Module
 
 NOTES = re.compile(r",? ?(?:metadata|backend_config)=.*", re.DOTALL)
-"""What follows the attributes that an operation's work depends on."""
+"""The end of an instruction's attributes, on which its work does not depend."""
 NAMES = re.compile(r"%[^\s,(){}]+|\bchannel_id=\d+|/\*index=\d+\*/")
 MEMORY = re.compile(r"S\(\d+\)")
 PRODUCTS = ("convolution", "dot")
@@ -19,14 +19,17 @@ PRODUCTS = ("convolution", "dot")
 
 @dataclass
 class Fingerprints:
-    """Of a module's operations."""
+    """The fingerprints of a module's operations."""
 
     module: Module
     _bodies: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
 
     def of(self, instruction: Instruction, computation: str) -> tuple[str, str, str]:
-        """(what it computes, on which shapes, layouts and memories; the same without the memories; its matrix
-        products alone, "" where it has none)."""
+        """Return three digests of an operation.
+
+        The first is of its computation with shapes, layouts and memories. The second leaves out the memories.
+        The third is of its matrix products alone, "" without any.
+        """
         named = self.module.by_name[computation]
         operands = [named[name].shape for name in instruction.operands if name in named]
         text = self._line(instruction, operands)
@@ -42,14 +45,14 @@ class Fingerprints:
         return f"{shapes} {instruction.opcode} {literal} {attributes} {' '.join(bodies)}"
 
     def _body(self, computation: str) -> tuple[str, tuple[str, ...]]:
-        """A computation's text without names, and its products."""
+        """Return a computation's text without names, and its matrix products."""
         if computation not in self._bodies:
             instructions = self.module.computations[computation]
             numbers = {instruction.name: str(number) for number, instruction in enumerate(instructions)}
             lines = [self._line(i, [numbers.get(name, "") for name in i.operands]) for i in instructions]
             products = sorted(one for i in instructions for one in self._products(i, computation))
             text = "\n".join(lines)
-            memories = " ".join(MEMORY.findall(text))  # apart, for `of` leaves them out
+            memories = " ".join(MEMORY.findall(text))  # separate, because `of` removes them
             self._bodies[computation] = f"{_digest(MEMORY.sub('', text))} {memories}", tuple(products)
         return self._bodies[computation]
 

@@ -1,7 +1,7 @@
-"""Which arrays of a compiled program are alive at once, and how much memory they take.
+"""Find which arrays of a compiled program are alive at the same time, and how much memory they take.
 
-The text of a scheduled module tells the order of its instructions, not where their results lie. What is
-found here is the least that this order needs: gaps between arrays come on top in the compiler's own figure.
+The text of a scheduled module has the order of its instructions, not the addresses of their results. The
+result is the least memory that this order needs. The compiler's own figure adds gaps between arrays.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from recipec.compiler.plan.hlo.parse import Array, Instruction, Module
 from recipec.compiler.plan.results import Temporary
 
 SAME_ARRAYS = ("bitcast", "opt-barrier", "while", "add-dependency", "async-update")
-"""Operations whose result is their first operand, as it lies in memory. A loop works on what it is given."""
+"""Operations whose result has the memory of their first operand. A loop works in place."""
 REFERENCES = (*SAME_ARRAYS, "tuple", "get-tuple-element")
-"""Of them and these, only the loop reads memory."""
+"""Operations that only refer to their operands' memory. The loop is the only one that reads it."""
 BLOCKS = ("while", "call", "conditional")
-"""Operations that run other computations, whose own arrays come on top of what is alive outside."""
+"""Operations that run other computations. Their arrays are alive in addition to those outside."""
 INDEX = re.compile(r"\bindex=(\d+)")
 ALIASED = re.compile(r"\{(\d*)\}: \((\d+), \{(\d*)\}")
 MAY_SHARE = re.compile(r'"aliasing_operands":\{"lists":\[((?:\{"indices":\[[^\]]*\]\},?)*)\]')
@@ -28,14 +28,14 @@ INDICES = re.compile(r"\[([^\]]*)\]")
 
 @dataclass(eq=False)
 class _Buffer:
-    """Memory of one array, or of several that take turns in it.
+    """The memory of one array, or of several that use it one after the other.
 
     Attributes:
-        array, source: what is put there first, and by which instruction.
-        bytes: 0 for what is not in HBM.
-        outside: whether it belongs to whoever runs the computation: a parameter or a result.
-        first, last: positions in the schedule.
-        merged: the buffer that it has become a part of.
+        array, source: the first array in it, and the instruction that writes the array.
+        bytes: its size; 0 if it is not in HBM.
+        outside: whether it belongs to the caller of the computation: a parameter or a result.
+        first, last: positions in the schedule between which it is alive.
+        merged: the buffer that it was merged into.
     """
 
     array: Array
@@ -55,20 +55,20 @@ class _Buffer:
 
 @dataclass(frozen=True)
 class _Peak:
-    """The most that a computation's own arrays take at once, bytes, and which they are."""
+    """The most bytes that a computation's own arrays take at once, and these arrays."""
 
     bytes: int = 0
     alive: tuple[_Buffer, ...] = ()
 
 
 def largest(module: Module, most: int = 12) -> tuple[float, tuple[Temporary, ...]]:
-    """The bytes that the temporaries take when they take most, and the arrays that are alive then.
+    """Return the peak bytes of the temporaries, and the largest arrays that are alive at the peak.
 
-    The program's arguments and results are no temporaries.
+    The program's arguments and results are not temporaries.
 
     Args:
-        module: scheduled.
-        most: entries of the list, the largest first. Arrays of the same name and shape are one.
+        module: a scheduled module.
+        most: entries of the list at most, the largest first. Arrays of the same name and shape are one entry.
     """
     peak = _Analysis(module).peak(module.entry)
     names = Names(module)
@@ -87,7 +87,7 @@ class _Analysis:
     _peaks: dict[str, _Peak] = field(default_factory=dict)
 
     def peak(self, computation: str) -> _Peak:
-        """Of a computation and of what it runs."""
+        """Return the peak of a computation, including the computations that it runs."""
         if computation not in self._peaks:
             instructions = self.module.computations[computation]
             buffers = [b for b in _Buffers(instructions).all if not b.outside and b.merged is None]
@@ -144,7 +144,7 @@ class _Buffers:
         return buffer
 
     def _result(self, instruction: Instruction, position: int) -> list[_Buffer]:
-        """The buffer of each array of an instruction's result."""
+        """Return the buffer of each array of an instruction's result."""
         opcode, operands = instruction.opcode, self._operands(instruction)
         count = len(instruction.arrays)
         if opcode == "tuple":
@@ -168,11 +168,11 @@ class _Buffers:
         return made
 
     def _given(self, instruction: Instruction, operands: list[_Buffer]) -> Iterator[tuple[int, _Buffer]]:
-        """Arrays of a result that lie where an operand does: their numbers and buffers."""
+        """Yield (number, buffer) for the arrays of a result that have an operand's memory."""
         if instruction.opcode == "copy-start":
             yield 1, operands[0]
         elif instruction.opcode.endswith("-start") and len(instruction.arrays) > len(operands):
-            # What is begun holds on to its operands, which stand before what it makes.
+            # A "-start" operation keeps its operands alive and lists them before its new arrays.
             yield from enumerate(operands)
         elif "output_to_operand_aliasing=" in instruction.attributes:
             text = instruction.attributes.partition("output_to_operand_aliasing=")[2]
@@ -182,7 +182,7 @@ class _Buffers:
                     yield int(output or 0), buffers[int(index or 0)]
 
     def _share(self, instruction: Instruction, position: int) -> None:
-        """Lets a result take the place of an operand that nothing reads later, where the compiler may."""
+        """Let a result reuse the memory of an operand that nothing reads later, where the compiler may."""
         match = MAY_SHARE.search(instruction.attributes)
         if match is None:
             return

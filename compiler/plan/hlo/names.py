@@ -1,7 +1,7 @@
-"""Readable names for a compiled program's arrays, from what the tracer noted beside each operation.
+"""Give readable names to a compiled program's arrays, from the tracer's note (op_name) of each operation.
 
-A note such as `jit(_train)/transpose(jvp(BTD,NDH->BTNH))/dot_general` tells the operation and the pass it
-belongs to, not the layer. That comes from the weight that the operation reads.
+A note such as `jit(_train)/transpose(jvp(BTD,NDH->BTNH))/dot_general` has the operation and its pass, but not
+the layer. The layer comes from the weight that the operation reads.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ import re
 from recipec.compiler.plan.hlo.parse import Instruction, Module
 
 MOVES = ("bitcast", "copy", "convert", "reshape", "transpose", "slice", "all-gather", "all-to-all")
-"""Operations that give a weight back, elsewhere or in another form."""
+"""Operations that return a weight in another place or form."""
 ASYNC = ("copy-start", "copy-done", "all-gather-start", "all-gather-done", "async-start", "async-done")
 INDEX = re.compile(r"\bindex=(\d+)")
 PLUMBING = re.compile(
     r"(jit|pjit|vmap|shard_map|remat\d*|checkpoint|rematted_computation|closed_call|cond|branch_\d+_fun|body"
     r"|einsum|pallas_call|custom_vjp_call|core_call|aten::.*)(\(.*\))?$"
 )
-"""Parts of a note that say how an operation was traced, not what it is."""
+"""Parts of a note that describe how an operation was traced, not the operation."""
 TRANSFORM = re.compile(r"(jvp|transpose)\((.*)\)$")
 TRACED = "jit("
-"""How an operation's note begins. Others are those of arguments, and the compiler's own: "convert.38"."""
+"""How an operation's note begins. Other notes name arguments, or are the compiler's own: "convert.38"."""
 MADE_UP = re.compile(r"[\w-]+\.\d+$")
 SCOPE = re.compile(r"layers?_\d+$")
 LAYER = "layers.{}"
 KEY = re.compile(r"\['([^']*)'\]|\[(\d+)\]|\.(mu|nu)\b")
 TORCH = re.compile(r"^model\.|\.base_layer\b")
-"""Parts of a torch module's names that say what is put around a weight, not which it is."""
+"""Parts of torch's names that come from wrappers around a weight."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 class Names:
-    """Of the instructions of one module."""
+    """The names of one module's instructions."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
@@ -46,8 +46,11 @@ class Names:
                     self._loop_of |= dict.fromkeys(instruction.calls, instruction)
 
     def of(self, instruction: Instruction) -> str:
-        """ "layers.{}.mlp.gate_proj.kernel / dot_general (backward)": the weight that it reads, the operation
-        and the pass, as far as they are known. Layers' numbers are left out."""
+        """Name an instruction: "layers.{}.mlp.gate_proj.kernel / dot_general (backward)".
+
+        The name has the weight that it reads, the operation and the pass, as far as they are known. Layer
+        numbers are left out.
+        """
         moved = self._weight(instruction)
         if moved is not None:
             return f"{weight_path(moved.op_name)} / {instruction.opcode.removesuffix('-start')}"
@@ -60,8 +63,11 @@ class Names:
         return f"{where}{what or instruction.opcode}{f' ({phase})' if phase else ''}"
 
     def _note(self, instruction: Instruction) -> str:
-        """What the tracer noted; where it did not, what stands beside the last operation of a fusion that has
-        a note, or beside what was moved."""
+        """Return the tracer's note of an instruction.
+
+        For a fusion without a note, it is the note of the fusion's last operation that has one. For a move
+        without a note, it is the note of what is moved.
+        """
         if instruction.op_name.startswith(TRACED):
             return instruction.op_name
         if instruction.opcode == "fusion":
@@ -73,12 +79,12 @@ class Names:
         return ""
 
     def _read_weight(self, instruction: Instruction) -> Instruction | None:
-        """The largest of the arguments that it reads."""
+        """Return the largest argument that an instruction reads."""
         read = (self._weight(self._by_name[name]) for name in instruction.operands if name in self._by_name)
         return max((w for w in read if w), key=lambda w: sum(a.bytes for a in w.arrays), default=None)
 
     def _weight(self, instruction: Instruction | None) -> Instruction | None:
-        """The argument that an instruction hands on, None when it computes something."""
+        """Return the argument that an instruction passes on unchanged, or None when it computes something."""
         while instruction is not None:
             opcode = instruction.opcode
             if opcode == "parameter":
@@ -95,7 +101,7 @@ class Names:
         return None
 
     def _element(self, picked: Instruction) -> Instruction | None:
-        """What an element of a tuple is; seen from within a loop, what the loop was given."""
+        """Return the instruction behind an element of a tuple; within a loop, the loop's initial value."""
         source = self._by_name.get(picked.operands[0])
         index = INDEX.search(picked.attributes)
         if source is not None and source.opcode == "parameter":
@@ -109,7 +115,7 @@ class Names:
 
 
 def operation(note: str) -> tuple[str, str]:
-    """What an operation is, and its pass: "" for the forward one, "backward", "recomputed" or "update".
+    """Return an operation's name and its pass: "" for forward, "backward", "recomputed" or "update".
 
     `jit(_train)/transpose(jvp(attention))/einsum/BTD,NDH->BTNH/dot_general` is "attention / BTD,NDH->BTNH",
     "backward".
@@ -133,8 +139,11 @@ def operation(note: str) -> tuple[str, str]:
 
 
 def weight_path(note: str) -> str:
-    """`base['layers'][3]['attn']['q_einsum']['w'].value` is "layers.{}.attn.q_einsum.w"; of an optimizer's
-    state the path begins with the moment: "mu.layers.{}.attn.q_einsum.w". torch's names are one key each."""
+    """Return the path of an argument from its note.
+
+    `base['layers'][3]['attn']['q_einsum']['w'].value` is "layers.{}.attn.q_einsum.w". A path in the
+    optimizer's state begins with the moment: "mu.layers.{}.attn.q_einsum.w". A torch name is a single key.
+    """
     keys = [
         "{}" if number else NUMBER.sub("{}", TORCH.sub("", text)) or moment
         for text, number, moment in KEY.findall(note.replace("\\'", "'"))
@@ -151,7 +160,7 @@ def _is_argument(note: str) -> bool:
 
 
 def _split(note: str) -> list[str]:
-    """At the slashes outside parentheses."""
+    """Split a note at the slashes outside parentheses."""
     parts, depth = [""], 0
     for character in note:
         depth += (character == "(") - (character == ")")

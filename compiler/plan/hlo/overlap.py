@@ -1,7 +1,7 @@
-"""Collectives that a TPU's compiler runs beside other operations by fusing a part of them with each.
+"""Find collectives that the TPU compiler overlaps with other operations, by fusing a part of them with each.
 
-One fusion starts the collective, others go on with it while they compute something else, a last one waits
-for it. Each of their computations holds the collective's instruction, with the same channel.
+One fusion starts the collective. Other fusions continue it while they compute something else. A last fusion
+waits for its end. Each of these fusions contains the collective's instruction, with the same channel.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ START = 'custom_call_target="AsyncCollectiveStart"'
 DONE = 'custom_call_target="AsyncCollectiveDone"'
 CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{")
-"""A result, and the operand whose place it takes, in output_to_operand_aliasing."""
+"""A result, and the operand whose memory it reuses, in output_to_operand_aliasing."""
 
 
 class Overlap:
-    """Which fusions of a module are parts of such collectives."""
+    """The fusions of a module that are parts of such collectives."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
@@ -37,7 +37,7 @@ class Overlap:
         self._channels = {channel(i) for body in starts for i in body if i.opcode in COLLECTIVES}
 
     def part(self, instruction: Instruction) -> str:
-        """ "start", "step" or "done"; "" for any other operation."""
+        """Return "start", "step" or "done" for a part of a collective; "" for any other operation."""
         if not self._channels or instruction.opcode != "fusion" or not instruction.calls:
             return ""
         body = self._module.computations.get(instruction.calls[0], ())
@@ -48,7 +48,7 @@ class Overlap:
 
 
 def kept(instruction: Instruction) -> tuple[set[int], set[int]]:
-    """Numbers of the operands and of the results that share their memory with each other."""
+    """Return the numbers of the operands, and of the results, that share memory with each other."""
     pairs = ALIAS.findall(instruction.attributes)
     return {int(operand) for _, operand in pairs}, {int(result or 0) for result, _ in pairs}
 
@@ -58,6 +58,6 @@ def _holds(body: tuple[Instruction, ...], target: str) -> bool:
 
 
 def channel(instruction: Instruction) -> str:
-    """Of a collective; "" for what has none."""
+    """Return an instruction's channel id, "" where it has none."""
     match = CHANNEL.search(instruction.attributes)
     return match[1] if match else ""

@@ -1,4 +1,4 @@
-"""The text of an optimized HLO module as instructions, and how often its loops run."""
+"""Parse the text of an optimized HLO module into instructions, and find how often its loops run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Array:
     Attributes:
         dtype: "bf16".
         dimensions: its shape.
-        bytes: as it lies in memory: tiles are padded.
-        memory_space: 0 for HBM, others as `S(n)` in the layout says (1 VMEM, 5 host, ...).
+        bytes: its size in memory, with padded tiles.
+        memory_space: n of `S(n)` in the layout: 0 for HBM, 1 for VMEM, 5 for the host, ...
     """
 
     dtype: str
@@ -33,15 +33,15 @@ class Instruction:
     Attributes:
         name: without the percent sign.
         opcode: "fusion", "all-gather", "custom-call", ...
-        arrays: of its result; a tuple's, flattened.
-        shape: of its result, as text with layouts.
+        arrays: the arrays of its result; a tuple is flattened.
+        shape: shape of its result, as text with layouts.
         operands: names of the instructions that it reads.
-        calls: names of the computations that it calls, bodies and conditions of loops included, and the
+        calls: names of the computations that it calls, including bodies and conditions of loops, and the
             functions of reductions.
         attributes: the rest of the line, as text.
-        op_name: of its metadata, "" where it has none.
-        literal: of a constant its value, of a parameter its number, as text.
-        root: whether its result is the computation's.
+        op_name: op_name of its metadata, "" where it has none.
+        literal: a constant's value or a parameter's number, as text.
+        root: whether its result is the computation's result.
     """
 
     name: str
@@ -62,8 +62,8 @@ class Module:
 
     Attributes:
         entry: name of the entry computation.
-        trip_counts: how often a loop's body runs, by the body's name. A loop whose count the text does not
-            tell is missing.
+        trip_counts: how often a loop's body runs, by the body's name. Loops with an unknown count are
+            missing.
     """
 
     computations: dict[str, tuple[Instruction, ...]]
@@ -72,12 +72,12 @@ class Module:
 
     @functools.cached_property
     def by_name(self) -> dict[str, dict[str, Instruction]]:
-        """Each computation's instructions by their names."""
+        """Each computation's instructions, by name."""
         return {name: {i.name: i for i in body} for name, body in self.computations.items()}
 
     @property
     def unknown_loops(self) -> tuple[str, ...]:
-        """Loops that are missing in trip_counts, by their instructions' names."""
+        """Names of the loop instructions that are missing in trip_counts."""
         loops = (i for body in self.computations.values() for i in body if i.opcode == "while")
         return tuple(loop.name for loop in loops if not any(name in self.trip_counts for name in loop.calls))
 
@@ -99,7 +99,7 @@ BITS = re.compile(r"[a-z]+(\d+)")
 
 
 def parse(text: str) -> Module:
-    """Reads an HLO module as `jax.stages.Compiled.as_text()` gives it for a TPU.
+    """Parse an HLO module's text, as `jax.stages.Compiled.as_text()` gives it for a TPU.
 
     Raises:
         ValueError: the text is no HLO module.
@@ -119,7 +119,7 @@ def parse(text: str) -> Module:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Each computation's header and instructions. An attribute may run over several lines of the text."""
+    """Yield each computation's header and instructions. An attribute may span several lines of the text."""
     header: str | None = None
     body: list[str] = []
     lines = text.split("\n")
@@ -137,7 +137,7 @@ def _blocks(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _closes(line: str) -> bool:
-    """Whether a line ends a computation, when the next one is empty."""
+    """Return whether a line ends a computation, if the next line is empty."""
     return line == "}" or line.startswith("}, execution_thread=")
 
 
@@ -167,7 +167,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _parenthesis(text: str, start: int) -> tuple[str, str]:
-    """What stands between the parenthesis opened before `start` and its end, and what follows."""
+    """Return the text inside the parenthesis that opens before `start`, and the text after it."""
     end = text.find(")", start)
     while end >= 0 and text.count("(", start, end) != text.count(")", start, end):
         end = text.find(")", end + 1)
@@ -191,16 +191,16 @@ def _array(dtype: str, dimensions: str, layout: str) -> Array:
 
 
 def _padded(physical: list[int], tiles: str) -> int:
-    """Elements that an array takes, each of its tiles rounded up.
+    """Return the elements that an array takes in memory, with every tile full.
 
-    A tile spans the minor dimensions, a second one those of the first tile.
+    The first tile spans the minor dimensions; the second tile spans the dimensions of the first.
 
     Args:
         physical: dimensions from the major to the minor one.
         tiles: "(8,128)(2,1)", "" for none.
     """
     for tile in re.findall(r"\(([^)]*)\)", tiles):
-        # A star joins a dimension to the next one: nothing is padded in it.
+        # A star joins a dimension to the next one, so that it has no padding.
         sizes = [1 if size == "*" else int(size) for size in tile.split(",")]
         physical = [1] * (len(sizes) - len(physical)) + physical
         minor = physical[-len(sizes) :]
@@ -210,7 +210,7 @@ def _padded(physical: list[int], tiles: str) -> int:
 
 
 def _bits(dtype: str, layout: str) -> int:
-    """Of an element. Types below a byte take a byte where the layout does not pack them."""
+    """Return the bits of an element. Types below a byte take a byte unless the layout packs them."""
     packed = ELEMENT_BITS.search(layout)
     if packed:
         return int(packed[1])
@@ -228,22 +228,24 @@ MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE", "EQ": "E
 
 @dataclass(frozen=True)
 class _Carried:
-    """An element of the tuple that a loop carries, as it was when the iteration began, plus a number."""
+    """An element of the tuple that a loop carries, at the start of the iteration, plus a constant."""
 
     index: int
     plus: int = 0
 
 
 Value = int | _Carried | None
-"""What is known of an integer: the number itself, how it follows from what the loop carries, nothing."""
+"""What is known about an integer: its value, its relation to what the loop carries, or nothing (None)."""
 Argument = Callable[[], Value] | None
-"""A parameter of a computation, worked out when asked for; None for the tuple that a loop carries."""
+"""A parameter of a computation, evaluated lazily; None for the tuple that a loop carries."""
 
 
 def trip_counts(computations: Mapping[str, tuple[Instruction, ...]]) -> dict[str, int]:
-    """By the name of the loop's body, of the loops whose count the compiler noted, and of those that count
-    up to (or down to) a constant in equal steps. Where a counter's beginning or step is not seen, it is
-    taken to be that of jax's own loops: from 0 by 1."""
+    """Return how often loops run, by the name of the loop's body.
+
+    A count is known if the compiler noted it, or if the loop counts up or down to a constant in equal steps.
+    If the start or the step of a counter is not visible, assume JAX's own: from 0 by 1.
+    """
     program = _Program(computations)
     counts = {}
     for name, instructions in computations.items():
@@ -262,14 +264,14 @@ def _called(instruction: Instruction, attribute: str) -> str:
 
 
 class _Program:
-    """Computations whose integers can be followed."""
+    """Computations in which the values of integers are traced."""
 
     def __init__(self, computations: Mapping[str, tuple[Instruction, ...]]) -> None:
         self._computations = computations
         self._by_name: dict[str, dict[str, Instruction]] = {}
 
     def count(self, caller: str, loop: Instruction) -> int | None:
-        """How often a loop runs; None where that is not to be seen."""
+        """Return how often a loop runs, or None where the text does not show it."""
         compared = self._comparison(_called(loop, "condition"))
         if compared is None:
             return None
@@ -289,7 +291,7 @@ class _Program:
         return _iterations(first if isinstance(first, int) else 0, step, direction, limit - counter.plus)
 
     def _comparison(self, condition: str) -> tuple[_Carried, str, int | _Carried] | None:
-        """The counter, the direction and the other side of the comparison that ends a loop."""
+        """Return the counter, the direction and the other side of the comparison that ends a loop."""
         name, arguments = condition, list[Argument]([None])
         root = self._root(name)
         while root is not None and root.opcode in ("fusion", "call") and root.calls:
@@ -307,7 +309,7 @@ class _Program:
         return (right, MIRRORED[direction[1]], left) if isinstance(right, _Carried) else None
 
     def _value(self, computation: str, name: str, arguments: list[Argument]) -> Value:
-        """What is known of an instruction's result."""
+        """Return what is known about an instruction's result."""
         instruction = self._instruction(computation, name)
         if instruction is None or len(instruction.arrays) != 1 or instruction.arrays[0].dimensions:
             return None
@@ -330,12 +332,12 @@ class _Program:
         return self._result(computation, instruction, None, arguments)
 
     def _element(self, computation: str, name: str, index: int, arguments: list[Argument]) -> Value:
-        """What is known of an element of an instruction's result, a tuple."""
+        """Return what is known about an element of an instruction's result, which is a tuple."""
         instruction = self._instruction(computation, name)
         if instruction is None:
             return None
         if instruction.opcode == "parameter":
-            # Only a loop's own computations have a tuple as their parameter.
+            # Only a loop's own computations have a tuple as parameter.
             return _Carried(index) if arguments == [None] else None
         if instruction.opcode == "tuple":
             return self._value(computation, instruction.operands[index], arguments)
@@ -346,7 +348,7 @@ class _Program:
     def _result(
         self, computation: str, instruction: Instruction, index: int | None, arguments: list[Argument]
     ) -> Value:
-        """What is known of a fusion's or a call's result, or of an element of it."""
+        """Return what is known about the result of a fusion or a call, or about an element of it."""
         root = self._root(instruction.calls[0]) if instruction.calls else None
         if root is None or instruction.opcode not in ("fusion", "call"):
             return None
@@ -384,7 +386,7 @@ def _difference(left: Value, right: Value) -> Value:
 
 
 def _iterations(first: int, step: int, direction: str, limit: int) -> int | None:
-    """How often a loop runs whose counter begins at `first` and has to be `direction` of `limit`."""
+    """Return how often a loop runs while its counter, which starts at `first`, is `direction` of `limit`."""
     distance = limit - first
     if direction in ("GT", "GE"):
         distance, step = -distance, -step

@@ -1,13 +1,14 @@
-"""libtpu's message about a program that does not fit, read.
+"""Read libtpu's message about a program that does not fit.
 
-It has several forms. Most programs are refused once their arrays are counted, with the sum alone:
+The message has several forms. Usually libtpu refuses a program once it has counted the arrays, and gives only
+the sum:
 
     RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (19.09G)
     exceeds available HBM (15.75G).
 
-The sum is of arguments, results and temporaries together. Which arrays they are stands in the program that
-the compiler had by then, when it is told to leave its text in a folder. Another form lists the largest arrays
-itself. VMEM, which a kernel may exhaust, is another memory.
+The sum is of arguments, results and temporaries together. The arrays are in the program's text, which the
+compiler dumps into a folder on request. Another form of the message lists the largest arrays. A kernel can
+also exhaust VMEM, a different memory, with a message of its own.
 """
 
 from __future__ import annotations
@@ -37,21 +38,23 @@ ENTRY = re.compile(rf"^\s*\d+\. Size: {SIZE}\s*$", re.MULTILINE)
 OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 SHAPE = re.compile(r"Shape: (\w+\[[\d,]*\])")
 REFUSED = "*.oom_intermediate_module.txt"
-"""The file that libtpu leaves of a program that it refuses."""
+"""The file that libtpu dumps of a program that it refuses."""
 
 
 def dump_options(folder: Path) -> dict[str, str | bool]:
-    """XLA's options, for `jax.stages.Lowered.compile`, that have it leave a program's text in a folder. They
-    do not change the program."""
+    """Return XLA's options for `jax.stages.Lowered.compile` that dump a program's text into a folder.
+
+    They do not change the program.
+    """
     return {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
 
 
 def parse_refusal(message: str, dump: Path | None = None) -> OutOfMemory | None:
-    """What libtpu asked for and has, bytes; None for a message about anything else.
+    """Return the bytes that a program needs and may use, or None for a message about anything else.
 
     Args:
-        dump: the folder of `dump_options`, from which the largest arrays are read when the message does not
-            list them.
+        dump: the folder of `dump_options`. The largest arrays are read from it if the message does not list
+            them.
     """
     found = next((match for form in FORMS if (match := form.search(message))), None)
     if found is None:
@@ -61,8 +64,10 @@ def parse_refusal(message: str, dump: Path | None = None) -> OutOfMemory | None:
 
 
 def parse_vmem(message: str) -> tuple[str, str, str] | None:
-    """Of a kernel that needs more VMEM than flags leave it: its name, what it needs and has, as libtpu writes
-    sizes; None for a message about anything else."""
+    """Return the name of a kernel that needs more VMEM than the flags allow, its need and its limit.
+
+    The sizes are as libtpu writes them. Return None for a message about anything else.
+    """
     found = VMEM.search(message)
     return None if found is None else (found[1], found[2], found[3])
 
@@ -77,7 +82,7 @@ def _bytes(number: str, unit: str) -> float:
 
 
 def _largest(message: str) -> tuple[Temporary, ...]:
-    """The list's entries, those of the same name and shape as one."""
+    """Return the list's entries; entries of the same name and shape are joined."""
     start = LIST.search(message)
     if start is None:
         return ()
@@ -95,7 +100,7 @@ def _largest(message: str) -> tuple[Temporary, ...]:
 
 
 def _name(about: str) -> str:
-    """As of `compiler.plan.hlo.names`; the weight that an operation reads is not to be seen here."""
+    """Name an array as `compiler.plan.hlo.names` does, but without the weight, which the message lacks."""
     note = OP_NAME.search(about)
     if note is None:
         return "unnamed"

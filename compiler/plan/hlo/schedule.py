@@ -1,8 +1,8 @@
-"""What a compiled step does, in its order: the reduction of a scheduled module that times are read from.
+"""Reduce a scheduled HLO module to a `Schedule`: what the step does, in order.
 
 Every figure is in seconds at the full published rates of the device; `plan/timeline.py` runs the schedule at
-the rates that devices reach. The schedule has operations without their times: those are the prices of a
-module that was compiled to the end, where libtpu wrote the cycles of its tiling beside each.
+the rates that devices reach. The schedule has no times of operations. Those are the `Prices` of a module that
+was compiled to the end, in which libtpu notes each operation's cycles.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 HOST = 5
 """Memory space of the host."""
 THROUGH = ("bitcast", "get-tuple-element", "opt-barrier", "async-update", "copy")
-"""What may stand between the start of an asynchronous operation and its end."""
+"""Operations that may be between the start of an asynchronous operation and its end."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one device, as published.
+    """The published rates of one device.
 
     Attributes:
-        clock: of libtpu's cycles, Hz.
+        clock: clock of libtpu's cycles, Hz.
         flops: FLOP/s in bfloat16.
-        hbm, host: bytes/s.
-        kernel: seconds of a custom kernel from its name, operands and results.
+        hbm, host: bytes/s of the device's memory, and of transfers to the host.
+        kernel: returns the seconds of a custom kernel from its name, operands and results.
     """
 
     clock: float
@@ -68,11 +68,11 @@ class Rates:
 def schedule(
     module: Module, rates: Rates, axes: Mapping[str, int], torus: Torus, slices: int = 1
 ) -> tuple[Schedule, Prices]:
-    """Reduces a module to its schedule, and to the prices of its operations, as far as the text has them.
+    """Reduce a module to its schedule, and to the prices of its operations, where the text has cycles.
 
     Args:
-        axes: the mesh's sizes in order, with those of slices.
-        torus: of a slice's devices in the order of the mesh.
+        axes: the sizes of the mesh's axes in order, including the axis of slices.
+        torus: the devices of a slice, in the order of the mesh.
     """
     return _Reader(module, rates, axes, torus, slices).read()
 
@@ -157,7 +157,7 @@ class _Reader:
             yield from self._work(instruction, computation, exchange is not None)
 
     def _received(self, instruction: Instruction) -> int:
-        """The mark of what comes over a channel: a loop receives it in one turn, and waits in the next."""
+        """Return the mark of a channel's transfer. A loop may start it in one turn and wait in the next."""
         key = channel(instruction)
         if key not in self.channels:
             self.marks += 1
@@ -168,7 +168,7 @@ class _Reader:
         return self.transfers.setdefault(transfer, len(self.transfers))
 
     def _source(self, instruction: Instruction, computation: str) -> str:
-        """The name of what began an operation that ends here."""
+        """Return the name of the instruction that started the operation that ends here."""
         named = self.module.by_name[computation]
         source = named.get(instruction.operands[0]) if instruction.operands else None
         while source is not None and source.opcode in THROUGH:
@@ -176,7 +176,7 @@ class _Reader:
         return source.name if source else ""
 
     def _exchange(self, instruction: Instruction, computation: str) -> Transfer | None:
-        """The collective that an instruction is, or that its fusion or asynchronous computation holds."""
+        """Return the collective that an instruction is, or that its fusion or async computation contains."""
         places = [(instruction, computation)]
         if instruction.opcode == "async-start":
             places = [(i, name) for name in instruction.calls for i in self.module.computations[name]]
@@ -200,7 +200,7 @@ class _Reader:
         return Transfer(found.kind, name, found.axes, found.over_dcn, found.bytes, seconds, along)
 
     def _name(self, instruction: Instruction) -> str:
-        """The weight that a transfer belongs to, else the part of a layer, else the operation."""
+        """Return the weight that a transfer belongs to, else the part of a layer, else the operation."""
         where, _, what = self.names.of(instruction).partition(" / ")
         return f"{where} / {what.partition(' / ')[0]}" if where == LAYER else where
 
@@ -222,7 +222,7 @@ class _Reader:
         return Transfer(kind, name, (), False, size, size / rate, ("host" if kind == "host" else "hbm",))
 
     def _work(self, instruction: Instruction, computation: str, exchanged: bool) -> Iterator[Work]:
-        """What an operation takes on the core."""
+        """Yield the core's work for an operation."""
         if KERNEL in instruction.attributes:
             operands = [a for n in instruction.operands for a in self._arrays(computation, n)]
             yield Work(kernels=self.rates.kernel(instruction.name, operands, instruction.arrays))
@@ -231,7 +231,7 @@ class _Reader:
             return
         flops = self.products.flops(instruction, computation)
         moved = self.traffic.bytes(instruction, computation)
-        # Of a collective only its own cycles count here: what it moves is a transfer.
+        # A collective counts only with its own cycles here, because what it moves is a transfer.
         seconds = 0.0 if exchanged else max(flops / self.rates.flops, moved / self.rates.hbm)
         key, alike, products = self.fingerprints.of(instruction, computation)
         operation = Operation(key, alike, products if flops else "", seconds)
@@ -245,7 +245,7 @@ class _Reader:
 
 
 def channel_of(module: Module, instruction: Instruction) -> str:
-    """The channel of the collective that a fusion is a part of."""
+    """Return the channel of the collective that a fusion is a part of."""
     for name in instruction.calls:
         for inner in module.computations.get(name, ()):
             if found := channel(inner):

@@ -1,4 +1,4 @@
-"""The instructions that a compiled program runs, and how often."""
+"""List the instructions that a compiled program runs, and how often."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Executed:
     """An instruction that runs as an operation of its own.
 
     Attributes:
-        computation: the name of the one that it stands in.
+        computation: the name of the computation that contains it.
         times: how often the program runs it.
     """
 
@@ -23,8 +23,10 @@ class Executed:
 
 
 def executed(module: Module) -> Iterator[Executed]:
-    """All of them: those of loops, calls and asynchronous operations, but not those within fusions. Of a
-    conditional's branches the longest one is taken to run."""
+    """Yield all instructions that run, including those in loops, calls and asynchronous operations.
+
+    Instructions within fusions are left out. Of a conditional, the longest branch is assumed to run.
+    """
     yield from _executed(module, module.entry, 1)
 
 

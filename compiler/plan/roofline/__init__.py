@@ -1,1 +1,1 @@
-"""A recipe's server planned on paper: `server.py` makes the plan of what the other modules work out."""
+"""Plan a recipe's server on paper. `server.py` makes the plan from the other modules' results."""

@@ -1,7 +1,7 @@
-"""Lower bounds of serving: what the memory, the matrix units and the links allow at most.
+"""Lower bounds of serving times, from the limits of the memory, the matrix units and the links.
 
-A bound leaves out what a server does besides: scheduling, sampling, padding to buckets, operations that reach
-neither limit, waiting. Measured times are longer.
+A bound leaves out other costs of a server: scheduling, sampling, padding to buckets, waiting, and operations
+that reach none of these limits. Measured times are longer.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from recipec.compiler.serving.memory import memory_share
 from recipec.runtime.model.families.base import LINEAR
 
 ALL_REDUCES = 2
-"""Of each layer: after attention's output projection and after the MLP's."""
+"""All-reduces of each layer: after the output projection of attention, and after that of the MLP."""
 ACTIVATION_BYTES = 2
 ROUNDS = 200
-"""At most, to find how many requests are under way."""
+"""Iterations, at most, to find how many requests are handled at once."""
 SETTLED = 1e-6
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a replica takes at once.
+    """How many sequences and tokens fit a replica at once.
 
     Attributes:
         longest: max_model_len.
-        cache_bytes: of a device, for the cache; 0 when the weights take all.
-        bounded: as `sequence_bytes` takes it.
-        sequence_bytes: of a device, that a sequence of max_model_len takes.
+        cache_bytes: bytes of a device for the cache; 0 when the weights take all.
+        bounded: the argument `bounded` of `cache.sequence_bytes`.
+        sequence_bytes: bytes of a device that a sequence of max_model_len takes.
     """
 
     longest: int
@@ -55,13 +55,13 @@ class Limits:
 
     @property
     def tokens_fit(self) -> int:
-        """Tokens that the cache holds in such sequences."""
+        """Tokens of such sequences that the cache holds."""
         return int(self.cache_bytes * self.longest // self.sequence_bytes)
 
 
 @dataclass(frozen=True)
 class Server:
-    """What the bounds rest on, of one device of a replica."""
+    """The figures of one device of a replica, from which the bounds are computed."""
 
     program: Program
     weights: Sequence[Weights]
@@ -73,10 +73,10 @@ class Server:
 
     @functools.cached_property
     def limits(self) -> Limits:
-        """How much a replica takes at once.
+        """How many sequences and tokens fit a replica at once.
 
         Raises:
-            ArtifactError: when a flag's value has no meaning.
+            ArtifactError: when a flag's value is invalid.
         """
         serve, accelerator = self.program.recipe.server, self.program.serve_accelerator
         assert accelerator is not None
@@ -90,10 +90,10 @@ class Server:
         )
 
     def decode(self, sequences: float, context: float) -> Step:
-        """A step that gives each sequence a further token.
+        """Return a decode step, which adds a token to each sequence.
 
         Args:
-            context: tokens that each of them sees.
+            context: tokens that each sequence sees.
         """
         serve = self.program.recipe.server
         seen = self._attention([min(context, window) for window in self._windows()])
@@ -108,9 +108,9 @@ class Server:
         )
 
     def prefill(self, prompt: int, batched: int) -> Step:
-        """A prompt alone, up to its first token, in steps of at most `batched` tokens.
+        """Return the prefill of one prompt, up to its first token, in steps of at most `batched` tokens.
 
-        The cache is counted as it is written; what later steps read of it is left out.
+        Writing the cache is counted. Reading it in later steps is left out.
         """
         written = sequence_bytes(self.caches, prompt, None)
         a = self.program.architecture
@@ -137,13 +137,14 @@ class Server:
         flops: float,
         handled: float,
     ) -> Step:
-        """A step's times.
+        """Return a step with its times.
 
         Args:
             handled: tokens whose hidden states the all-reduces sum.
         """
         a, tp = self.program.architecture, self.tensor_parallel
-        # A ring scatters the sums and gathers them: each sends and receives (tp - 1) / tp of the array.
+        # A ring does a reduce-scatter and an all-gather. In each, a device sends and receives (tp - 1) / tp
+        # of the array.
         array = handled * a.hidden_size * ACTIVATION_BYTES
         reduced = ALL_REDUCES * a.num_layers * 4 * (tp - 1) / tp * array
         memory = (weight_bytes + cache_bytes) / self.bandwidth
@@ -168,7 +169,7 @@ class Server:
         return sum(float(getattr(one, field)) for one in self.weights)
 
     def _read_weights(self, tokens: float) -> float:
-        """Bytes of weights that a step reads: of experts, those that tokens routed evenly are sent to."""
+        """Return the bytes of weights that a step reads, with tokens routed evenly to experts."""
         used = 1.0
         experts, chosen = self.program.architecture.routing
         if experts:
@@ -176,13 +177,13 @@ class Server:
         return sum(one.read_bytes * (used if one.name == "experts" else 1.0) for one in self.weights)
 
     def _windows(self) -> list[float]:
-        """The most that each layer's token sees; infinite for everything, none where it has a state."""
+        """Return the most tokens that each layer sees: infinite without a window, 0 for a state."""
         a = self.program.architecture
         seen = [float(a.window(layer) or "inf") for layer in range(a.num_layers)]
         return [0.0 if kind == LINEAR else most for kind, most in zip(a.layer_types, seen, strict=True)]
 
     def _attention(self, pairs: Sequence[float]) -> float:
-        """FLOPs of scores and of values, from the pairs of a query and a key in each layer."""
+        """Return attention's FLOPs, of scores and of values, from the query-key pairs in each layer."""
         a = self.program.architecture
         return sum(
             4 * a.heads(layer) * layer_head_dim(a, layer) / self.tensor_parallel * count
@@ -191,7 +192,7 @@ class Server:
 
 
 def server_of(program: Program) -> Server:
-    """One replica of the server of a recipe that has a `serve` section."""
+    """Return one replica of the server of a recipe with a `serve` section."""
     serve, accelerator = program.recipe.server, program.serve_accelerator
     assert accelerator is not None
     return Server(
@@ -213,15 +214,16 @@ def load(
     prompts: int,
     usd_per_hour: float | None,
 ) -> Load:
-    """One of the benchmark's points.
+    """Return the bounds of one of the benchmark's points.
 
-    A sequence is taken to hold half of its answer on average. Where the rate is what limits, Little's law
-    gives the requests under way: the rate times how long one takes at least.
+    A sequence is assumed to hold half of its answer on average. If the rate is the limit, Little's law gives
+    the requests that are handled at once: the rate times the lower bound of a request's duration.
 
     Args:
-        prompt, answer: tokens.
+        prompt, answer: tokens of a request.
         rate: requests per second over all replicas, None for all at once.
         prompts: requests of the measurement.
+        usd_per_hour: price of the whole machine, None without a price.
     """
     context, limits, serve = prompt + answer / 2, server.limits, server.program.recipe.server
     replicas = serve.data_parallel_size
@@ -260,10 +262,9 @@ def load(
 
 
 def _throughput(server: Server, first: Step, sequences: float, context: float, answer: int) -> float:
-    """Output tokens per second of a replica that is always full.
+    """Return the output tokens per second of a replica that is always full.
 
-    Prompts are handled in the same steps as further tokens, so that they add arithmetic and all-reduces, and
-    no reading of weights.
+    Prompts share their steps with decoding. So they add arithmetic and all-reduces, but no reads of weights.
     """
     step = server.decode(sequences, context)
     seconds = max(

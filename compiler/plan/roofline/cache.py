@@ -1,8 +1,9 @@
-"""The key/value cache as vLLM-TPU lays it out on each device.
+"""The size of the key/value cache as vLLM-TPU lays it out on each device.
 
-From the sources of tpu-inference: a token's keys and values of a layer lie interleaved in slots, one of each
-for every head that the device stores, also where the checkpoint has one projection for both: they are
-normalized and rotated differently. Slots are padded to the 32 bits of a word, and heads to 128 numbers.
+The layout is from the sources of tpu-inference. In each layer, the keys and values of a token are interleaved
+in slots: one key slot and one value slot for every head that the device stores. This holds even if the
+checkpoint has one projection for both, because keys and values are normalized and rotated differently. Slots
+are padded to the 32 bits of a word, and heads to 128 numbers.
 """
 
 from __future__ import annotations
@@ -35,24 +36,25 @@ DTYPES: Mapping[str, tuple[str, int]] = {
     "fp8_e4m3": ("float8_e4m3fn", 1),
     "fp8_e5m2": ("float8_e5m2", 1),
 }
-"""serve.kv_cache_dtype: the type that JAX stores, and its bytes."""
+"""By serve.kv_cache_dtype: the type that JAX stores, and its bytes."""
 
 
 def slot_bytes(heads: int, head_dim: int, number_bytes: int) -> int:
-    """Bytes of a token's keys and values in one layer on one device.
+    """Return the bytes of a token's keys and values in one layer on one device.
 
     Args:
-        heads: that the device stores.
+        heads: heads that the device stores.
+        head_dim: size of a head.
         number_bytes: 2 for bfloat16, 1 for eight bits.
     """
-    # Heads of 64 have their key and value in one slot.
+    # Heads of 64 have key and value in one slot.
     packing = WORD_BYTES // number_bytes
     slots, lanes = (heads, 2 * SMALL_HEAD) if head_dim == SMALL_HEAD else (2 * heads, padded_head(head_dim))
     return -(-slots // packing) * packing * lanes * number_bytes
 
 
 def caches(program: Program) -> list[Cache]:
-    """The layers by kind: what they see, and how many heads of which size they store."""
+    """Return the layers by kind: their window, and the number and size of the heads that they store."""
     a, serve = program.architecture, program.recipe.server
     tp, number_bytes = serve.tensor_parallel_size, DTYPES[serve.kv_cache_dtype][1]
     kinds: dict[tuple[int | None, int, int], list[int]] = {}
@@ -81,7 +83,8 @@ def caches(program: Program) -> list[Cache]:
 
 
 def _states(program: Program) -> list[Cache]:
-    """Of gated delta nets: a matrix for each value head in float32, and what the convolution sees again."""
+    """Return the states of gated delta nets: a float32 matrix for each value head, and the convolution's past
+    inputs."""
     a, tp = program.architecture, program.recipe.server.tensor_parallel_size
     delta: Delta | None = getattr(a, "delta", None)
     if delta is None:
@@ -105,10 +108,10 @@ def _states(program: Program) -> list[Cache]:
 
 
 def windows_bound(program: Program, kinds: Sequence[Cache]) -> bool:
-    """Whether layers with a window keep the window alone.
+    """Return whether layers with a window keep only the window.
 
-    tpu-inference's JAX models keep every token in every layer. vLLM's models on torchax keep windows apart,
-    unless heads differ in size between layers or vLLM's manager for that is switched off.
+    tpu-inference's JAX models keep every token in every layer. vLLM's models on torchax keep only the window,
+    unless heads differ in size between layers or vLLM's hybrid cache manager is switched off.
     """
     serve = program.recipe.server
     names = {str(name).replace("_", "-") for name, value in serve.extra_args.items() if value is not False}
@@ -121,11 +124,11 @@ def windows_bound(program: Program, kinds: Sequence[Cache]) -> bool:
 
 
 def sequence_bytes(kinds: Sequence[Cache], tokens: float, bounded: int | None) -> float:
-    """What a sequence takes of the cache on each device of its replica; blocks are not rounded up.
+    """Return the bytes of a sequence's cache on each device of its replica, without rounding up to blocks.
 
     Args:
-        bounded: tokens of one step of the server, which layers with a window keep beside the window; None
-            where they keep every token.
+        bounded: tokens of one step of the server, which layers with a window keep in addition to the window.
+            None if these layers keep every token.
     """
     total = 0.0
     for kind in kinds:
@@ -137,13 +140,13 @@ def sequence_bytes(kinds: Sequence[Cache], tokens: float, bounded: int | None) -
 
 
 def read_bytes(kinds: Sequence[Cache], context: float) -> float:
-    """What a decode step reads of a sequence's cache on each device, windows' tokens alone."""
+    """Return the bytes of a sequence's cache that a decode step reads on each device, only within windows."""
     tokens = sum(kind.read_bytes_per_token * min(context, kind.window or context) for kind in kinds)
     return tokens + 2 * sum(kind.bytes_per_sequence for kind in kinds)
 
 
 def read_by_blocks(kinds: Sequence[Cache], serve: Serve, context: float) -> float:
-    """The same by the decode kernel's blocks: those that lie partly before a window are read whole."""
+    """Return the same in the decode kernel's blocks. A block that is partly before a window is read whole."""
     return sum(
         kind.read_bytes_per_token * read_tokens(context, kind.window, decode_block(kind, serve))
         + 2 * kind.bytes_per_sequence
@@ -152,10 +155,10 @@ def read_by_blocks(kinds: Sequence[Cache], serve: Serve, context: float) -> floa
 
 
 def decode_block(kind: Cache, serve: Serve) -> int | None:
-    """Tokens of a block of the decode kernel, None where its blocks are not known: then none is skipped.
+    """Return the tokens of the decode kernel's block, or None where it is not known and no block is skipped.
 
     Raises:
-        ArtifactError: when the recipe's environment sets sizes that are none.
+        ArtifactError: when the recipe's environment sets invalid sizes.
     """
     if batched_kernel(serve) or kind.head_dim == SMALL_HEAD:
         return None

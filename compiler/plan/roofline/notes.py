@@ -1,4 +1,4 @@
-"""What a server's plan rests on and what it warns of, in sentences."""
+"""Write the notes and warnings of a server's plan, as sentences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def promise(plan: ServingPlan) -> Diagnostic | None:
-    """N1006 where max_num_seqs promises more sequences of max_model_len than the cache holds."""
+    """Return note N1006 if max_num_seqs promises more sequences of max_model_len than the cache holds."""
     if plan.sequences_fit >= plan.max_num_seqs:
         return None
     where = "serve.max_num_seqs"
@@ -25,10 +25,10 @@ def promise(plan: ServingPlan) -> Diagnostic | None:
 
 
 def notes(program: Program, kinds: Sequence[Cache], windows_bound: bool, share: float) -> Iterator[str]:
-    """What holds for this recipe.
+    """Yield the notes that apply to this recipe.
 
     Args:
-        share: of the memory that vLLM uses.
+        share: share of the memory that vLLM uses.
     """
     serve, accelerator = program.recipe.server, program.serve_accelerator
     assert accelerator is not None
@@ -96,7 +96,7 @@ def _cache_notes(program: Program, kinds: Sequence[Cache], windows_bound: bool) 
 
 
 def too_many(promised: int, length: int, fit: int) -> Diagnostic:
-    """N1006, of a cache that holds fewer sequences than max_num_seqs promises."""
+    """Return note N1006 for a cache that holds fewer sequences than max_num_seqs promises."""
     return Diagnostic(
         "N1006",
         f"max_num_seqs promises {plural(promised, 'sequence')}, and the key/value cache holds {fit:,} of "
@@ -107,7 +107,7 @@ def too_many(promised: int, length: int, fit: int) -> Diagnostic:
 
 
 def none_fits(length: int, tokens: int) -> str:
-    """That a cache of so many tokens holds no sequence of max_model_len."""
+    """Return the message that a cache of `tokens` tokens holds no sequence of max_model_len."""
     return (
         f"the key/value cache holds {tokens:,} tokens, less than one sequence of max_model_len {length:,}, "
         "and vLLM does not start"

@@ -1,7 +1,7 @@
-"""What planning a server on paper finds out. Plain values, for printing and for JSON.
+"""The results of planning a server on paper, as plain values for printing and for JSON.
 
-Bytes, FLOPs and seconds are those of one device; a replica of the model is split over `tensor_parallel`
-devices. Nothing here was measured on a TPU.
+Bytes, FLOPs and seconds are for one device. A replica of the model is split over `tensor_parallel` devices.
+Nothing here is measured on a TPU.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pydantic import ConfigDict, TypeAdapter
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights that are placed alike.
+    """Weights with the same kind, type and placement.
 
     Attributes:
         name: "attention", "keys and values", "MLP", ...
-        number_bytes: of one number: 2 in bfloat16, 1 in eight bits.
+        number_bytes: bytes of one number: 2 in bfloat16, 1 in eight bits.
         placed: "split over 8", "whole on each", ...
-        bytes: on one device.
-        read_bytes: of them, what a decode step reads; of experts, what is read when all of them are used.
+        bytes: bytes on one device.
+        read_bytes: the part of `bytes` that a decode step reads; for experts, when all of them are used.
         per_token: numbers on one device that every token is multiplied with.
-        per_sample: the same for tokens that the output head sees alone.
+        per_sample: numbers on one device that only tokens at the output head are multiplied with.
     """
 
     name: str
@@ -36,19 +36,19 @@ class Weights:
 
 @dataclass(frozen=True)
 class Cache:
-    """The key/value cache of layers that are alike, or the states of gated delta nets.
+    """The key/value cache of layers of one kind, or the states of gated delta nets.
 
     Attributes:
         name: "local", "global", "linear", or "all" where a model has one kind.
-        layers: that store keys and values.
-        shared: layers that read those of an earlier layer, and store none.
+        layers: number of layers that store keys and values.
+        shared: number of layers that read those of an earlier layer, and store none.
         window: tokens that the layers see, None for all.
-        heads, head_dim: of the model.
-        device_heads: heads that a device stores, those included that are copies of another device's.
-        bytes_per_token: of all `layers`, as they lie in memory.
-        unpadded_bytes_per_token: the same if each head were stored once and nothing were padded.
-        read_bytes_per_token: what a decode step reads for each token that it sees, shared layers included.
-        bytes_per_sequence: of states, however long the sequence is; a decode step reads and writes them.
+        heads, head_dim: key/value heads of the model, and their size.
+        device_heads: heads that a device stores, including copies of another device's heads.
+        bytes_per_token: bytes of all `layers` in memory, padding included.
+        unpadded_bytes_per_token: the same if each head were stored once and without padding.
+        read_bytes_per_token: bytes that a decode step reads for each token that it sees, in all layers.
+        bytes_per_sequence: bytes of the states, for any length. A decode step reads and writes them.
     """
 
     name: str
@@ -66,20 +66,21 @@ class Cache:
 
 @dataclass(frozen=True)
 class Step:
-    """What handling tokens takes at least.
+    """Lower bounds and an estimate of one step: a decode step, or a prompt's prefill.
 
     Attributes:
-        sequences: handled together.
-        tokens: of each sequence: of the context that a decode step sees, or of the prompt.
-        weight_bytes, cache_bytes: read; of layers with a window, the window's cache alone.
-        whole_cache_bytes: read by the decode kernel's blocks, one that lies partly before a window
-            whole; with vLLM-TPU's default sizes that is mostly the whole context.
-        flops: of matrix products and attention.
-        all_reduce_bytes: sent and received by two all-reduces in each layer.
-        memory_seconds, compute_seconds, all_reduce_seconds: at the memory's bandwidth, the peak in bfloat16
-            and the links' bandwidth.
+        sequences: sequences that are handled together.
+        tokens: tokens of each sequence: of the context that a decode step sees, or of the prompt.
+        weight_bytes, cache_bytes: bytes that are read. For layers with a window, only the window's cache.
+        whole_cache_bytes: bytes of the cache that the decode kernel reads in blocks. It reads a block that
+            is partly before a window as a whole. With vLLM-TPU's default sizes, that is mostly the whole
+            context.
+        flops: FLOPs of matrix products and attention.
+        all_reduce_bytes: bytes sent and received by two all-reduces in each layer.
+        memory_seconds, compute_seconds, all_reduce_seconds: times at the memory's bandwidth, the peak in
+            bfloat16, and the links' bandwidth.
         bound_seconds: the longest of the three, a lower bound.
-        estimate_seconds: with the cache read by blocks, and the all-reduces after the rest, not beside it.
+        estimate_seconds: the time if the cache is read in blocks, and no all-reduce overlaps other work.
     """
 
     sequences: float
@@ -103,10 +104,10 @@ class Load:
     Attributes:
         input_length, output_length: tokens of each request.
         request_rate: requests per second over all replicas, None when all are sent at once.
-        concurrency: requests that are handled at once, over all replicas; as few as the lower bounds of
-            their duration allow where the rate limits them.
+        concurrency: requests that are handled at once, over all replicas. If the rate limits them, this
+            follows from the lower bounds of their duration.
         limited_by: "rate", "max_num_seqs", "cache" or "prompts".
-        ttft_seconds: lower bound of the time to the first token, of a prompt that waits for nothing.
+        ttft_seconds: lower bound of the time to the first token, for a prompt that does not wait.
         tpot_seconds: lower bound of the time per further token.
         tokens_per_second: upper bound of the output over all replicas.
         usd_per_million_tokens: lower bound for output tokens, None without a price.
@@ -125,14 +126,14 @@ class Load:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A published measurement of this very server beside what is planned.
+    """A published measurement of the same server, with the planned value.
 
     Attributes:
         what: "TTFT of 4,096 tokens in, 4 requests/s".
         unit: "GB" or "ms".
         published: the measurement.
-        bound: the lower bound; for weights, what they come to.
-        estimate: with nothing overlapped; None for weights.
+        bound: the lower bound; for weights, their planned size.
+        estimate: the estimate without overlap; None for weights.
     """
 
     what: str
@@ -147,31 +148,31 @@ class ServingPlan:
     """A recipe's server, planned on paper.
 
     Attributes:
-        recipe: its name.
-        model: its title.
-        accelerator: described in a phrase.
-        chips: of the accelerator.
+        recipe: the recipe's name.
+        model: the model's title.
+        accelerator: a phrase that describes the accelerator.
+        chips: chips of the accelerator.
         tensor_parallel, data_parallel: devices of a replica, and replicas.
         devices_per_chip: 2 on tpu7x, else 1.
-        usd_per_hour: of the whole machine, None without a price.
-        price_source: where it comes from; "" without a price.
-        weights: by how they are placed; the vision tower is a line of its own where its size is known.
-        weight_bytes: of all of them.
-        caches: by kind of layer.
+        usd_per_hour: price of the whole machine, None without a price.
+        price_source: where the price comes from; "" without a price.
+        weights: weights by kind and placement. The vision tower is an entry of its own if its size is known.
+        weight_bytes: bytes of all weights.
+        caches: the cache by kind of layer.
         cache_dtype: "float8_e4m3fn", ...
-        cache_bytes_per_token: of all layers.
-        windows_bound: whether layers with a window keep the window alone; else they keep every token.
-        hbm_bytes: of a device.
-        memory_share: of it that vLLM uses for weights and cache.
-        cache_bytes: what is left for the cache; 0 when the weights take all.
-        max_model_len, max_num_seqs: as in the recipe; the latter holds for each replica.
+        cache_bytes_per_token: bytes of all layers.
+        windows_bound: whether layers with a window keep only the window. Otherwise they keep every token.
+        hbm_bytes: HBM of a device.
+        memory_share: share of the HBM that vLLM uses for weights and cache.
+        cache_bytes: bytes left for the cache; 0 when the weights take all.
+        max_model_len, max_num_seqs: as in the recipe; max_num_seqs holds for each replica.
         tokens_fit: tokens of full-length sequences that a replica's cache holds.
         sequences_fit: sequences of max_model_len that a replica's cache holds at once.
-        decode: lower bounds of a decode step, at the benchmark's input lengths as context.
-        prefill: of a prompt alone, at the same lengths.
+        decode: lower bounds of a decode step, with the benchmark's input lengths as context.
+        prefill: lower bounds of a prompt alone, at the same lengths.
         loads: the benchmark's points.
-        comparisons: to what was published; () where this is not the server that was measured.
-        notes: sentences: what is assumed, and what is left out.
+        comparisons: comparisons with published figures; () if no figures of this server are published.
+        notes: sentences about assumptions and omissions.
     """
 
     __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it

@@ -1,4 +1,4 @@
-"""A server's plan for the terminal. Every figure is an estimate or a bound, and called so."""
+"""Write a server's plan for the terminal. The text says whether a figure is an estimate or a bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TYPES = {4: "float32", 2: "bfloat16", 1: "eight bits"}
 
 
 def text(serving: ServingPlan) -> str:
-    """For people: memory, what fits, lower bounds, the benchmark's points, and what was published."""
+    """Return the plan's text: memory, what fits, lower bounds, the benchmark's points, published figures."""
     sections = [_heading(serving), _weights(serving), _caches(serving), _memory(serving)]
     if serving.decode:
         sections += [_decode(serving), _prefill(serving)]

@@ -1,7 +1,7 @@
-"""A recipe's server on paper: memory, what fits, and lower bounds of time and cost, in milliseconds.
+"""Plan a recipe's server on paper: memory, what fits, and lower bounds of time and cost.
 
-Everything comes from the model's shapes, the chip's figures and what tpu-inference's sources do with them;
-nothing is compiled or run.
+The figures come from the model's shapes, the chip's data, and the sources of tpu-inference. Nothing is
+compiled or run, so that planning takes milliseconds.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["SERVING_PLAN", "ServingPlan", "plan_serving", "promise"]
 
 LOWEST_TTFT = (512, "the lowest, beside 512 tokens in")
-"""The prompt that a bound is given for, and how it is called."""
+"""The prompt length for the bound of the lowest published TTFT, and its label."""
 
 
 def plan_serving(program: Program) -> ServingPlan:
-    """Plans the server of a recipe.
+    """Plan the server of a recipe.
 
     Raises:
-        ArtifactError: when the recipe serves nothing, or a flag's value has no meaning.
+        ArtifactError: when the recipe has no `serve` section, or a flag's value is invalid.
     """
     recipe, serve, accelerator = program.recipe, program.recipe.serve, program.serve_accelerator
     if serve is None or accelerator is None:
@@ -87,7 +87,7 @@ def plan_serving(program: Program) -> ServingPlan:
 
 
 def _decode_steps(server: Server, contexts: Sequence[int]) -> Iterator[Step]:
-    """At each context: one sequence, and as many as the server takes."""
+    """Yield decode steps at each context, with one sequence and with as many as the server takes."""
     limits, most = server.limits, server.program.recipe.server.max_num_seqs
     for context in contexts:
         fit = int(limits.cache_bytes // sequence_bytes(server.caches, context, limits.bounded))
@@ -96,7 +96,7 @@ def _decode_steps(server: Server, contexts: Sequence[int]) -> Iterator[Step]:
 
 
 def _comparisons(program: Program, server: Server, weight_bytes: float) -> Iterator[Comparison]:
-    """To the published measurements, where this is the server that they are of."""
+    """Yield comparisons with the published measurements of this server, if there are any."""
     serve = program.recipe.server
     assert program.serve_accelerator is not None
     found = published.of_recipe(program.recipe, program.serve_accelerator.name)
@@ -109,7 +109,7 @@ def _comparisons(program: Program, server: Server, weight_bytes: float) -> Itera
     point = found.median_ttft_ms
     prompt = int(point["input_length"])
     named = f"{prompt:,} tokens in, {point['requests_per_s']:g} requests/s"
-    # The load behind the other figures is not known: a bound is given for a server nearly empty, and full.
+    # The load of the other figures is not published, so bounds are for a nearly empty and a full server.
     for ms, tokens, name in ((point["ms"], prompt, named), (found.ttft_ms["lowest"], *LOWEST_TTFT)):
         yield _compared(f"TTFT: {name}", ms, server.prefill(tokens, serve.max_num_batched_tokens))
     for key, sequences, context in (("lowest", 1, 512), ("highest", 64, 4096)):

@@ -1,8 +1,8 @@
-"""What vLLM-TPU holds of a model's weights on each device.
+"""Count the weights that vLLM-TPU holds on each device.
 
-How each array is placed was read in the sources of tpu-inference: its JAX models split heads, features
-and the vocabulary over the devices of a replica and keep norms and the like whole on each. vLLM's own
-models on torchax, which Gemma 2 and 3 go through, do the same as far as this file is concerned.
+The placement of each array is from the sources of tpu-inference. Its JAX models split heads, features and the
+vocabulary over the devices of a replica, and keep norms and other small arrays whole on each. vLLM's own
+models on torchax, which serve Gemma 2 and 3, do the same for the purposes of this file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
 
 LANES = 128
-"""A head's numbers are padded to a multiple of this; heads of 64 have a kernel of their own."""
+"""A head's size is padded to a multiple of this. Heads of 64 are not padded: they have their own kernel."""
 
 VISION = "vision tower"
 
@@ -35,7 +35,8 @@ class Tower:
     """A vision tower.
 
     Attributes:
-        positions: rows of its table of positions, one for each coordinate; it is whole on each device.
+        positions: rows of its position table, of which there is one for each coordinate. The tables are
+            whole on each device.
     """
 
     hidden: int
@@ -49,8 +50,8 @@ class Tower:
 
 LARGE_TOWER = Tower(1152, 4304, 27, 16, 72, 16, 10_240)
 TOWERS = {"Gemma 4 31B": LARGE_TOWER, "Gemma 4 26B-A4B": LARGE_TOWER}
-"""Vision towers by the model's title, from the published config.json. At TP 8 the 31B's comes to 0.18 GB a
-chip, as it does in the compiled server."""
+"""Vision towers by the model's title, from the published config.json. At TP 8, the tower of the 31B takes
+0.18 GB a chip, as in the compiled server."""
 
 KEYS = re.compile(r"attn\.(kv_einsum|k_einsum|k_proj|v_proj)\.w$")
 ATTENTION = re.compile(r"attn\.(qkv_einsum|q_einsum|attn_vec_einsum|q_proj|o_proj)\.w$")
@@ -59,30 +60,32 @@ MLP = re.compile(r"\.mlp\.(shared\.)?\w+_proj\.kernel$|\.mlp\.c_\w+\.kernel$")
 
 
 def runs_jax_model(program: Program) -> bool:
-    """Whether tpu-inference's own JAX model is run, rather than vLLM's on torchax."""
+    """Return whether tpu-inference's own JAX model is used, rather than vLLM's model on torchax."""
     return features.runs_jax_model(program.config, program.recipe.server)
 
 
 def padded_head(head_dim: int) -> int:
-    """Numbers that a head takes in weights and cache."""
+    """Return the padded size of a head in weights and cache."""
     return head_dim if head_dim == LANES // 2 else -(-head_dim // LANES) * LANES
 
 
 def layer_head_dim(architecture: Any, layer: int) -> int:
-    """Head size of a layer: Gemma 4's global layers have one of their own."""
+    """Return the head size of a layer. Gemma 4's global layers have a different size than the others."""
     own = getattr(architecture, "layer_head_dim", None)
     return own(layer) if own else int(architecture.head_dim)
 
 
 def shares_cache(architecture: Any, layer: int) -> bool:
-    """Whether a layer reads the keys and values of an earlier one."""
+    """Return whether a layer reads the keys and values of an earlier one."""
     own = getattr(architecture, "shares_kv", None)
     return bool(own and own(layer))
 
 
 def weights(program: Program) -> list[Weights]:
-    """What one device holds. Arrays that are alike are one line; quantization's scales, below 0.1 %, are left
-    out."""
+    """Return the weights of one device, with arrays of one kind and placement summed.
+
+    The scales of quantization are left out; they take less than 0.1 %.
+    """
     lines: dict[tuple[str, int, str], Weights] = {}
     for one in (*_text(program), *_vision(program)):
         key = (one.name, one.number_bytes, one.placed)
@@ -91,7 +94,7 @@ def weights(program: Program) -> list[Weights]:
 
 
 def missing(program: Program) -> str | None:
-    """A sentence about what the checkpoint may hold and `weights` does not count; None where nothing is."""
+    """Return a sentence about parts of the checkpoint that `weights` does not count, or None."""
     more, model = facts_of(program.family.name).served.towers, program.recipe.model.id
     known = catalog.entry_of(model)
     text_alone = known is not None and "text_config" not in known["config"]
@@ -113,12 +116,15 @@ def _sum(a: Weights, b: Weights) -> Weights:
 
 
 def _text(program: Program) -> Iterator[Weights]:
-    """One line for each array, those included that only fill Tunix's model: tpu-inference has keys and values
-    in every layer, also where they are shared."""
+    """Yield the weights of each array of the text model.
+
+    This includes key and value projections of layers that share another layer's cache. They are unused, but
+    tpu-inference has them in every layer.
+    """
     serve, merge = program.recipe.server, program.recipe.merge
     plain = 4 if str(serve.extra_args.get("dtype", "")) in ("float32", "float") else 2
     linear = 1 if serve.quantization or merge.quantization else plain
-    by_server = 1 if serve.quantization else plain  # what merge.quantization leaves as it is
+    by_server = 1 if serve.quantization else plain  # for arrays that merge.quantization does not change
     tied = not any(parameter.path == "lm_head.w" for parameter in program.parameters)
     for parameter in program.parameters:
         path, numbers, tp = parameter.path, float(math.prod(parameter.shape)), serve.tensor_parallel_size
@@ -132,7 +138,7 @@ def _text(program: Program) -> Iterator[Weights]:
         elif KEYS.search(path):
             yield _keys(program, parameter, linear, tp)
         elif ATTENTION.search(path):
-            # Every one of them has the head size among its axes, once.
+            # Each of these arrays has one axis of the head size.
             head = layer_head_dim(program.architecture, _layer(path))
             local = numbers * padded_head(head) / head / tp
             yield _used("attention", linear, split, local)
@@ -152,13 +158,15 @@ def _text(program: Program) -> Iterator[Weights]:
 
 
 def _used(name: str, number_bytes: int, placed: str, local: float) -> Weights:
-    """A linear layer's weight, of which one device holds `local` numbers."""
+    """Return the weight of a linear layer, of which one device holds `local` numbers."""
     return Weights(name, number_bytes, placed, local * number_bytes, local * number_bytes, local, 0.0)
 
 
 def _embedding(parameter: Parameter, number_bytes: int, tp: int, split: str, tied: bool) -> Weights:
-    """The vocabulary's rows are padded to a multiple of the devices. Looking up a row reads next to nothing;
-    the tokens' embedding is read whole where it is the output head as well."""
+    """Return an embedding, whose rows are padded to a multiple of the devices.
+
+    Looking up a row reads almost nothing. The token embedding is read whole if it is also the output head.
+    """
     rows, *row = parameter.shape
     local = float(-(-rows // tp) * math.prod(row))
     head = tied and parameter.path == "embedder.input_embedding"
@@ -167,10 +175,10 @@ def _embedding(parameter: Parameter, number_bytes: int, tp: int, split: str, tie
 
 
 def _keys(program: Program, parameter: Parameter, number_bytes: int, tp: int) -> Weights:
-    """Key and value projections: split by heads where the devices divide them.
+    """Return a key or value projection, which is split by heads if the devices divide the heads.
 
-    Where they do not, Gemma 4's JAX model splits each head over all devices; the others give a head to each,
-    so that several devices hold the same one.
+    Otherwise, Gemma 4's JAX model splits each head over all devices. Other models give each device a head, so
+    that several devices hold the same head.
     """
     layer, numbers = _layer(parameter.path), float(math.prod(parameter.shape))
     heads, head = program.architecture.kv_heads(layer), layer_head_dim(program.architecture, layer)
@@ -195,7 +203,7 @@ def _layer(path: str) -> int:
 
 
 def _vision(program: Program) -> Iterator[Weights]:
-    """The vision tower and its projection, in bfloat16; answering about text reads none of it."""
+    """Yield the vision tower and its projection, in bfloat16. Text requests read none of it."""
     tower = TOWERS.get(catalog.title(program.recipe.model.id))
     if tower is None:
         return

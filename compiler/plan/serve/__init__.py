@@ -1,4 +1,4 @@
-"""A recipe's server planned by compiling tpu-inference's own step, in an environment that has it.
+"""Plan a recipe's server by compiling tpu-inference's own step, in an environment that has tpu-inference.
 
-`plan.py` plans, `compile.py` runs `worker.py` there, which imports nothing of this project.
+`plan.py` makes the plan. `compile.py` runs `worker.py` in that environment, without this project.
 """

@@ -1,4 +1,4 @@
-"""The serving step of a recipe, compiled: from a program to jobs, their worker, and the whole model."""
+"""Compile the serving step of a recipe: make jobs, run workers, and extrapolate to the whole model."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from recipec.compiler.plan.timeline import combined
 
 WORKER = Path(__file__).with_name("worker.py")
 SOURCES = tuple(WORKER.with_name(f"{name}.py") for name in ("worker", "model", "hlo"))
-"""What an answer hangs on beside the job."""
+"""Files that an answer depends on, besides the job."""
 
 TIMEOUT = 3600.0
-"""Seconds that a worker may take."""
+"""Seconds that a worker may take at most."""
 
 Say = Callable[[str], None]
 Run = Callable[[ServeJob, Say], ServeAnswer]
 
 
 class WorkerKilled(Exception):
-    """The system ended a worker, most likely for want of memory."""
+    """The system killed a worker, most likely because memory ran out."""
 
 
 def compile_program(
     program: Program, exact: bool, say: Say, run: Run | None = None, **changes: Any
 ) -> tuple[ServeJob, ServeAnswer, list[str]]:
-    """Compiles at the best depths that this machine has the memory for.
+    """Compile a program's server at the best depths that this machine has memory for.
 
     Returns:
         The job that was compiled, its answer, and notes.
 
     Raises:
-        ArtifactError: it cannot be compiled.
+        ArtifactError: the server cannot be compiled.
     """
     notes: list[str] = []
     for layers in depths(program, exact):
@@ -67,11 +67,11 @@ def compile_program(
 
 
 def answer(made: ServeJob, say: Say) -> ServeAnswer:
-    """A job's answer: from the cache, or from a worker.
+    """Return a job's answer from the cache or from a worker.
 
     Raises:
-        ArtifactError: the environment cannot be made, or the worker failed.
-        WorkerKilled: the system ended it.
+        ArtifactError: the environment cannot be installed, or the worker failed.
+        WorkerKilled: the system killed the worker.
     """
     sources = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES))
     name = store.key("serve", pins.sets()["serve"], sources.hexdigest(), JOB.dump_python(made, mode="json"))
@@ -86,11 +86,11 @@ def answer(made: ServeJob, say: Say) -> ServeAnswer:
 
 
 def run_worker(python: Path, made: ServeJob, folder: Path, say: Say, timeout: float = TIMEOUT) -> str:
-    """What a worker prints. The worker ends with this call, however the call ends.
+    """Run a worker, and return what it prints. The worker is always killed before this call ends.
 
     Raises:
-        ArtifactError: it failed or took too long.
-        WorkerKilled: the system ended it.
+        ArtifactError: the worker failed or took too long.
+        WorkerKilled: the system killed the worker.
     """
     say(
         f"compiling tpu-inference's step for {made.topology}: {' and '.join(map(str, made.layers))} of "
@@ -130,7 +130,7 @@ def run_worker(python: Path, made: ServeJob, folder: Path, say: Say, timeout: fl
 
 
 def worker_environment(made: ServeJob) -> dict[str, str]:
-    """Environment variables of a worker."""
+    """Return the environment variables of a worker."""
     dropped = ("VLLM_", "PYTHON", "XLA_", "LIBTPU_", "JAX_", "TPU_", "VIRTUAL_ENV")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return {
@@ -141,7 +141,7 @@ def worker_environment(made: ServeJob) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
-        # What tpu-inference would otherwise ask Google Cloud's metadata server, which is not there.
+        # Without these, tpu-inference asks Google Cloud's metadata server, which does not exist here.
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": f"{made.generation}-{made.tensor_parallel}",
         "TPU_WORKER_HOSTNAMES": "localhost",
@@ -151,10 +151,10 @@ def worker_environment(made: ServeJob) -> dict[str, str]:
 
 
 def parse(output: str, folder: Path, made: ServeJob) -> ServeAnswer:
-    """A worker's answer, with what the texts of its programs say.
+    """Parse a worker's answer, and add the figures from the texts of its programs.
 
     Raises:
-        ArtifactError: it is no answer.
+        ArtifactError: the output is not a valid answer.
     """
     try:
         plain = json.loads(output.strip().rpartition("\n")[2])
@@ -170,7 +170,7 @@ def parse(output: str, folder: Path, made: ServeJob) -> ServeAnswer:
 
 
 def extrapolated(done: ServeAnswer, layers: int) -> tuple[float, float, tuple[ServeProgram, ...]]:
-    """Weights, bytes of a page, and programs of the whole model: each figure is linear in the depth."""
+    """Return weights, bytes of a page, and programs of the whole model; figures are linear in the depth."""
     first, last = done.depths[0], done.depths[-1]
     share = (layers - first.layers) / (last.layers - first.layers) if last is not first else 0.0
 

@@ -1,4 +1,4 @@
-"""What planning a server by compiling its step found, as text."""
+"""Write the text of a server's plan that was made by compiling its step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ WHAT_TO_DO = "a larger tensor_parallel_size, a smaller cache, or fp8 where it ha
 
 
 def text(planned: CompiledServing) -> str:
-    """One configuration, with a line break at the end."""
+    """Return the text of one configuration, with a line break at the end."""
     return "\n".join(_lines(planned)) + "\n"
 
 
 def search_text(found: ServingSearch) -> str:
-    """A search: a table, and the lines of the best for the recipe."""
+    """Return the text of a search: a table, and the recipe lines of the best configuration."""
     head = ["TP", "DP", "cache", "decode blocks", "tokens in cache", "TPOT alone", "full", "tokens/s", ""]
     rows = [_row(candidate, index == found.best) for index, candidate in enumerate(found.candidates)]
     lines = ["Times are estimates: nothing was measured on a TPU.", "", *table(rows, head)]

@@ -1,4 +1,4 @@
-"""One configuration of a server, compiled: its memory, its speed at loads, and published figures."""
+"""Plan one configuration of a server by compiling it: its memory, its speed, and published figures."""
 
 from __future__ import annotations
 
@@ -29,15 +29,19 @@ def serving(
     prefill: ServeProgram | None = None,
     **changes: Any,
 ) -> CompiledServing:
-    """One configuration: the recipe's, with changes.
+    """Plan the recipe's configuration with changes.
 
     Args:
+        exact: compile every layer, instead of extrapolating from two depths.
+        say: called with progress messages.
+        run: answers a job in place of a worker.
         data_parallel: replicas; the recipe's when None.
-        prefill: of the same parallelism, compiled before: only the decode step is compiled.
-        changes: fields of the job that differ from what the recipe says.
+        prefill: a prefill step with the same parallelism that is already compiled. If given, only the decode
+            step is compiled.
+        changes: fields of the job that differ from the recipe.
 
     Raises:
-        ArtifactError: it cannot be compiled.
+        ArtifactError: the configuration cannot be compiled.
     """
     serve, accelerator = program.recipe.serve, program.serve_accelerator
     if serve is None or accelerator is None:
@@ -105,7 +109,7 @@ def _timed(
     done: ServeAnswer,
     programs: Sequence[ServeProgram],
 ) -> CompiledServing:
-    """With the estimates of its times."""
+    """Return the plan with estimates of its times."""
     benchmark = program.recipe.benchmark
     steps = steps_of(program, made, done, programs, planned.weights)
     points: list[ServingPoint] = []
@@ -136,7 +140,7 @@ def _timed(
 def steps_of(
     program: Program, made: ServeJob, done: ServeAnswer, programs: Sequence[ServeProgram], weights: float
 ) -> Steps:
-    """The steps of the whole model, for estimates.
+    """Return the steps of the whole model, for estimates.
 
     Raises:
         ArtifactError: a step is missing from the answer.
@@ -165,7 +169,7 @@ def steps_of(
 
 
 def published(planned: CompiledServing, steps: Steps, step_tokens: int) -> tuple[str, ...]:
-    """How far the estimates of the published run lie from what was measured; () for another run."""
+    """Compare the estimates with the published run's measurements; () if this is another configuration."""
     found = figures.serving()
     parallel = (planned.tensor_parallel, planned.data_parallel)
     if not found.is_of(planned.model, planned.accelerator, *parallel, planned.kv_cache_dtype):

@@ -1,10 +1,11 @@
-"""The environment that compiles the serving step: Python 3.12 with vllm-tpu, which cannot share the one of
-training (it pins another jax, qwix and transformers).
+"""Install the environment that compiles the serving step: Python 3.12 with vllm-tpu.
 
-It is made once and kept: in $RECIPEC_SERVE_ENV, or below the user's cache folder. It is built under another
-name and renamed when it is whole, so that what lies at its place is never half an installation. It holds the
-packages of data/serve_environment.json, which scripts/pins.py writes: vllm-tpu's, but for those that only a
-GPU, a cluster or a served model needs.
+vllm-tpu cannot share the training environment, because it pins other versions of jax, qwix and transformers.
+
+The environment is installed once, into $RECIPEC_SERVE_ENV or the user's cache folder. It is built under
+another name and renamed when it is complete, so that a partial installation is never used. Its packages are
+listed in data/serve_environment.json, which scripts/pins.py writes. They are vllm-tpu's packages, without
+those that only a GPU, a cluster or a running server needs.
 """
 
 from __future__ import annotations
@@ -25,34 +26,34 @@ from recipec.compiler.lowering import pins
 
 VARIABLE = "RECIPEC_SERVE_ENV"
 PYTHON = "3.12"
-"""vllm-tpu's wheel is made for this version alone."""
+"""vllm-tpu's wheel supports only this version."""
 
 PACKAGES = Path(__file__).parents[2] / "data" / "serve_environment.json"
-"""Versions by package. CUDA's libraries are among them: PyPI has no other build of torch for Linux."""
+"""Versions by package. They include CUDA's libraries, because PyPI has no other build of torch for Linux."""
 
 BATCHES = ("nvidia-", "torch", "")
-"""How the names begin of what is installed together, so that pip does not hold all wheels at once."""
+"""Name prefixes of packages that are installed together, so that pip does not hold all wheels at once."""
 
 UNUSED = ("nvidia/cudnn/lib/libcudnn_*", "torch/lib/libtorch_cuda_linalg.so", "torch/test", "torch/include")
-"""In site-packages, 1.3 GB: what torch loads on a GPU alone, or not at all."""
+"""Files in site-packages, 1.3 GB, that torch loads only on a GPU, or never."""
 
 GIGABYTES = 7
 DISK_BYTES = 9e9
-"""What an installation needs at its worst: with the wheels that pip keeps while it installs."""
+"""Peak disk space of an installation, with the wheels that pip keeps while it installs."""
 
 STAMP = "installed.txt"
-"""Holds what was installed. It is written last."""
+"""The file that names the installed requirement. It is written last."""
 
 Say = Callable[[str], None]
 
 
 def requirement() -> str:
-    """What pip installs: "vllm-tpu==0.32.0"."""
+    """Return the requirement that is installed: "vllm-tpu==0.32.0"."""
     return f"vllm-tpu=={pins.sets()['serve']['vllm-tpu']}"
 
 
 def location() -> Path:
-    """The environment's folder, whether it exists or not."""
+    """Return the environment's folder, which may not exist."""
     if given := os.environ.get(VARIABLE):
         return Path(given).expanduser().absolute()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
@@ -60,7 +61,7 @@ def location() -> Path:
 
 
 def find() -> Path | None:
-    """The environment's interpreter, None where there is no whole environment of these versions."""
+    """Return the environment's interpreter, or None without a complete environment of these versions."""
     folder = location()
     python = folder / "bin" / "python"
     try:
@@ -71,13 +72,13 @@ def find() -> Path | None:
 
 
 def make(say: Say = lambda line: None) -> Path:
-    """The environment's interpreter; installs it (about 7 GB, some minutes) where there is none.
+    """Return the environment's interpreter, and first install the environment (about 7 GB) if it is missing.
 
     Args:
-        say: is told what is happening, a sentence at a time.
+        say: called with progress messages, one sentence at a time.
 
     Raises:
-        ArtifactError: no Python 3.12, too little disk, something else in its place, or pip failed.
+        ArtifactError: no Python 3.12, too little disk, another file in its place, or pip failed.
     """
     if found := find():
         return found
@@ -85,7 +86,7 @@ def make(say: Say = lambda line: None) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder, say):
-            # Another process may have installed it while this one waited.
+            # Another process may have installed it while this process waited.
             return find() or _install(folder, say)
     except OSError as error:
         raise ArtifactError(
@@ -95,14 +96,14 @@ def make(say: Say = lambda line: None) -> Path:
 
 
 def interpreter() -> Path:
-    """A Python 3.12 of this machine.
+    """Return a Python 3.12 interpreter of this machine.
 
     Raises:
         ArtifactError: when there is none.
     """
     for candidate in _candidates():
         with suppress(OSError, subprocess.SubprocessError):
-            # A shim of that name may stand for no version at all: only running it tells.
+            # The file may be a shim without an installed version, so run it to find out.
             question = "import sys, venv; print('%d.%d' % sys.version_info[:2])"
             done = subprocess.run([candidate, "-c", question], text=True, capture_output=True, timeout=30)
             if done.returncode == 0 and done.stdout.strip() == PYTHON:
@@ -128,7 +129,7 @@ def _candidates() -> Iterator[str]:
 
 @contextmanager
 def _locked(folder: Path, say: Say) -> Iterator[None]:
-    """Keeps other processes from installing the same environment; the lock ends with the process."""
+    """Keep other processes from installing the same environment. The lock ends with the process."""
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,7 +147,7 @@ def _install(folder: Path, say: Say) -> Path:
         )
     python = interpreter()
     for left in folder.parent.glob(f".{folder.name}.*"):
-        # Under the lock nobody else builds here: this is what a killed installation left.
+        # With the lock held, no other process builds here. This folder is left from a killed installation.
         shutil.rmtree(left, ignore_errors=True)
     free = shutil.disk_usage(folder.parent).free
     if free < DISK_BYTES:
@@ -165,7 +166,7 @@ def _install(folder: Path, say: Say) -> Path:
         (building / STAMP).write_text(requirement(), encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
-        # Scripts in bin/ name the temporary folder; only the interpreter is used, and it finds its own place.
+        # Scripts in bin/ still name the temporary folder. Only the interpreter is used, which can be moved.
         os.rename(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -174,7 +175,7 @@ def _install(folder: Path, say: Say) -> Path:
 
 
 def _batches() -> list[list[str]]:
-    """Requirements of one version each, by what is installed together."""
+    """Return the pinned requirements, grouped by what is installed together."""
     versions = json.loads(PACKAGES.read_text(encoding="utf-8"))
     batches: list[list[str]] = [[] for _ in BATCHES]
     for name, version in versions.items():
@@ -185,8 +186,8 @@ def _batches() -> list[list[str]]:
 
 def _pip(building: Path, requirements: list[str]) -> list[str]:
     command = [str(building / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
-    # All that is needed is in the list. Modules are compiled when they are first imported, those that are at
-    # all; and a copy of the wheels in pip's cache would take half as much disk again.
+    # The list is complete, so --no-deps. Python compiles modules on their first import, so --no-compile. A
+    # copy of the wheels in pip's cache would take half as much disk again, so --no-cache-dir.
     return [*command, "--quiet", "--no-deps", "--no-compile", "--no-cache-dir", *requirements]
 
 
@@ -204,14 +205,14 @@ def _is_venv(folder: Path) -> bool:
 
 
 def _run(command: list[str], building: Path) -> None:
-    """Runs one step of the installation, which ends with this process.
+    """Run one step of the installation, and kill the step if this call is interrupted.
 
     Raises:
-        ArtifactError: with the end of what the step said.
+        ArtifactError: the step failed; the message has the end of its output.
     """
     process = subprocess.Popen(
         command,
-        # What pip downloads lies on the disk that has room for it, and goes with the folder.
+        # pip downloads into this folder, because its disk has room. If pip is killed, both are removed.
         env={**os.environ, "TMPDIR": str(building)},
         text=True,
         stdout=subprocess.PIPE,

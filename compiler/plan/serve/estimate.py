@@ -1,10 +1,11 @@
-"""How long the compiled serving step takes: an estimate, from the compiler's cycles and from bytes.
+"""Estimate the time of the compiled serving step, from the compiler's cycles and from bytes.
 
-Operations are those cycles at the chip's clock. What has no cycles is added on paper: what the attention
-kernel reads of the key/value cache, its matrix products in a prefill, and the collectives.
+The compiler's cycles at the chip's clock give the time of operations. Three costs without cycles are computed
+from shapes: the attention kernel's reads of the key/value cache, its matrix products in a prefill, and the
+collectives.
 
-The points of a recipe's benchmark follow. A replica is taken to do nothing but decode and take in prompts,
-one after the other, without a pause; what the host and the scheduler add is not counted.
+The times of the steps give the points of a recipe's benchmark. A replica is assumed to run decode steps and
+prefill steps one after the other, without a pause. The time of the host and the scheduler is not counted.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from recipec.compiler.plan.serve.results import ServingPoint
 from recipec.runtime.model.families.base import FULL, SLIDING
 
 KERNEL_EFFICIENCY = 0.5
-"""Of the peak, that the attention kernel's matrix products are taken to reach."""
+"""Assumed share of the peak that the attention kernel's matrix products reach."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A device.
+    """The rates of a device.
 
     Attributes:
-        bandwidth: of its memory, bytes/s.
+        bandwidth: bandwidth of its memory, bytes/s.
         peak: FLOP/s in bfloat16.
     """
 
@@ -35,7 +36,7 @@ class Machine:
 
 
 def machine(generation: str) -> Machine:
-    """A device of a generation."""
+    """Return the rates of a generation's device."""
     data = hardware.generations()[generation]
     per_chip = data["devices_per_chip"]
     return Machine(data["hbm_gb_per_s"] * 1e9 / per_chip, data["bf16_tflops"] * 1e12 / per_chip)
@@ -47,12 +48,12 @@ class Steps:
 
     Attributes:
         decode, prefill, head: the programs.
-        token_bytes: of the cache on one device, for a token in one layer, by the layer's type.
-        weights: bytes of a device.
+        token_bytes: bytes of the cache on one device for a token in one layer, by the layer's type.
+        weights: bytes of the weights on one device.
         attention_width: query heads times head size, summed over the layers, on one device.
-        windowed_width: of it, what belongs to layers with a window.
-        window: tokens that those see, 0 where there are none.
-        machine: what it runs on.
+        windowed_width: the part of `attention_width` in layers with a window.
+        window: tokens that layers with a window see; 0 without such layers.
+        machine: the rates of the device.
     """
 
     decode: ServeProgram
@@ -66,22 +67,22 @@ class Steps:
     machine: Machine
 
     def decode_seconds(self, sequences: float, context: float) -> float:
-        """A step that gives each of so many sequences of this many tokens their next one."""
+        """Return the seconds of a decode step of `sequences` sequences with `context` tokens each."""
         reads = sequences * cache_reads(self.decode, self.token_bytes, context)
         return self._fixed(self.decode) + reads / self.machine.bandwidth
 
     def prefill_seconds(self, tokens: float, context: float = 0.0) -> float:
-        """A step that takes in so many tokens of a prompt, after `context` earlier ones.
+        """Return the seconds of a prefill step of `tokens` prompt tokens, after `context` earlier tokens.
 
-        It takes as long as the compiled one in proportion to the tokens, and no less than a decode step: the
-        weights have to be read.
+        The compiled step's time is scaled by the tokens. The result is at least the time of a decode step,
+        because the weights must be read.
         """
         low, high = self._fixed(self.decode), self._fixed(self.prefill)
         fixed = max(low, high * tokens / self.prefill.tokens)
         return fixed + self._attention_seconds(tokens, context)
 
     def prompt_seconds(self, tokens: int, step_tokens: int) -> float:
-        """A whole prompt, in as many steps as the server's limit makes of it."""
+        """Return the seconds of a whole prompt, in steps of at most `step_tokens` tokens."""
         seconds, done = 0.0, 0
         while done < tokens:
             size = min(step_tokens, tokens - done)
@@ -90,13 +91,16 @@ class Steps:
         return seconds
 
     def _fixed(self, program: ServeProgram) -> float:
-        """What does not hang on the context. Weights are read once in any case."""
+        """Return the part of a step's seconds that does not depend on the context.
+
+        It is at least the time to read the weights once.
+        """
         timeline = program.timeline
         work = max(timeline.products + timeline.memory, self.weights / self.machine.bandwidth)
         return work + timeline.exposed + self.head.timeline.seconds
 
     def _attention_seconds(self, tokens: float, context: float) -> float:
-        """Scores and their product with the values, of the causal half; windows cut what is further back."""
+        """Return the seconds of attention's products, under the causal mask and the layers' windows."""
         seen = context + tokens / 2
         full = self.attention_width - self.windowed_width
         width = full * seen + self.windowed_width * min(seen, self.window or seen)
@@ -104,9 +108,9 @@ class Steps:
 
 
 def cache_reads(program: ServeProgram, token_bytes: dict[str, float], context: float) -> float:
-    """Bytes of the cache that a device reads for one sequence's next token.
+    """Return the bytes of the cache that a device reads for one sequence's next token.
 
-    The kernel fetches blocks; those wholly before a layer's window are skipped, and no part of a block.
+    The kernel reads whole blocks. It skips only blocks that are entirely before a layer's window.
     """
     total = 0.0
     for name, count in program.kernels:
@@ -123,7 +127,7 @@ def cache_reads(program: ServeProgram, token_bytes: dict[str, float], context: f
 
 
 ROUNDS = 60
-"""Of the search for how many requests are under way at a rate."""
+"""Iterations to find how many requests are handled at once at a rate."""
 
 
 def point(
@@ -135,12 +139,13 @@ def point(
     most: float,
     step_tokens: int,
 ) -> ServingPoint:
-    """One point.
+    """Estimate one point of the benchmark.
 
     Args:
         prompt, answer: tokens of each request.
-        rate: of requests a second over all replicas, None for all at once.
-        most: requests that a replica can have under way.
+        rate: requests a second over all replicas, None for all at once.
+        replicas: number of replicas.
+        most: requests that a replica can handle at once.
         step_tokens: max_num_batched_tokens.
     """
     context = prompt + answer / 2
@@ -148,11 +153,11 @@ def point(
     most = max(1.0, most)
 
     def capacity(sequences: float) -> float:
-        """Requests a second of a replica that has so many under way all the time."""
+        """Return the requests a second of a replica that always handles `sequences` requests."""
         return 1 / (first + answer * steps.decode_seconds(sequences, context) / sequences)
 
     def between_tokens(sequences: float, arriving: float) -> float:
-        """Seconds between tokens, when prompts take their share of the time."""
+        """Return the seconds between tokens, when prompts take their share of the time."""
         return steps.decode_seconds(sequences, context) / (1 - arriving * first)
 
     saturated = rate is None or rate / replicas >= capacity(most)

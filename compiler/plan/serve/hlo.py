@@ -1,4 +1,4 @@
-"""What the text of a compiled serving step says: its timeline, collectives and attention kernels."""
+"""Read the timeline, collectives and attention kernels of a compiled serving step from its HLO text."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class AttentionKernel:
     """A ragged paged attention kernel, by its name.
 
     Attributes:
-        decode: whether it is the one for sequences with a single new token.
-        block: tokens of the cache that it fetches at a time.
+        decode: whether it is the kernel for sequences with a single new token.
+        block: tokens of the cache that it reads at a time.
         window: tokens that it attends to, None for all.
     """
 
@@ -43,7 +43,7 @@ class AttentionKernel:
 
 
 def attention_kernel(name: str) -> AttentionKernel | None:
-    """What a kernel's name says; None for a kernel of another kind."""
+    """Read an attention kernel's settings from its name; return None for another kernel."""
     match = _KERNEL.match(name)
     if match is None:
         return None
@@ -53,10 +53,10 @@ def attention_kernel(name: str) -> AttentionKernel | None:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one program, on one device.
+    """The figures of one program on one device.
 
     Attributes:
-        timeline: kernels aside, whose time hangs on the cache.
+        timeline: the timeline without attention kernels, whose time depends on the cache.
         kernels: how often each attention kernel runs.
     """
 
@@ -69,12 +69,12 @@ FIGURES: TypeAdapter[Figures] = TypeAdapter(Figures)
 
 
 def read(text: str, topology: str, devices: int) -> Figures:
-    """Reads a program.
+    """Read the figures of a program.
 
     Args:
-        text: as `jax.stages.Compiled.as_text()` gives it for a TPU.
-        topology: that it was compiled for: "v6e:2x4".
-        devices: of the replica, the topology's first.
+        text: the program's HLO, as `jax.stages.Compiled.as_text()` gives it for a TPU.
+        topology: the topology that it was compiled for: "v6e:2x4".
+        devices: number of the replica's devices, which are the topology's first.
 
     Raises:
         ValueError: the text is no HLO module.

@@ -1,6 +1,6 @@
-"""What one compile of the serving step is given, and what it answers.
+"""The job of one compile of the serving step, and its answer.
 
-The worker (worker.py) runs where this project is not installed: it reads and writes the same as JSON.
+The worker (worker.py) runs where this project is not installed. It reads and writes these values as JSON.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from recipec.compiler.plan.results import Collective, Timeline
 
 @dataclass(frozen=True)
 class Bucket:
-    """One shape of the server's step: it pads each step's tokens to the next of its buckets.
+    """One shape of the server's step. The server pads the tokens of each step to the next bucket.
 
     Attributes:
-        kind: what the bucket stands for; the program is the same for both.
-        tokens: of the step, on one replica.
+        kind: the use of the bucket; the program is the same for both kinds.
+        tokens: tokens of the step on one replica.
     """
 
     kind: Literal["decode", "prefill"]
@@ -28,23 +28,23 @@ class Bucket:
 
 @dataclass(frozen=True)
 class ServeJob:
-    """One replica's step, to be compiled.
+    """The compile of one replica's step.
 
     Attributes:
         config: config.json of the whole model, complete enough for transformers.
-        model_layers: of the whole model.
+        model_layers: number of layers of the whole model.
         layers: depths to compile, in ascending order.
-        generation: of the chips: "v6e".
-        chip, kernel_version: what tpu-inference calls one, and the number that its kernels know it by.
-        topology: of one replica, as libtpu names it: "v6e:2x4".
+        generation: generation of the chips: "v6e".
+        chip, kernel_version: tpu-inference's name of the chip, and its kernels' version number of it.
+        topology: topology of one replica, as libtpu names it: "v6e:2x4".
         tensor_parallel: devices of one replica.
         kv_cache_dtype: as vLLM's flag takes it.
-        max_model_len, max_num_seqs, max_num_batched_tokens: as vLLM's flags; of one replica.
-        buckets: which steps to compile.
-        pages: of the key/value cache; None for as many as the server would allocate.
+        max_model_len, max_num_seqs, max_num_batched_tokens: vLLM's flags, for one replica.
+        buckets: the steps to compile.
+        pages: pages of the key/value cache; None for as many as the server would allocate.
         page_tokens: tokens of a page; None for the server's own choice.
-        hbm_bytes: of a device.
-        memory_share: the part of it that vLLM uses.
+        hbm_bytes: HBM of a device.
+        memory_share: the share of the HBM that vLLM uses.
         environment: environment variables of the server.
     """
 
@@ -70,19 +70,19 @@ class ServeJob:
 
 @dataclass(frozen=True)
 class ServeProgram:
-    """One compiled program, of one device. Bytes unless it is said otherwise.
+    """The figures of one compiled program on one device.
 
     Attributes:
         kind: "decode", "prefill", or "head" (the final logits of max_num_seqs tokens).
-        tokens: of the step.
-        arguments: weights and key/value cache, and little else.
-        temporaries, code: as in Compiled.
-        outputs: what is written beside the cache, which is updated in place.
-        timeline: of the step, without its attention kernels.
+        tokens: tokens of the step.
+        arguments: bytes of the arguments, mostly weights and key/value cache.
+        temporaries, code: bytes, as in Compiled.
+        outputs: bytes of outputs, without the cache, which is updated in place.
+        timeline: timeline of the step, without its attention kernels.
         collectives: by kind, all over the devices of the replica.
-        kernels: how often each attention kernel runs; its name tells its block sizes.
-        refusal: what the compiler said when the program does not fit; then figures are 0.
-        seconds: that it took on this machine.
+        kernels: how often each attention kernel runs, by its name, which has its block sizes.
+        refusal: the compiler's message if the program does not fit; then the figures are 0.
+        seconds: time of tracing and compiling on this machine.
     """
 
     kind: str
@@ -100,13 +100,13 @@ class ServeProgram:
 
 @dataclass(frozen=True)
 class ServeDepth:
-    """What was compiled at one depth.
+    """The programs that were compiled at one depth.
 
     Attributes:
-        layers: decoder layers.
-        weights: bytes of a device.
-        page: bytes of a device that one page of the cache takes, all layers together.
-        programs: in the order of the job's buckets.
+        layers: number of decoder layers.
+        weights: bytes of the weights on a device.
+        page: bytes that one page of the cache takes on a device, all layers together.
+        programs: the programs, in the order of the job's buckets.
     """
 
     layers: int
@@ -117,16 +117,16 @@ class ServeDepth:
 
 @dataclass(frozen=True)
 class ServeAnswer:
-    """What a worker found.
+    """A worker's answer.
 
     Attributes:
-        page_tokens: of a page of the cache.
-        pages: that the cache has.
-        token_bytes: of the cache on one device, for a token in one layer, by the layer's type.
-        depths: as the job's layers.
-        head: the program that makes the logits; its size does not hang on the depth.
-        peak_rss: bytes of this machine's memory.
-        seconds: that it all took on this machine.
+        page_tokens: tokens of a page of the cache.
+        pages: number of pages of the cache.
+        token_bytes: bytes of the cache on one device for a token in one layer, by the layer's type.
+        depths: one entry for each depth in the job's `layers`.
+        head: the program that computes the logits. Its size does not depend on the depth.
+        peak_rss: the worker's peak memory on this machine, bytes.
+        seconds: time of the whole job on this machine.
     """
 
     page_tokens: int

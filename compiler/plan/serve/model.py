@@ -1,7 +1,7 @@
-"""tpu-inference's model and serving step on a TPU that this machine does not have, without weights.
+"""Build tpu-inference's model and serving step without weights, for a TPU that this machine does not have.
 
-Used by serve_worker.py alone, in the serving environment: it imports nothing of this project. Everything is
-tpu-inference's own but for what asks for a TPU or for weights; `patch` says why for each.
+Only worker.py uses this module, in the serving environment. It imports nothing of this project. All code is
+tpu-inference's own, except functions that ask for a TPU or for weights. `patch` replaces them and says why.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 LEAST_SEQUENCES = 8
-"""tpu-inference's runner has room for so many sequences at least (MIN_NUM_SEQS)."""
+"""The fewest sequences that tpu-inference's runner has room for (MIN_NUM_SEQS)."""
 
 
 def mesh_of(job: dict[str, Any]) -> Any:
-    """The devices of one replica in tpu-inference's own order, with axes data (1) and model."""
+    """Return the mesh of one replica in tpu-inference's own device order, with axes data (1) and model."""
     from jax.experimental import topologies
     from tpu_inference.layers.common.sharding import MESH_AXIS_NAMES_2D
     from tpu_inference.utils import make_optimized_mesh
@@ -29,7 +29,7 @@ def mesh_of(job: dict[str, Any]) -> Any:
 
 
 def patch(job: dict[str, Any]) -> None:
-    """Replaces what asks for a TPU or for weights."""
+    """Replace functions of tpu-inference that ask for a TPU or for weights."""
     import jax
     from flax import nnx
     from tpu_inference.distributed.jax_parallel_state import init_pp_distributed_environment
@@ -42,31 +42,31 @@ def patch(job: dict[str, Any]) -> None:
     from tpu_inference.platforms.tpu_platform import TpuPlatform
 
     name, version = job["chip"], job["kernel_version"]
-    # Asks the chips of this machine, and decides by it what fp8 is.
+    # The original asks this machine's chips. tpu-inference chooses the fp8 type by this name.
     TpuPlatform.get_device_name = classmethod(lambda cls, device_id=0: name)
     for module in (kernel, tuned_block_sizes, tuned_block_sizes_hd64):
-        # Reads jax.devices()[0], which is a CPU here; each module has imported it by name.
+        # The original reads jax.devices()[0], a CPU here. Each module has imported the function by name.
         module.get_tpu_version = lambda: version
-    # A stage of pipeline parallelism that is the only one; the worker process would say so.
+    # One stage of pipeline parallelism. In a server, the worker process sets this.
     init_pp_distributed_environment("", 0, 1, None, False)
 
     def abstract(model_class: Any, vllm_config: Any, rng: Any, mesh: Any, **_: Any) -> Any:
-        # The original fills the model with weights, real or random; shapes are enough.
+        # The original fills the model with real or random weights. Here, shapes are enough.
         with jax.set_mesh(mesh):
             return nnx.eval_shape(lambda: model_class(vllm_config, rng, mesh), graph_updates=False)
 
     model_loader._get_nnx_model = abstract
-    # Would run the image encoder's preparation on the weights; no image is served here.
+    # The original prepares the image encoder with the weights. No images are served here.
     model_loader.maybe_create_mm_encoder_jit_manager = lambda **_: None
 
 
 class ServingModel:
-    """tpu-inference's model at one depth, without weights.
+    """tpu-inference's model with some of its layers, without weights.
 
     Attributes:
-        layers: decoder layers.
-        weight_bytes: of a device.
-        page_tokens, page_bytes: of a page of the key/value cache; bytes of a device.
+        layers: number of decoder layers.
+        weight_bytes: bytes of the weights on a device.
+        page_tokens, page_bytes: tokens of a page of the key/value cache, and its bytes on a device.
         token_bytes: as in ServeAnswer.
     """
 
@@ -95,7 +95,7 @@ class ServingModel:
         self._cache_layout()
 
     def _cache_layout(self) -> None:
-        """What tpu-inference's own cache manager makes of each layer."""
+        """Get the cache layout of each layer from tpu-inference's own cache manager."""
         from tpu_inference.runner.kv_cache_manager import KVCacheManager
         from tpu_inference.utils import to_torch_dtype
 
@@ -124,7 +124,7 @@ class ServingModel:
         }
 
     def step(self, bucket: dict[str, Any], pages: int) -> tuple[Any, ...]:
-        """The lowered step of a bucket, and what worker.py's `_compiled` is told about it."""
+        """Lower the step of a bucket, and return the arguments of `_compiled` in worker.py."""
         import jax
         from jax import numpy as jnp
         from tpu_inference.layers.common.attention_metadata import AttentionMetadata
@@ -157,18 +157,18 @@ class ServingModel:
         )
         index = {name: number for number, name in enumerate(self._cached)}
         index |= {name: index[source] for name, source in self._shared.items()}
-        # model_fn picks a step by the caches' shardings, and calls it: its own picker gives the step alone.
+        # model_fn picks a step by the caches' shardings, and calls it. Its inner picker returns the step.
         pick = self._interface.model_fn
         cells = dict(zip(pick.__code__.co_freevars, pick.__closure__, strict=True))
         with jax.set_mesh(self._mesh):
             step = cells["_resolve_step_fn"].cell_contents(caches, True)
-            # No embeddings of images, no adapters, and nothing of an earlier stage of a pipeline.
+            # There are no image embeddings, no adapters, and no results of an earlier pipeline stage.
             arguments = (self._weights, caches, whole(tokens), metadata, None, positions)
             lowered = step.lower(*arguments, tuple(index.items()), None, None, True, True)
         return lowered, bucket["kind"], tokens, self._file(bucket["kind"], tokens), started
 
     def head(self) -> tuple[Any, ...]:
-        """The lowered program of the logits."""
+        """Lower the program of the logits, and return the arguments of `_compiled` in worker.py."""
         import jax
         from jax import numpy as jnp
         from tpu_inference.layers.common.sharding import ShardingAxisName as Axis
@@ -193,7 +193,7 @@ class ServingModel:
 
 
 def _vllm_config(job: dict[str, Any], layers: int, folder: Path) -> Any:
-    """vLLM's configuration of a model of so many layers, checked by vLLM and by its TPU platform."""
+    """Return vLLM's configuration of a model with `layers` layers, checked by vLLM and its TPU platform."""
     from vllm.engine.arg_utils import EngineArgs
 
     config = json.loads(json.dumps(job["config"]))

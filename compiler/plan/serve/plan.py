@@ -1,4 +1,4 @@
-"""`recipe plan --serve`: a server planned by compiling tpu-inference's own step."""
+"""`recipe plan --serve`: plan a server by compiling tpu-inference's own step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from recipec.compiler.plan.serve.results import COMPILED_SERVING, SERVING_SEARCH
 
 @dataclass(frozen=True)
 class PlannedServer:
-    """A planned server, to be printed or written.
+    """A planned server, for printing and for JSON.
 
     Attributes:
-        sections: titles with texts.
-        data: a CompiledServing or a ServingSearch as JSON's values.
+        sections: (title, text) of each section.
+        data: a CompiledServing or a ServingSearch as JSON values.
     """
 
     sections: list[tuple[str, str]]
@@ -27,17 +27,17 @@ class PlannedServer:
 def plan_serve(
     program: Program, exact: bool = False, search: bool = False, say: Say = print, run: Run | None = None
 ) -> PlannedServer:
-    """Plans a recipe's server.
+    """Plan a recipe's server.
 
     Args:
-        program: of a recipe with a `serve` section.
+        program: the program of a recipe with a `serve` section.
         exact: compile every layer, instead of extrapolating from two depths.
-        search: try other parallelism, cache types and decode blocks too.
-        say: is told what is going on, a sentence at a time.
-        run: answers a job, in place of a worker.
+        search: also try other parallelism, cache types and decode blocks.
+        say: called with progress messages, one sentence at a time.
+        run: answers a job in place of a worker.
 
     Raises:
-        ArtifactError: it cannot be planned so.
+        ArtifactError: the server cannot be planned by compiling.
     """
     from recipec.compiler.plan.serve import compiled_text
     from recipec.compiler.plan.serve import search as serve_search

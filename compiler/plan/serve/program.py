@@ -1,4 +1,4 @@
-"""What of a recipe's server is compiled: one replica's step, at some depths."""
+"""Make the compile job of a recipe's server: one replica's step, at some depths."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from recipec.compiler.serving.flags import by_flag
 from recipec.compiler.serving.memory import memory_share
 
 PREFILL_TOKENS = 1024
-"""The largest prefill step that is compiled: larger ones take minutes longer. Gemma 4 31B's step of 4,096 has
-3.6 % more cycles than four times those of this one."""
+"""The largest prefill step that is compiled, because larger steps take minutes longer. Gemma 4 31B's step of
+4,096 tokens has 3.6 % more cycles than four steps of this size."""
 
 HOST_CHIPS = 4
-"""Of the smallest topology that libtpu describes."""
+"""Chips of the smallest topology that libtpu describes."""
 
 LEAST_TOKENS = 16
-"""The server's smallest bucket; the others are its doubles."""
+"""Tokens of the server's smallest bucket. Each further bucket is twice as large."""
 
 
 def job(program: Program, layers: Sequence[int], **changes: Any) -> ServeJob:
-    """What to compile for a recipe's `serve` section.
+    """Return the job to compile for a recipe's `serve` section.
 
     Args:
-        program: has a `serve` section.
-        layers: depths.
-        changes: fields of the job that differ from what the recipe says.
+        program: the program of a recipe with a `serve` section.
+        layers: depths to compile.
+        changes: fields of the job that differ from the recipe.
 
     Raises:
-        ArtifactError: the recipe serves what is not compiled here.
+        ArtifactError: the recipe has no `serve` section, or its server cannot be compiled here.
     """
     serve, accelerator = program.recipe.serve, program.serve_accelerator
     if serve is None or accelerator is None:
@@ -95,9 +95,9 @@ def _refuse(program: Program) -> None:
 
 
 def config_of(program: Program) -> dict[str, Any]:
-    """config.json of the model, with what transformers has to know and the catalog leaves out.
+    """Return the model's config.json, with the fields that transformers needs and the catalog leaves out.
 
-    The catalog has no vision tower: then the text model alone is compiled.
+    A configuration from the catalog has no vision tower. Then only the text model is compiled.
     """
     config = copy.deepcopy(dict(program.config))
     text = config.get("text_config", config)
@@ -116,14 +116,14 @@ def config_of(program: Program) -> dict[str, Any]:
 
 
 def has_vision(config: Mapping[str, Any]) -> bool:
-    """Whether the compiled model has the vision tower's weights."""
+    """Return whether the compiled model has the vision tower's weights."""
     return bool(config["architectures"][0].endswith("ForConditionalGeneration"))
 
 
 def replica_topology(generation: str, devices: int) -> str:
-    """The smallest topology that has so many devices: "v6e:2x2" for 4.
+    """Return the smallest topology with at least `devices` devices: "v6e:2x2" for 4.
 
-    A replica may have some of its devices alone.
+    A replica may use only some of the topology's devices.
     """
     data = hardware.generations()[generation]
     for shape in data["topologies"]:
@@ -136,15 +136,15 @@ def replica_topology(generation: str, devices: int) -> str:
 
 
 def padded(tokens: int) -> int:
-    """The server's bucket of so many tokens."""
+    """Return the size of the server's bucket for `tokens` tokens."""
     return max(LEAST_TOKENS, 1 << (tokens - 1).bit_length())
 
 
 def depths(program: Program, exact: bool) -> list[tuple[int, ...]]:
-    """Depths to compile, best first; the next is for a machine whose memory did not suffice.
+    """Return the depths to compile, best first. The next entry is used if this machine's memory runs out.
 
-    Two depths are whole repeats of the layer pattern. A model whose last layers reuse the keys and values of
-    others has no such repeats, and is compiled whole.
+    An entry of two depths has whole repeats of the layer pattern. A model whose last layers reuse the keys
+    and values of others has no such repeats, and is compiled whole.
     """
     count = program.architecture.num_layers
     unit = period(program.architecture.layer_types)

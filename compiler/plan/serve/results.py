@@ -1,6 +1,6 @@
-"""What planning a server by compiling its step finds out. Plain values, for printing and for JSON.
+"""The results of planning a server by compiling its step, as plain values for printing and for JSON.
 
-Bytes are those of one device, and seconds those of a replica's step. Nothing here was measured on a TPU.
+Bytes are for one device, and seconds are for a replica's step. Nothing here is measured on a TPU.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from recipec.compiler.plan.serve.job import ServeProgram
 
 @dataclass(frozen=True)
 class ServingPoint:
-    """A point of the recipe's benchmark, estimated.
+    """The estimate of a point of the recipe's benchmark.
 
     Attributes:
         input_length, output_length: tokens of each request.
-        request_rate: a second over all replicas, None for all requests at once.
-        concurrency: requests that are answered at a time, over all replicas.
-        ttft: seconds that a prompt takes by itself, without waiting for others.
-        tpot: seconds between an answer's tokens, with the prompts that are taken in meanwhile.
-        tokens_per_second: of answers, over all replicas.
-        saturated: whether requests come faster than they are answered.
+        request_rate: requests a second over all replicas, None for all requests at once.
+        concurrency: requests that are handled at once, over all replicas.
+        ttft: seconds to the first token of a prompt that does not wait for others.
+        tpot: seconds between an answer's tokens, including the prefill of other prompts.
+        tokens_per_second: output tokens a second over all replicas.
+        saturated: whether requests arrive faster than they are answered.
     """
 
     input_length: int
@@ -39,29 +39,29 @@ class ServingPoint:
 
 @dataclass(frozen=True)
 class CompiledServing:
-    """A server, planned by compiling its step.
+    """The plan of a server that was made by compiling its step.
 
     Attributes:
-        recipe, model, accelerator: by name.
-        topology: of one replica: "v6e:2x4".
+        recipe, model, accelerator: their names.
+        topology: topology of one replica: "v6e:2x4".
         tensor_parallel, data_parallel: devices of a replica, and replicas.
         kv_cache_dtype: as vLLM's flag takes it.
-        decode_blocks: of RPA_V3_DECODE_BLOCK_SIZES, None for the kernel's own choice.
-        layers, compiled_layers: of the model, and the depths that were compiled.
-        weights: bytes.
+        decode_blocks: value of RPA_V3_DECODE_BLOCK_SIZES, None for the kernel's own choice.
+        layers, compiled_layers: layers of the model, and the depths that were compiled.
+        weights: bytes of the weights.
         cache: bytes of the key/value cache.
-        cache_tokens, page_tokens: of one replica's cache, and of a page.
-        programs: of the whole model: decode, prefill, head.
-        used, available: HBM of the largest program with its arguments, and what a device has.
-        refusal: what the compiler said when a program did not fit.
-        points: of the recipe's benchmark; () where it does not fit.
+        cache_tokens, page_tokens: tokens of one replica's cache, and of a page.
+        programs: programs of the whole model: decode, prefill, head.
+        used, available: HBM that the programs need with their arguments, and HBM of a device.
+        refusal: the compiler's message when a program did not fit, else None.
+        points: the points of the recipe's benchmark; () where it does not fit.
         decode_alone, decode_full: seconds of a step with one sequence of the benchmark's shortest context,
             and with max_num_seqs (or as many as the cache holds) of the longest.
-        published: sentences that hold the estimates against published figures, where there are any.
-        versions: of what was compiled.
+        published: sentences that compare the estimates with published figures, if there are any.
+        versions: versions of the packages that were compiled.
         notes: sentences.
-        compile_seconds: of this machine.
-        peak_rss: bytes of this machine's memory.
+        compile_seconds: time of compiling on this machine.
+        peak_rss: the worker's peak memory on this machine, bytes.
     """
 
     recipe: str
@@ -97,8 +97,10 @@ class CompiledServing:
 
     @property
     def throughput(self) -> float:
-        """Tokens per second at the most: the geometric mean over the benchmark's input lengths, so that each
-        counts the same; 0 where it does not fit."""
+        """The highest tokens per second, as the geometric mean over the benchmark's input lengths.
+
+        The mean gives each input length the same weight. The value is 0 where the server does not fit.
+        """
         most: dict[int, float] = {}
         for point in self.points:
             most[point.input_length] = max(point.tokens_per_second, most.get(point.input_length, 0.0))
@@ -110,11 +112,11 @@ class ServingCandidate:
     """One configuration of a search.
 
     Attributes:
-        sets: what it changes in the recipe, as --set takes it; () for the recipe as it is.
-        tensor_parallel, data_parallel, kv_cache_dtype, decode_blocks: what it is.
-        status: "compiled", "too large", "refused" (by the head counts or the weights' size) or "failed".
+        sets: its changes of the recipe as --set arguments; () for the unchanged recipe.
+        tensor_parallel, data_parallel, kv_cache_dtype, decode_blocks: its settings, as in `CompiledServing`.
+        status: "compiled", "too large", "refused" (ruled out on paper) or "failed".
         reason: why there is no estimate, "" where there is one.
-        serving: None where nothing was compiled.
+        serving: its plan; None where nothing was compiled.
     """
 
     sets: tuple[str, ...]
@@ -129,11 +131,11 @@ class ServingCandidate:
 
 @dataclass(frozen=True)
 class ServingSearch:
-    """What a search over serving configurations found.
+    """The result of a search over serving configurations.
 
     Attributes:
-        candidates: in the order in which they were looked at; the recipe as it is comes first.
-        best: index of the one with the highest throughput, None where none fits.
+        candidates: configurations in the order of the search, the unchanged recipe first.
+        best: index of the configuration with the highest throughput, None where none fits.
     """
 
     candidates: tuple[ServingCandidate, ...]

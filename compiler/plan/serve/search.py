@@ -1,8 +1,8 @@
-"""Which way of serving a model on the recipe's machine is fastest, by compiling the step of each.
+"""Find the fastest way to serve a model on the recipe's machine, by compiling the step of each configuration.
 
-Looked at are all splits of the devices over TP and DP, the types of the key/value cache, and the decode
-kernel's block sizes where layers have a window: at its defaults, a block is the whole context, and a window
-saves no reads.
+The search varies the split of the devices over TP and DP, and the type of the key/value cache. For models
+with windows it also varies the decode kernel's block size: with the default, a block is the whole context,
+and a window saves no reads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from recipec.compiler.serving.memory import memory_share, weight_size
 from recipec.compiler.wording import divisors
 
 BLOCK = 1024
-"""Tokens of the decode kernel's block that is tried beside its default."""
+"""Tokens of the decode kernel's block that is tried in addition to its default."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ServingChoice:
 
 
 def search(program: Program, exact: bool, say: Say, run: Run | None = None) -> ServingSearch:
-    """Compiles every configuration that is not ruled out on paper.
+    """Compile every configuration that is not ruled out on paper.
 
     Raises:
         ArtifactError: the recipe itself cannot be compiled.
@@ -46,7 +46,7 @@ def search(program: Program, exact: bool, say: Say, run: Run | None = None) -> S
     own = _own(program)
     say("the recipe as it is")
     candidates = [_judged(program, own, serving(program, exact, say, run))]
-    # The cache's type and the decode kernel's blocks leave a prefill as it is: one is compiled for each TP.
+    # A prefill does not depend on the cache's type or the decode blocks, so each TP needs only one.
     prefills = {c.tensor_parallel: _prefill(c.serving) for c in candidates if c.serving}
     every = [choice for choice in choices(program) if choice != own]
     for number, choice in enumerate(every, 1):
@@ -67,7 +67,7 @@ def search(program: Program, exact: bool, say: Say, run: Run | None = None) -> S
 
 
 def choices(program: Program) -> Iterator[ServingChoice]:
-    """All configurations of the recipe's machine."""
+    """Yield all configurations of the recipe's machine."""
     serve, accelerator = program.recipe.server, program.serve_accelerator
     assert accelerator is not None
     types = [serve.kv_cache_dtype, "fp8" if accelerator.fp8_kv_cache else "auto", "auto"]
@@ -82,7 +82,7 @@ def choices(program: Program) -> Iterator[ServingChoice]:
 
 
 def ruled_out(program: Program, choice: ServingChoice) -> str:
-    """Why a configuration cannot work, "" where it may."""
+    """Return why a configuration cannot work, "" where it may work."""
     architecture, size = program.architecture, choice.tensor_parallel
     accelerator = program.serve_accelerator
     assert accelerator is not None
@@ -117,7 +117,7 @@ def _own(program: Program) -> ServingChoice:
 
 
 def _prefill(planned: CompiledServing) -> ServeProgram | None:
-    """Its prefill step, None where that was refused."""
+    """Return a plan's prefill step, or None if the compiler refused it."""
     return next((p for p in planned.programs if p.kind == "prefill" and p.refusal is None), None)
 
 
@@ -167,7 +167,7 @@ def _candidate(
 
 
 def _sets(program: Program, choice: ServingChoice) -> tuple[str, ...]:
-    """What differs from the recipe."""
+    """Return the --set arguments for what differs from the recipe."""
     own, serve = _own(program), program.recipe.server
     sets = []
     if choice.tensor_parallel != own.tensor_parallel:
@@ -187,7 +187,7 @@ def _sets(program: Program, choice: ServingChoice) -> tuple[str, ...]:
 
 
 def _blocks_taken(planned: CompiledServing) -> bool:
-    """Whether the compiled decode kernels have the block size that was asked for."""
+    """Return whether the compiled decode kernels have the requested block size."""
     kernels: list[AttentionKernel] = [
         kernel
         for program in planned.programs

@@ -1,9 +1,9 @@
-"""Compiles tpu-inference's serving step for a TPU that this machine does not have.
+"""Compile tpu-inference's serving step for a TPU that this machine does not have.
 
-Run by compile.py as a script, under the interpreter of the serving environment (environment.py):
-it imports nothing of this project, which is not installed there. A job (serve_job.ServeJob) comes as JSON on
-standard input. Standard output gets a line of JSON: what serve_job.ServeAnswer holds, but for what is read
-from the compiled programs, whose texts are left in the folder that is given as argument.
+compile.py runs this file as a script, with the interpreter of the serving environment (environment.py). It
+imports nothing of this project, which is not installed there. It reads a job (job.ServeJob) as JSON from
+standard input, and prints a job.ServeAnswer as one line of JSON to standard output. The line lacks the fields
+that compile.py reads from the compiled programs. Their texts are files in the folder that is the argument.
 
 The model, its shardings, the attention kernels, the layout of the key/value cache and the compiler's options
 are tpu-inference's own (model.py).
@@ -24,29 +24,32 @@ from pathlib import Path
 from typing import Any
 
 TOO_LARGE = ("RESOURCE_EXHAUSTED", "Ran out of memory")
-"""What the compiler's refusal of a program that does not fit contains."""
+"""Text in the compiler's error for a program that does not fit."""
 
 KERNEL_BODY = re.compile(r'"body":"[^"]*"')
-"""A kernel's own program inside of an HLO text: most of its megabytes, and not needed."""
+"""A kernel's own program inside an HLO text. It is most of the text, and it is not needed."""
 
 
 def main() -> None:
     threading.Thread(target=_end_without, args=(os.getppid(),), daemon=True).start()
-    # vLLM logs to standard output: only the answer goes there, and the rest to standard error.
+    # vLLM logs to standard output. Send its log to standard error, and only the answer to standard output.
     answer_to, sys.stdout = sys.stdout, sys.stderr
     answer = compile_job(json.loads(sys.stdin.read()), Path(sys.argv[1]))
     print(json.dumps(answer), file=answer_to, flush=True)
 
 
 def _end_without(parent: int) -> None:
-    """Ends this process when the one that started it has ended, however that was."""
+    """End this process when its parent process has ended for any reason."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
 
 
 def compile_job(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A ServeJob as plain values; the answer as plain values, a program with the name of its text."""
+    """Compile a ServeJob, and return the answer. Both are plain values.
+
+    Each program of the answer has the name of its text's file.
+    """
     started = time.monotonic()
     step = _beside("model")
     mesh = step.mesh_of(job)
@@ -54,7 +57,7 @@ def compile_job(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     models = [step.Model(job, layers, mesh, folder) for layers in job["layers"]]
     pages = job["pages"] or _most_pages(job, models)
     with ThreadPoolExecutor(2) as pool:
-        # Tracing holds Python's lock, compiling does not: the next program is traced meanwhile.
+        # Compiling releases Python's lock, so that the next program is traced during a compile.
         compiling = [
             [pool.submit(_compiled, *model.step(bucket, pages)) for bucket in job["buckets"]]
             for model in models
@@ -81,7 +84,10 @@ def compile_job(job: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _beside(name: str) -> Any:
-    """A module of this folder, which is not on the path: packages there look for modules of such names."""
+    """Import a module of this folder by its file.
+
+    The folder is not on sys.path, because other packages would import modules of these names from it.
+    """
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -90,7 +96,7 @@ def _beside(name: str) -> Any:
 
 
 def _most_pages(job: dict[str, Any], models: list[Any]) -> int:
-    """Pages that vLLM would allocate beside the whole model's weights."""
+    """Return the number of pages that vLLM would allocate in addition to the whole model's weights."""
 
     def whole(figures: list[float]) -> float:
         slope = (figures[-1] - figures[0]) / max(1, models[-1].layers - models[0].layers)
@@ -102,7 +108,10 @@ def _most_pages(job: dict[str, Any], models: list[Any]) -> int:
 
 
 def _compiled(lowered: Any, kind: str, tokens: int, file: Path, started: float) -> dict[str, Any]:
-    """A program's figures; its text goes to `file`. A refusal for memory is a figure too."""
+    """Compile a program, write its text to `file`, and return its figures.
+
+    If the program does not fit the memory, return the compiler's message as `refusal`.
+    """
     import jax
 
     program: dict[str, Any] = {"kind": kind, "tokens": tokens}
