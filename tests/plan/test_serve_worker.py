@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -128,3 +130,11 @@ def test_the_environment_of_a_worker_is_its_own(example: Program, monkeypatch: p
     environment = worker_environment(made)
     assert "PYTHONPATH" not in environment and "XLA_FLAGS" not in environment
     assert environment["RPA_V3_DECODE_BLOCK_SIZES"] == "1,1024,1,1024"
+
+
+def test_the_worker_calls_what_the_model_has(root: Path) -> None:
+    """They run where this project is not installed, and mypy does not see one from the other."""
+    folder = root / "compiler" / "plan" / "serve"
+    called = set(re.findall(r"\bstep\.(\w+)\(", (folder / "worker.py").read_text("utf-8")))
+    found = ast.parse((folder / "model.py").read_text("utf-8")).body
+    assert called and called <= {one.name for one in found if isinstance(one, ast.ClassDef | ast.FunctionDef)}

@@ -54,7 +54,7 @@ def compile_job(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     step = _beside("model")
     mesh = step.mesh_of(job)
     step.patch(job)
-    models = [step.Model(job, layers, mesh, folder) for layers in job["layers"]]
+    models = [step.ServingModel(job, layers, mesh, folder) for layers in job["layers"]]
     pages = job["pages"] or _most_pages(job, models)
     with ThreadPoolExecutor(2) as pool:
         # Compiling releases Python's lock, so that the next program is traced during a compile.
