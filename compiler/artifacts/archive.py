@@ -116,7 +116,7 @@ def _read_lock(name: str, out_dir: Path) -> Mapping[str, Any]:
 
 
 def _refuse_edited(folder: Path, out_dir: Path, lock: Mapping[str, Any]) -> None:
-    """Refuse files that differ from what was built, and files that another version's runtime built."""
+    """Refuse files that were edited, and an artifact that was built with another version's runtime."""
     again = "build it again: recipe build RECIPE"
     for path in locked_files(folder):
         if path == LOCK:

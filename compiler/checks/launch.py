@@ -1,5 +1,5 @@
-"""Check the `launch` section against the others: which launchers can create the machines, and what survives
-the loss of one."""
+"""Check the `launch` section: which launchers can create the machines, and whether checkpoints outlive
+them."""
 
 from __future__ import annotations
 

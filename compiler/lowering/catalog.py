@@ -383,7 +383,7 @@ def _read_config(model_id: str, folder: Path) -> Any:
     """Read the config.json of a directory."""
     try:
         path = folder / Path(model_id).expanduser() / "config.json"
-        if not folder.is_dir():  # of a recipe that is yet to be written: there is no way back out of it
+        if not folder.is_dir():  # a new recipe's folder: `FOLDER/..` fails until it exists
             path = Path(os.path.normpath(path))
         if path.is_file() and path.stat().st_size > MAX_CONFIG:
             raise ValueError(f"it has more than {MAX_CONFIG:,} bytes")
