@@ -1,4 +1,4 @@
-"""From a recipe to a program, and from a program to the files that run it."""
+"""The compiler: turns a recipe into a program, and a program into the files that run it."""
 
 __version__ = "0.1.0"
-"""The one place where it stands: the package, `recipe --version` and the locks have it from here."""
+"""The version of recipec. The package, `recipe --version` and the lock files all read it from here."""

@@ -1,13 +1,13 @@
-"""What a command cannot do, in words that its user can act on."""
+"""The error that a command raises when it cannot do what the user asked."""
 
 from __future__ import annotations
 
 
 class ArtifactError(Exception):
-    """Something that a command cannot do as asked: a folder, a file, a package or an option is in the way.
+    """A command cannot do what was asked, for example because of a folder, a file, a package or an option.
 
     Attributes:
-        help: what to do about it.
+        help: what the user can do about it, None where there is no advice.
     """
 
     def __init__(self, message: str, help: str | None = None) -> None:

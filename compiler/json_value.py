@@ -1,4 +1,4 @@
-"""JSON that something else wrote: a run that was killed, another version, or somebody who means harm."""
+"""Parse JSON from an untrusted source: a killed run, another version of recipec, or an attacker."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 LEVELS = 64
-"""Of lists and objects within one another; recipec writes a dozen. Deeper values could not be printed."""
+"""The deepest nesting of lists and objects that is accepted. recipec itself writes about a dozen levels.
+Printing deeper values could fail."""
 
 
 def json_value(content: str | bytes) -> Any:
-    """The value of a JSON text; None where it is none, is cut off, or is nested more than LEVELS deep."""
+    """Return the value of a JSON text, or None if it is invalid, cut off, or nested more than LEVELS deep."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -24,6 +25,6 @@ def json_value(content: str | bytes) -> Any:
 
 
 def _parts(value: Any) -> list[Any]:
-    """The lists and objects in one."""
+    """Return the lists and objects directly inside a value."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [part for part in parts if isinstance(part, dict | list)]

@@ -1,4 +1,5 @@
-"""Whether packages of the extras are installed, found without importing them, and how to install them."""
+"""Check whether the packages of the extras are installed, without importing them, and say how to install
+them."""
 
 from __future__ import annotations
 
@@ -13,18 +14,19 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.wording import as_typed
 
 PACKAGES = ("jax", "tunix", "qwix", "orbax", "grain", "safetensors", "tokenizers", "transformers")
-"""What the scripts import, and the miniature is written with."""
+"""Packages that the generated scripts import, and that are needed to write the miniature."""
 
 
 def require_packages(what: str, names: Iterable[str] = PACKAGES, extras: Sequence[str] = ("train",)) -> None:
-    """Checks that packages are installed, by default what trains and merges, without importing them.
+    """Check that packages are installed, without importing them.
 
     Args:
-        what: for which they are needed.
-        extras: all that it takes, as the help names them.
+        what: the task that needs the packages, for the message.
+        names: the packages, by default those that training and merging need.
+        extras: all extras that the task needs, for the help.
 
     Raises:
-        ArtifactError: naming what is missing.
+        ArtifactError: a package is missing; the message names it.
     """
     missing = missing_packages(names)
     if missing:
@@ -35,10 +37,10 @@ def require_packages(what: str, names: Iterable[str] = PACKAGES, extras: Sequenc
 
 
 def install(*extras: str) -> str:
-    """The command that adds extras to the environment which this process runs in.
+    """Return the command that adds extras to the environment of this process.
 
-    recipec is on no package index. Where it is installed, its name with extras adds what they list; in a
-    clone, the clone has to be named.
+    recipec is not on a package index. Where it is installed as a package, "recipec[EXTRA]" adds what the
+    extra lists. In a clone, the command has to name the clone.
     """
     listed, prefix = f"[{','.join(extras)}]", Path(sys.prefix)
     python = quote(str(as_typed(Path(sys.executable))))
@@ -52,5 +54,5 @@ def install(*extras: str) -> str:
 
 
 def missing_packages(names: Iterable[str]) -> list[str]:
-    """Those that cannot be imported, found without importing them."""
+    """Return the packages that cannot be imported. Nothing is imported to find out."""
     return [name for name in names if find_spec(name) is None]

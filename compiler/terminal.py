@@ -1,7 +1,7 @@
-"""How `recipe` speaks: how much (--quiet, --verbose), in which colors, and what it says at Ctrl-C.
+"""The terminal output of `recipe`: verbosity (--quiet, --verbose), colors, and the message after Ctrl-C.
 
-Errors and results that were asked for are always printed. Notes, progress and what was written are not
-with --quiet; --verbose adds what is being done.
+Errors and requested results are always printed. --quiet omits notes, progress and the list of written files.
+--verbose adds what the command is doing.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ NOTHING = "nothing was written"
 INTERRUPTED = 130
 
 log = logging.getLogger("recipe")
-"""What is being done, for --verbose."""
+"""The logger for --verbose: what the command is doing."""
 
 
 @dataclass
 class Manner:
-    """How one run of the command speaks.
+    """The output settings of one run of the command.
 
     Attributes:
-        quiet, verbose: as the flags say; never both.
-        kept: what Ctrl-C says of what is there, a clause or a function that gives it; None where the command
-            says it by itself.
-        started: when it began, of time.monotonic.
+        quiet, verbose: the flags of the same names; never both.
+        kept: a clause for the message after Ctrl-C that says what is already on disk, or a function that
+            returns it; None where the command prints this message itself.
+        started: when the run began, by time.monotonic.
     """
 
     quiet: bool = False
@@ -51,7 +51,7 @@ manner = Manner()
 
 
 class Commands(TyperGroup):
-    """The commands of `recipe`: each takes --quiet and --verbose, and says at Ctrl-C what was kept."""
+    """The commands of `recipe`. Each takes --quiet and --verbose, and Ctrl-C prints what was kept."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -75,32 +75,32 @@ class Commands(TyperGroup):
 
 
 def on_ctrl_c(kept: str | Callable[[], str] | None) -> None:
-    """Says what Ctrl-C says from here on, as Manner.kept."""
+    """Set what the message after Ctrl-C says from now on (see Manner.kept)."""
     manner.kept = kept
 
 
 def say(text: str) -> None:
-    """Prints to stderr what has to be read."""
+    """Print to stderr what the user has to read, even with --quiet."""
     from recipec.spec.diagnostics import printable
 
     print(printable(text), file=sys.stderr)
 
 
 def note(text: str) -> None:
-    """Prints to stderr what is good to know."""
+    """Print a note to stderr, unless --quiet is set."""
     if not manner.quiet:
         say(text)
 
 
 def tell(text: str) -> None:
-    """Prints to stdout what was done; what was asked for is printed anyway."""
+    """Print to stdout what was done, unless --quiet is set. Requested results use `result` instead."""
     if not manner.quiet:
         result(text)
 
 
 def result(text: str, end: str = "\n") -> None:
-    """Prints to stdout what was asked for, without what could steer a terminal: recipes and names of files
-    may hold anything."""
+    """Print a requested result to stdout, without characters that could control a terminal: recipes and file
+    names may contain any character."""
     from recipec.spec.diagnostics import printable
 
     print(printable(text), end=end)
@@ -108,7 +108,7 @@ def result(text: str, end: str = "\n") -> None:
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Says with --verbose what took how long."""
+    """Log, with --verbose, how long a block took."""
     start = time.monotonic()
     yield
     log.info("%s: %.2f s", what, time.monotonic() - start)
@@ -116,8 +116,10 @@ def doing(what: str) -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Signals that end a command take effect at the end of the block, which is short: files are moved all or
-    none."""
+    """Delay signals that would end the command until the block ends.
+
+    The block must be short. It moves files, either all of them or none.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -137,8 +139,11 @@ def uninterrupted() -> Iterator[None]:
 
 
 def color(stream: Any) -> bool:
-    """Whether a stream takes colors: NO_COLOR has none (https://no-color.org), FORCE_COLOR has them in pipes
-    too (https://force-color.org), and otherwise a terminal has them."""
+    """Return whether a stream takes colors.
+
+    NO_COLOR switches them off (https://no-color.org). FORCE_COLOR switches them on, also in pipes
+    (https://force-color.org). Otherwise only a terminal has colors.
+    """
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -147,11 +152,12 @@ def color(stream: Any) -> bool:
 
 
 def console(stream: Any = None, width: int | None = None) -> Console:
-    """A console of rich's that takes colors where `color` says so, and escapes nothing else into pipes.
+    """Return a rich console that uses colors where `color` allows them, and writes no other escape codes into
+    pipes.
 
     Args:
-        stream: stdout, when it is None.
-        width: columns where the stream is no terminal; None leaves it to COLUMNS and to rich.
+        stream: stdout if None.
+        width: columns where the stream is not a terminal; if None, COLUMNS and rich decide.
     """
     from rich.console import Console
 
@@ -187,7 +193,7 @@ def _add_flags(group: TyperGroup) -> None:
 
 
 def _flags() -> list[Any]:
-    """The two flags, as typer makes them of a function."""
+    """Return the two flags, as typer derives them from a function."""
     app = typer.Typer()
 
     @app.command()
@@ -237,7 +243,7 @@ def _refuse_both(other: bool) -> None:
 
 
 class _Stderr(logging.Handler):
-    """Library's and own lines with the time since the start; a terminal that is gone stops nothing."""
+    """Print log lines with the time since the start. A closed terminal does not stop the command."""
 
     def emit(self, record: logging.LogRecord) -> None:
         from recipec.spec.diagnostics import printable

@@ -1,4 +1,4 @@
-"""How counts, lists, paths and layer numbers are written in messages."""
+"""Format counts, lists, paths and layer numbers for messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recipec.runtime.model.families.base import CHUNKED, FULL, LINEAR, SLIDING
 
 
 def listing(items: Iterable[object], last: str = "and") -> str:
-    """ "1", "1 and 2", "1, 2 and 4"."""
+    """Join items: "1", "1 and 2", "1, 2 and 4"."""
     words = [str(item) for item in items]
     if len(words) < 2:
         return "".join(words)
@@ -22,29 +22,30 @@ def listing(items: Iterable[object], last: str = "and") -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """ "1 chip", "4 chips", "1,244 steps"."""
+    """Format a count with its noun: "1 chip", "4 chips", "1,244 steps"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def as_typed(path: Path) -> Path:
-    """A path as the user would type it: from the folder that they are in, where it lies below."""
+    """Return a path as the user would type it: relative to the working folder if it lies below it."""
     relative = Path(os.path.relpath(path))
     return path if relative.parts[:1] == ("..",) else relative
 
 
 def line(path: str, value: object, place: str) -> str:
-    """A key with its value, as a help: "keep: 3" in the key's section, "checkpoint: {keep: 3}" elsewhere.
+    """Format a key and its value for a help: "keep: 3" in its section, else "checkpoint: {keep: 3}".
 
     Args:
-        path: of the key: a section and its name.
-        value: as it is to be written.
+        path: the key's path: its section and its name.
+        value: the value to write.
+        place: the path that the help is about.
     """
     section, _, key = path.partition(".")
     return f"{key}: {value}" if place.startswith(f"{section}.") else f"{section}: {{{key}: {value}}}"
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Numbers as ranges: 0-4, 6-10, 12."""
+    """Format numbers as ranges: 0-4, 6-10, 12."""
     out: list[list[int]] = []
     for number in sorted(set(numbers)):
         if out and number == out[-1][1] + 1:
@@ -55,15 +56,15 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 KINDS = {SLIDING: "local", CHUNKED: "chunked", LINEAR: "linear", FULL: "global"}
-"""What layers are called by their kind of attention."""
+"""Names of layers by their kind of attention."""
 
 
 def which_layers(types: Sequence[str], layers: Sequence[int]) -> str:
-    """Layers in words: "all 60", "10 global", "50 local", or their numbers.
+    """Describe layers: "all 60", "10 global", "50 local", or their numbers.
 
     Args:
-        types: of every layer of the model, as in `Architecture.layer_types`.
-        layers: their indices in ascending order.
+        types: the kind of every layer of the model, as in `Architecture.layer_types`.
+        layers: the layers' indices in ascending order.
     """
     if len(layers) == len(types):
         return f"all {len(types)}"
@@ -74,7 +75,8 @@ def which_layers(types: Sequence[str], layers: Sequence[int]) -> str:
 
 
 def in_layers(types: Sequence[str], layers: Sequence[int]) -> str:
-    """For a sentence about a model: "each of its 34 layers", "its 10 global layers", "its layers 3-7"."""
+    """Describe layers within a sentence: "each of its 34 layers", "its 10 global layers", "its layers
+    3-7"."""
     words = which_layers(types, layers)
     if words == f"all {len(types)}":
         return f"each of its {len(types)} layers"
@@ -84,13 +86,13 @@ def in_layers(types: Sequence[str], layers: Sequence[int]) -> str:
 
 
 def divisors(number: int) -> list[int]:
-    """Its divisors in ascending order."""
+    """Return the divisors of a number in ascending order."""
     small = [i for i in range(1, math.isqrt(number) + 1) if number % i == 0]
     return sorted({*small, *(number // i for i in small)})
 
 
 def split_layer(path: str) -> tuple[str, int | None]:
-    """A parameter's path with its layer number taken out: ("layers.{}.attn.q_einsum.w", 7)."""
+    """Split a parameter's path into a pattern and its layer number: ("layers.{}.attn.q_einsum.w", 7)."""
     match = re.match(r"layers\.(\d+)\.", path)
     if match is None:
         return path, None
@@ -98,7 +100,7 @@ def split_layer(path: str) -> tuple[str, int | None]:
 
 
 def grouped(paths: Sequence[str]) -> dict[str, list[int]]:
-    """Paths by pattern, with the layers that have one; [] for a path outside the layers."""
+    """Group paths by pattern, with the layers that have each; [] for a path outside the layers."""
     out: dict[str, list[int]] = {}
     for path in paths:
         pattern, layer = split_layer(path)
@@ -109,7 +111,7 @@ def grouped(paths: Sequence[str]) -> dict[str, list[int]]:
 
 
 def quantity(number: float) -> str:
-    """A large number in words that a reader can compare: 3.1e9 is "3.1 billion"."""
+    """Format a large number in words that are easy to compare: 3.1e9 becomes "3.1 billion"."""
     for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if number >= size * 0.9995:  # 999.9 million is written as 1 billion
             return f"{number / size:.3g} {word}"
@@ -117,12 +119,12 @@ def quantity(number: float) -> str:
 
 
 def mesh_axes(axes: Mapping[str, int]) -> str:
-    """ "fsdp 4 x tp 1"."""
+    """Format the sizes of mesh axes: "fsdp 4 x tp 1"."""
     return " x ".join(f"{axis} {size}" for axis, size in axes.items())
 
 
 def flow(value: Any) -> str:
-    """A value as it could stand in a recipe."""
+    """Format a value as it could be written in a recipe."""
     if isinstance(value, str):
         plain = re.fullmatch(r"[A-Za-z_./][A-Za-z0-9_./:@+-]*", value) and value not in (
             "true",
@@ -140,7 +142,7 @@ def flow(value: Any) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] | None = None, widest: int = 72) -> list[str]:
-    """Rows as lines of aligned columns; what is wider than `widest` moves the rest of its own row alone."""
+    """Format rows as aligned columns. A cell wider than `widest` shifts only the rest of its own row."""
     every = [head, *rows] if head else list(rows)
     if not every:
         return []

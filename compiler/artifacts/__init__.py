@@ -1,1 +1,1 @@
-"""Artifacts on disk: written whole or not at all, checked, locked, packed."""
+"""Artifacts on disk: written completely or not at all, checked, locked, packed."""

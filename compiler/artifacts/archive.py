@@ -1,5 +1,5 @@
-"""`recipe pack`: an artifact, the runtime, the recipes' schema and the recipe's local data in one archive
-that runs by itself."""
+"""`recipe pack`: put an artifact, the runtime, the recipes' schema and the recipe's local data in one archive
+that runs without other files."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from recipec.compiler.lowering.sources import IMPORTABLE, escapes, leads_out
 from recipec.runtime.progress import Progress
 
 GZIP = b"\x1f\x8b"
-"""What an archive starts with."""
+"""The first bytes of an archive."""
 
 
 def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | None = None) -> Path:
-    """Makes NAME.tar.gz: NAME/ with its data, runtime/ and the schema. The same contents give the same bytes.
+    """Write NAME.tar.gz: NAME/ with its data, runtime/ and the schema. The same contents give the same bytes.
 
     Args:
         name: of an artifact in `out_dir`.
-        recipe: the recipe that it was built from, beside which its data lies; looked for in recipes/
-            beside `out_dir`, in recipes/ and in the working folder when None.
-        archive: the file to write; NAME.tar.gz in the working folder when None.
+        recipe: the recipe that it was built from; its data is next to it. If None, it is looked for in
+            recipes/ next to `out_dir`, in recipes/ and in the working folder.
+        archive: the file to write; if None, NAME.tar.gz in the working folder.
 
     Raises:
-        ArtifactError: when the artifact is missing, edited or stale, or a data file is missing.
+        ArtifactError: the artifact is missing, edited or outdated, or a data file is missing.
     """
     folder = out_dir / name
     lock = _read_lock(name, out_dir)
@@ -73,10 +73,11 @@ def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | N
 
 
 def _wheel(out_dir: Path, own: Collection[str]) -> dict[str, Path | bytes]:
-    """The runtime's wheel, what names it, and its launch scripts, which run before anything is installed.
+    """Return the runtime's wheel, the file that names it, and its launch scripts, which run before anything
+    is installed.
 
     Args:
-        own: paths of the artifact, whose scripts in launch/ call those of the same name.
+        own: paths of the artifact; its scripts in launch/ call the runtime's scripts of the same name.
     """
     scripts = {path: text for path, text in runtime_files().items() if path.endswith(".sh") and path in own}
     return {
@@ -87,12 +88,12 @@ def _wheel(out_dir: Path, own: Collection[str]) -> dict[str, Path | bytes]:
 
 
 def _refuse_other(target: Path) -> None:
-    """Nothing but an earlier archive is replaced."""
+    """Refuse to replace anything but an earlier archive."""
     demand_writable(target)
     try:
         with target.open("rb") as file:
             start = file.read(len(GZIP))
-    except OSError:  # there is none, or it cannot be told what it is
+    except OSError:  # there is no file, or its kind cannot be determined
         return
     if start and start != GZIP:
         raise ArtifactError(f"{target} is there already, and is no archive", "name another file with -o")
@@ -115,7 +116,7 @@ def _read_lock(name: str, out_dir: Path) -> Mapping[str, Any]:
 
 
 def _refuse_edited(folder: Path, out_dir: Path, lock: Mapping[str, Any]) -> None:
-    """The files are those that were built, and by this compiler's runtime."""
+    """Refuse files that were edited, and an artifact that was built with another version's runtime."""
     again = "build it again: recipe build RECIPE"
     for path in locked_files(folder):
         if path == LOCK:
@@ -149,7 +150,7 @@ def _find_recipe(name: str, out_dir: Path) -> Path | None:
 
 
 def _refuse_stale(folder: Path, recipe: Path) -> None:
-    """The recipe still gives this artifact."""
+    """Refuse an artifact that differs from what its recipe gives now."""
     from recipec.compiler.emitters.backends import others
     from recipec.compiler.emitters.emit import emit
     from recipec.compiler.lowering.lower import lower
@@ -174,7 +175,7 @@ def _refuse_stale(folder: Path, recipe: Path) -> None:
 
 
 def _data_files(lock: Mapping[str, Any]) -> list[str]:
-    """The local data files, data sets' folders, and the adapter to start from, that the recipe names."""
+    """Return the local data files, data set folders and the adapter to start from that the recipe names."""
     data = lock["recipe"].get("data", {})
     sources = [*data.get("train", []), *data.get("eval", [])]
     paths = {source["path"] for source in sources}
@@ -197,9 +198,9 @@ def _find_data(path: str, folder: Path, recipe: Path | None) -> Path:
 
 
 def _refuse_elsewhere(place: Path, path: str) -> None:
-    """Data that is packed lies below the recipe, and holds no code that the scripts would import.
+    """Refuse data that does not lie below the recipe, or that contains code which the scripts would import.
 
-    What a link leads to is another's: an archive is handed on.
+    The target of a link may belong to someone else, and an archive is passed on to others.
     """
     top = place / path
     files = [file for file in top.rglob("*") if not file.is_dir()] if top.is_dir() else [top]
@@ -216,7 +217,8 @@ def _refuse_elsewhere(place: Path, path: str) -> None:
 
 
 def _write(target: Path, members: Mapping[str, Path | bytes]) -> None:
-    """A tar archive without times, owners or the machine's order, compressed, whole or not at all."""
+    """Write a compressed tar archive, completely or not at all. Times, owners and file order of this machine
+    are left out."""
     with (
         replacing(target) as file,
         gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as compressed,
@@ -241,7 +243,7 @@ def _add(tar: tarfile.TarFile, name: str, member: Path | bytes, progress: Progre
 
 
 class _Counted(io.BufferedIOBase):
-    """A file whose bytes count as work done when they are read."""
+    """A file that reports its bytes as progress when they are read."""
 
     def __init__(self, source: BinaryIO, progress: Progress) -> None:
         self._source = source

@@ -1,10 +1,10 @@
-"""Artifacts on disk: writing them, and holding them against what a recipe gives.
+"""Write artifacts to disk, and compare them with what a recipe gives.
 
 A folder of artifacts ("generated") holds runtime/, the recipes' JSON Schema and a .gitignore once, and one
-folder per recipe. Of runtime/ it has what its artifacts need, which each one's lock lists; for those that
-install it from a wheel, runtime.txt names that wheel. Only files that an artifact's recipe.lock.json lists
-are replaced or removed, and others that have their names when that is asked for, with a copy: a checkpoint or
-a note beside them stays.
+folder per recipe. Its runtime/ holds the files that its artifacts need; each artifact's lock lists them. For
+artifacts that install the runtime from a wheel, runtime.txt names that wheel. A build replaces or removes
+only files that an artifact's recipe.lock.json lists. With --force it also replaces other files with the same
+names, and keeps a copy. A checkpoint or a note next to them stays.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from recipec.compiler.wording import listing, plural
 
 LOCK = "recipe.lock.json"
 LOCK_VERSION = 1
-"""Of the lock's own layout."""
+"""The version of the lock's format."""
 RUNTIME = "runtime"
 NOTEBOOK = "notebook.ipynb"
 SCHEMA = "recipe.schema.json"
-"""The language's JSON Schema, for the editors of those who read an artifact's recipe.yaml. No lock records
-it: nothing that runs depends on it."""
+"""The language's JSON Schema, for editors that open an artifact's recipe.yaml. No lock records it, because
+nothing that runs depends on it."""
 
 IGNORE = ".gitignore"
 IGNORED = """\
@@ -50,53 +50,53 @@ __pycache__/
 /.recipe-build/
 /venv/
 """
-"""What git passes over beside the artifacts: of Python, of builds, and the environment of their README.md."""
+"""The .gitignore next to the artifacts: files of Python and of builds, and the environment of README.md."""
 
 ANY = "any"
-"""In place of a digest: of a file that a build wrote, whatever it holds."""
+"""Stands for the digest of a file that a build wrote, whatever the file holds now."""
 
 Files = Mapping[str, bytes]
 """Contents by path relative to the artifact's folder, with forward slashes."""
 Part = tuple[Files, Mapping[str, str]]
-"""New files of a folder, and the digests of those that the last build wrote there."""
+"""New files of a folder, and the digests of the files that the last build wrote there."""
 
 
 @functools.cache
 def runtime_digest() -> str:
-    """sha256 over the paths and contents of runtime/."""
+    """Return the sha256 over the paths and contents of runtime/."""
     return tree_digest(runtime_files())
 
 
 @functools.cache
 def schema_file() -> bytes:
-    """The content of recipe.schema.json."""
+    """Return the content of recipe.schema.json."""
     from recipec.spec.schema import text
 
     return text().encode()
 
 
 def tree_digest(files: Files) -> str:
-    """sha256 over paths and contents, independent of order."""
+    """Return the sha256 over paths and contents, independent of their order."""
     return digest("".join(f"{digest(files[path])}  {path}\n" for path in sorted(files)).encode())
 
 
 def write(
     out_dir: Path, artifacts: Mapping[str, Files], force: bool = False, forced: str = "recipe build --force"
 ) -> list[str]:
-    """Writes runtime/, the schema and each artifact, all or nothing; returns what the user should know about.
+    """Write runtime/, the schema and each artifact, all or nothing, and return notes for the user.
 
     Args:
-        out_dir: the folder of artifacts, made when it is missing.
+        out_dir: the folder of artifacts, created if it is missing.
         artifacts: files of each artifact by its name.
-        force: whether files that no build wrote are replaced, with a copy of each beside it.
+        force: whether to replace files that no build wrote, with a copy of each next to it.
         forced: the command that does so, for a help.
 
     Returns:
-        Lines that begin with "note: ", or with "warning: " where something of the user's was replaced.
+        Lines that begin with "note: ", or with "warning: " where a file of the user was replaced.
 
     Raises:
-        ArtifactError: when something is in the way.
-        OSError: when a file cannot be written.
+        ArtifactError: something is in the way.
+        OSError: a file cannot be written.
     """
     finish(out_dir)
     _refuse_obstacles(out_dir, artifacts)
@@ -135,10 +135,11 @@ def write(
 def _keep(
     out_dir: Path, parts: Mapping[str, Part], present: Files, change: Change, force: bool, forced: str
 ) -> list[str]:
-    """What becomes of files that are not as a build left them: it is said, or refused, or copies are kept.
+    """Handle files that differ from what a build wrote: return warnings, refuse, or keep copies.
 
     Args:
-        present: modules in runtime/, which may hold none of the user's: scripts would import them.
+        present: modules in runtime/. Files of the user are not allowed there, because scripts would import
+            them.
     """
     edited, foreign = [], []
     for name, (files, recorded) in parts.items():
@@ -172,7 +173,7 @@ def _more(others: Sequence[str]) -> list[str]:
 
 
 def _is_as(target: Path, wanted: bytes) -> bool:
-    """Whether a file is as a build would write it."""
+    """Return whether a file is what a build would write."""
     if not _is_there(target) or content(target) != wanted:
         return False
     return not target.name.endswith(".sh") or os.access(target, os.X_OK)
@@ -183,13 +184,13 @@ def _is_there(target: Path) -> bool:
 
 
 def _free(out_dir: Path, path: str) -> str:
-    """A name for a copy of a file that is not there yet: PATH.kept, PATH.kept-2 and so on."""
+    """Return an unused name for a copy of a file: PATH.kept, PATH.kept-2 and so on."""
     names = (f"{path}.kept{f'-{number}' if number > 1 else ''}" for number in itertools.count(1))
     return next(name for name in names if not os.path.lexists(out_dir / name))
 
 
 def _recorded(folder: Path) -> dict[str, str]:
-    """The digests of an artifact's files when it was built, by its lock; of the lock itself ANY."""
+    """Return the digests of an artifact's files when it was built, from its lock; ANY for the lock itself."""
     files = _lock_of(folder).get("files")
     if not isinstance(files, dict):
         return {}
@@ -197,9 +198,10 @@ def _recorded(folder: Path) -> dict[str, str]:
 
 
 def _recorded_runtime(out_dir: Path, present: Files) -> dict[str, str]:
-    """The same of what lies in runtime/: one of the locks' digests is its own, or it was edited."""
+    """Return the same for runtime/: ANY for a file whose digest is in one of the locks, else "" (it was
+    edited)."""
     built = [_lock_of(out_dir / name).get("runtime") for name in artifacts_in(out_dir)]
-    if tree_digest(present) in built:  # locks of recipec 0.1.0 had one digest of the whole
+    if tree_digest(present) in built:  # locks of recipec 0.1.0 had one digest of the whole folder
         return dict.fromkeys(present, ANY)
     known: dict[str, set[str]] = {path: {digest(found)} for path, found in runtime_files().items()}
     for files in built:
@@ -211,18 +213,19 @@ def _recorded_runtime(out_dir: Path, present: Files) -> dict[str, str]:
 
 
 def needs(lock: Mapping[str, Any]) -> Mapping[str, str]:
-    """The files of runtime/ that an artifact needs, with their digests, by its lock."""
+    """Return the files of runtime/ that an artifact needs, with their digests, from its lock."""
     files = lock.get("runtime")
     return {path: str(files[path]) for path in files if is_inside(path)} if isinstance(files, dict) else {}
 
 
 def has_notebook(folder: Path) -> bool:
-    """Whether the artifact in a folder was built with a notebook, by its lock."""
+    """Return whether the artifact in a folder was built with a notebook, according to its lock."""
     return NOTEBOOK in locked_files(folder)
 
 
 def installs_runtime(folder: Path) -> bool:
-    """Whether the artifact in a folder was built to install the runtime from its wheel, by its lock."""
+    """Return whether the artifact in a folder was built to install the runtime from its wheel, by its
+    lock."""
     return _installs(_lock_of(folder))
 
 
@@ -231,7 +234,7 @@ def _installs(lock: Mapping[str, Any]) -> bool:
 
 
 def is_current(built: Any) -> bool:
-    """Whether what a lock says of runtime/ is what it is now."""
+    """Return whether a lock records the current state of runtime/."""
     now = runtime_files()
     return built == wheel.REQUIREMENT or (
         isinstance(built, dict)
@@ -240,10 +243,11 @@ def is_current(built: Any) -> bool:
 
 
 def _runtime(out_dir: Path, artifacts: Mapping[str, Files]) -> tuple[Files, Files]:
-    """What runtime/ holds when the artifacts are written, and what there is in its place.
+    """Return what runtime/ holds after the artifacts are written, and the existing files that this replaces.
 
-    The other artifacts in the folder keep what they need: in this version's form, or as it is where this
-    version has no such file.
+    Files that only other artifacts in the folder need stay: in this version's form, or unchanged if this
+        version
+    has no such file.
     """
     locks = [json.loads(files[LOCK]) for files in artifacts.values() if LOCK in files]
     others = [_lock_of(out_dir / name) for name in artifacts_in(out_dir) if name not in artifacts]
@@ -261,7 +265,7 @@ def _runtime(out_dir: Path, artifacts: Mapping[str, Files]) -> tuple[Files, File
 
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """A folder that is there; where it is not and nothing comes to lie in it, it goes again."""
+    """Create a folder, and remove it again if the block fails and leaves it empty."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -276,10 +280,10 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 def check(out_dir: Path, artifacts: Mapping[str, Files]) -> str:
-    """A unified diff from what is on disk to what the recipes give; empty when they agree.
+    """Return a unified diff from the files on disk to what the recipes give; empty if they are equal.
 
     Files that a lock lists but the recipe does not give, and modules in runtime/ that no artifact needs,
-    count as differences; other files in the folders do not.
+    count as differences. Other files in the folders do not.
     """
     copied, present = _runtime(out_dir, artifacts)
     parts = list(_differences(out_dir / RUNTIME, present, copied))
@@ -298,22 +302,23 @@ def check(out_dir: Path, artifacts: Mapping[str, Files]) -> str:
 
 
 def locked_files(folder: Path) -> list[str]:
-    """The files of the artifact in a folder, by its lock, the lock included; none when there is no lock."""
+    """Return the files of the artifact in a folder, from its lock, with the lock itself; [] without a
+    lock."""
     files = _lock_of(folder).get("files")
     paths = [path for path in files if is_inside(path)] if isinstance(files, dict) else []
-    # Behind a link lie files of somebody else's, which no lock may have removed.
+    # Behind a link lie files of someone else. No lock may cause their removal.
     own = [path for path in paths if linked_folder(folder, path) is None]
     return sorted([*own, LOCK]) if (folder / LOCK).is_file() else []
 
 
 def backends_of(folder: Path) -> list[str]:
-    """Names of the backends that the artifact in a folder was built for beside Tunix, by its lock."""
+    """Return the backends besides Tunix that the artifact in a folder was built for, from its lock."""
     backends = _lock_of(folder).get("backends")
     return list(backends) if isinstance(backends, dict) else []
 
 
 def difference(before: bytes | None, after: bytes | None, before_name: str, after_name: str) -> str:
-    """A unified diff of two versions of a file, of which one may be missing."""
+    """Return a unified diff of two versions of a file, one of which may be missing."""
     if before == after:
         return ""
     from difflib import unified_diff
@@ -321,7 +326,7 @@ def difference(before: bytes | None, after: bytes | None, before_name: str, afte
     names = ("/dev/null" if before is None else before_name, "/dev/null" if after is None else after_name)
     lines = unified_diff(_lines(before), _lines(after), *names)
     ended = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-    # An empty file has no lines to show, so that it is missing or new would go unsaid.
+    # An empty file has no lines to show, so the diff would not show that it is missing or new.
     return "".join(ended) or f"--- {names[0]}\n+++ {names[1]}\n"
 
 
@@ -360,7 +365,8 @@ def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
 
 
 def _shared(out_dir: Path, artifacts: Mapping[str, Files]) -> Files:
-    """The files that a folder has once, beside runtime/: the schema, and what names the runtime's wheel."""
+    """Return the files that a folder has once, besides runtime/: the schema, and the file that names the
+    wheel."""
     locks = [json.loads(files[LOCK]) for files in artifacts.values() if LOCK in files]
     locks += [_lock_of(out_dir / name) for name in artifacts_in(out_dir) if name not in artifacts]
     named = {wheel.REQUIREMENTS: wheel.requirements()} if any(map(_installs, locks)) else {}
@@ -368,13 +374,13 @@ def _shared(out_dir: Path, artifacts: Mapping[str, Files]) -> Files:
 
 
 def _refuse_link(folder: Path, file: str) -> None:
-    """Nothing is written through a link: what it leads to is no part of the artifact."""
+    """Refuse to write through a link, because its target is not part of the artifact."""
     if (link := linked_folder(folder, file)) is not None:
         raise ArtifactError(f"{link} is a link to another folder, where files would be replaced", "remove it")
 
 
 def _refuse_another_schema(path: Path) -> None:
-    """A file of the schema's name that is not recipec's is the user's own."""
+    """Refuse to replace a file with the schema's name that recipec did not write."""
     if not os.path.lexists(path):
         return
     try:
@@ -389,7 +395,7 @@ def _refuse_another_schema(path: Path) -> None:
 
 
 def _refuse_other_requirements(path: Path) -> None:
-    """Nor is a file of the wheel's requirements that does not name the wheel."""
+    """Refuse to replace a file with the name of the wheel's requirements that does not name the wheel."""
     if os.path.lexists(path) and not (path.is_file() and wheel.NAME.encode() in content(path)):
         raise ArtifactError(
             f"{path} is in the way: it does not name {wheel.NAME}", "choose another folder with -o"
@@ -397,7 +403,7 @@ def _refuse_other_requirements(path: Path) -> None:
 
 
 def _others(folder: Path, files: Files) -> list[str]:
-    """A note about files that are none of the artifact's."""
+    """Return a note about files that do not belong to the artifact."""
     if not folder.is_dir():
         return []
     own = {PurePosixPath(path).parts[0] for path in (*files, *locked_files(folder))}
@@ -418,18 +424,18 @@ def _differences(folder: Path, before: Files, after: Files) -> Iterator[str]:
 def _lines(content: bytes | None) -> list[str]:
     text = (content or b"").decode("utf-8", "replace")
     lines = [f"{line}\n" for line in text.split("\n")]
-    # What follows the last line break is a line without one, or nothing.
+    # The text after the last line break is a line without a line break, or empty.
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines
 
 
 def artifacts_in(out_dir: Path) -> list[str]:
-    """Names of the artifacts in a folder."""
+    """Return the names of the artifacts in a folder."""
     return sorted(path.parent.name for path in out_dir.glob(f"*/{LOCK}")) if out_dir.is_dir() else []
 
 
 def _lock_of(folder: Path) -> dict[str, Any]:
-    if not (folder / LOCK).is_file():  # a pipe would be waited for
+    if not (folder / LOCK).is_file():  # opening a pipe would block
         return {}
     try:
         lock = json_value((folder / LOCK).read_bytes())

@@ -1,7 +1,7 @@
-"""Which files of runtime/ an artifact needs: those that its own files call, and what these import in turn.
+"""Find the files of runtime/ that an artifact needs: those that its own files call, and all their imports.
 
-What a module imports at its top it needs always. What it imports within a function it needs too, unless that
-belongs to a part of OPTIONAL which the recipe does not ask for.
+An import at the top of a module is always needed. An import within a function is needed too, unless it
+belongs to a part listed in OPTIONAL that the recipe does not use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = "runtime"
 CALLED = re.compile(r"-m (runtime(?:\.\w+)+)|\bruntime/((?:[\w-]+/)*[\w-]+\.(?:py|sh))\b")
-"""How a shell script, a manifest or a page calls a module or a script of runtime/."""
+"""Matches how a shell script, a manifest or a page calls a module or a script of runtime/."""
 
 Asked = Callable[["Program"], Any]
 
@@ -39,7 +39,8 @@ def _is_of(family: str, program: Program) -> bool:
 
 
 def _other_files(program: Program) -> bool:
-    """Whether data lies in other files than lines of text: in columns, in folders, or on the hub."""
+    """Return whether any data is not in plain text files: columnar files, folders, or data sets on the
+    hub."""
     data = program.recipe.data
     texts = tuple(f"{ending}{packed}" for ending in COMPRESSIBLE for packed in ("", ".gz", ".zst"))
     return not all(source.path.lower().endswith(texts) for source in (*data.train, *data.eval))
@@ -127,15 +128,15 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.training.answers": lambda program: program.recipe.train.samples,
     "runtime.metrics.mlflow_log": lambda program: program.recipe.train.log.mlflow_experiment,
 }
-"""Modules that an artifact has where its recipe asks for them, by name: what says whether a recipe does."""
+"""Modules that only some artifacts have, by name, with the function that says whether a recipe uses them."""
 
 STARTED = ("runtime.data.worker",)
-"""Modules that others start in processes of their own, without importing them."""
+"""Modules that other modules start in separate processes, without importing them."""
 
 
 @dataclass(frozen=True)
 class Imports:
-    """The names that a module imports, each by its full name, whether of a module or of what is in one."""
+    """The full names that a module imports, each of a module or of something inside one."""
 
     top: frozenset[str]
     within: frozenset[str]
@@ -143,13 +144,13 @@ class Imports:
 
 @functools.cache
 def runtime_files() -> dict[str, bytes]:
-    """The modules and scripts of runtime/ by path relative to it."""
+    """Return the modules and scripts of runtime/ by path relative to it."""
     folder = Path(runtime.__file__).parent
     return {path: (folder / path).read_bytes() for path in modules(folder)}
 
 
 def modules(folder: Path) -> list[str]:
-    """Python modules and shell scripts below a folder, relative to it, sorted."""
+    """Return the Python modules and shell scripts below a folder, relative to it, sorted."""
     found = []
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__"]
@@ -159,10 +160,10 @@ def modules(folder: Path) -> list[str]:
 
 
 def needed(program: Program, files: Mapping[str, bytes], there: Mapping[str, bytes]) -> list[str]:
-    """The files of runtime/ that an artifact needs, by path relative to it, sorted.
+    """Return the files of runtime/ that an artifact needs, by path relative to it, sorted.
 
     Args:
-        files: the artifact's own.
+        files: the artifact's own files.
         there: all files of runtime/, by path relative to it.
     """
     asked = [name for name, asks in OPTIONAL.items() if asks(program)]
@@ -179,7 +180,7 @@ def needed(program: Program, files: Mapping[str, bytes], there: Mapping[str, byt
 
 
 def _called(files: Mapping[str, bytes]) -> Iterator[str]:
-    """What an artifact's own files call or import."""
+    """Yield what an artifact's own files call or import."""
     for path, content in files.items():
         if path.endswith(".py"):
             imports = imports_of(content, "")
@@ -194,7 +195,7 @@ def _called_by(content: bytes) -> Iterator[str]:
 
 
 def _asks(path: str, content: bytes, passed_over: tuple[str, ...]) -> Iterator[str]:
-    """What a file of runtime/ imports or calls, but for parts that the recipe does not ask for."""
+    """Yield what a file of runtime/ imports or calls, except for parts that the recipe does not use."""
     if not path.endswith(".py"):
         yield from _called_by(content)
         return
@@ -204,7 +205,8 @@ def _asks(path: str, content: bytes, passed_over: tuple[str, ...]) -> Iterator[s
 
 
 def _paths(name: str, there: Mapping[str, bytes]) -> Iterator[str]:
-    """The file of a module, or of the one that a name is in, with those of the packages around it."""
+    """Yield the file of a module, or of the module that a name is in, and the files of the enclosing
+    packages."""
     if name in there:
         yield name
         return
@@ -219,7 +221,7 @@ def _paths(name: str, there: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def package_of(path: str) -> str:
-    """The package that relative imports of a file of runtime/ start from."""
+    """Return the package that relative imports of a file of runtime/ start from."""
     return ".".join((ROOT, *Path(path).parts[:-1]))
 
 
@@ -229,12 +231,14 @@ STATEMENT = re.compile(
     r"|(?:class|if|elif|else|try|except|finally|for|while|with|match|case|async)\b)",
     re.MULTILINE,
 )
-"""What imports, and what an import may be in. Parsing whole modules would be half of a build's time."""
+"""Matches imports and the statements that may enclose them. Parsing whole modules would take half of a
+build's time."""
 
 
 @functools.lru_cache(maxsize=1024)
 def imports_of(content: bytes, package: str) -> Imports:
-    """What a module imports of runtime/, but for what only types need; read by its lines and indentation."""
+    """Return what a module imports from runtime/, without imports for types only, from lines and
+    indentation."""
     names: dict[bool, set[str]] = {True: set(), False: set()}
     around: list[tuple[int, str | None]] = []
     for found in STATEMENT.finditer(content.decode("utf-8", "replace")):
@@ -251,7 +255,7 @@ def imports_of(content: bytes, package: str) -> Imports:
 
 
 def _imported(module: str | None, names: str, package: str) -> Iterator[str]:
-    """The full names that one statement imports."""
+    """Yield the full names that one statement imports."""
     bare = re.sub(r"#.*", "", names).strip("() \t\n")
     each = [name.split()[0] for name in bare.split(",") if name.strip()]
     if module is None:

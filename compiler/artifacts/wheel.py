@@ -1,7 +1,8 @@
-"""The runtime as a wheel: its own package, which `recipe build --runtime wheel` names by version and hash.
+"""Build the runtime as a wheel: a separate package that `recipe build --runtime wheel` names by version and
+hash.
 
-A wheel is a zip of the package's files with what they are. Nothing is compressed and every entry has the same
-date: the same runtime gives the same bytes on every machine, whatever its zlib.
+A wheel is a zip of the package's files with metadata. Nothing is compressed and every entry has the same
+date, so the same runtime gives the same bytes on every machine, with any version of zlib.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FILE = f"{NAME.replace('-', '_')}-{__version__}-py3-none-any.whl"
 REQUIREMENT = f"{NAME}=={__version__}"
 INFO = f"{NAME.replace('-', '_')}-{__version__}.dist-info"
 EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The first date that a zip can say."""
+"""The earliest date that a zip can store."""
 
 METADATA = f"""\
 Metadata-Version: 2.1
@@ -39,17 +40,17 @@ Tag: py3-none-any
 """
 
 REQUIREMENTS = "runtime.txt"
-"""What names the wheel, once for a folder of artifacts."""
+"""The file that names the wheel, once per folder of artifacts."""
 
 
 @functools.cache
 def wheel() -> bytes:
-    """The wheel of this version's runtime."""
+    """Return the wheel of this version's runtime."""
     return zipped({f"runtime/{path}": content for path, content in runtime_files().items()})
 
 
 def zipped(package: Mapping[str, bytes]) -> bytes:
-    """A wheel of these files, by their paths in site-packages."""
+    """Return a wheel of these files, by their paths in site-packages."""
     files = {**package, f"{INFO}/METADATA": METADATA.encode(), f"{INFO}/WHEEL": WHEEL.encode()}
     record = [f"{path},sha256={_hash(files[path])},{len(files[path])}" for path in sorted(files)]
     files[f"{INFO}/RECORD"] = "\n".join([*record, f"{INFO}/RECORD,,", ""]).encode()
@@ -57,19 +58,19 @@ def zipped(package: Mapping[str, bytes]) -> bytes:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for path, content in files.items():
             entry = zipfile.ZipInfo(path, EPOCH)
-            entry.create_system = 3  # of Unix, wherever it is made
+            entry.create_system = 3  # Unix, on every machine
             entry.external_attr = (0o755 if path.endswith(".sh") else 0o644) << 16
             archive.writestr(entry, content)
     return buffer.getvalue()
 
 
 def _hash(content: bytes) -> str:
-    """A digest as RECORD has it."""
+    """Return a digest in the format of RECORD."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
 def requirements() -> bytes:
-    """The text of runtime.txt."""
+    """Return the text of runtime.txt."""
     return f"""\
 # What the artifacts of this folder run on: {NAME}, a wheel that `recipe pack` puts beside this file.
 # In this folder:

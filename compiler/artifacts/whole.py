@@ -1,7 +1,8 @@
-"""Folders of which many files change at once: all of them or none, wherever a kill falls.
+"""Change many files of a folder at once: all of them or none, even if the process is killed.
 
-The new files lie in a folder beside until a journal names them. From then on the change is made: the next
-command moves what a kill has left over. Files that no journal names stay where they are, however large.
+The new files are staged in a subfolder until a journal names them. From then on the change counts as made:
+the next command moves the files that a kill left in the subfolder. Files that no journal names stay
+untouched, however large they are.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from recipec.compiler.json_value import json_value
 from recipec.compiler.terminal import uninterrupted
 
 STAGING, NEW, JOURNAL = ".recipe-build", "new", "journal.json"
-"""What a change has in its folder until it is made: the new files, and what becomes of them."""
+"""The contents of the staging folder: the new files, and the journal of what to do with them."""
 
 
 def digest(content: bytes) -> str:
-    """sha256 in hexadecimal."""
+    """Return the sha256 in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -40,18 +41,18 @@ class Change:
         (self._staging / NEW).mkdir(parents=True)
 
     def write(self, path: str, content: bytes) -> None:
-        """Gives a file new content; it appears in the order of these calls."""
+        """Give a file new content. Files appear in the order of these calls."""
         target = self._stage(path)
         target.write_bytes(content)
         if path.endswith(".sh"):
             target.chmod(0o777 & ~umask())
 
     def copy(self, path: str, new: str) -> None:
-        """Keeps a file, or a link, under another name too."""
+        """Keep a file, or a link, under a second name."""
         shutil.copy2(self._folder / path, self._stage(new), follow_symlinks=False)
 
     def remove(self, path: str) -> None:
-        """Takes a file away, and the folders that hold nothing else."""
+        """Remove a file, and the folders that it leaves empty."""
         self._gone[path] = digest(content(self._folder / path))
 
     def _stage(self, path: str) -> Path:
@@ -70,7 +71,8 @@ class Change:
         return target
 
     def commit(self) -> None:
-        """Writes the journal: from here on the change is made, by this process or by the next."""
+        """Write the journal. From here on the change counts as made; this process or the next completes
+        it."""
         journal = {"folder": self._staging.stat().st_ino, "new": self._new, "gone": self._gone}
         part = self._staging / f"{JOURNAL}.part"
         part.write_text(json.dumps(journal), encoding="utf-8")
@@ -79,10 +81,11 @@ class Change:
 
 @contextmanager
 def changing(folder: Path) -> Iterator[Change]:
-    """A change of a folder's files, made at the end of the block; one at a time.
+    """Yield a change of a folder's files and make it at the end of the block. Only one change runs at a time.
 
     Raises:
-        ArtifactError: something is in the way, or the change cannot be ended, and waits for the next.
+        ArtifactError: something is in the way, or the change could not be completed; the next command
+            completes it.
     """
     staging = folder / STAGING
     with _alone(folder):
@@ -100,7 +103,8 @@ def changing(folder: Path) -> Iterator[Change]:
 
 
 def finish(folder: Path) -> bool:
-    """Makes the change that a kill cut off, or clears away what it had begun; whether one was made.
+    """Complete a change that a kill interrupted, or clear what it had staged; return whether one was
+    completed.
 
     Raises:
         ArtifactError: as for `changing`.
@@ -113,7 +117,8 @@ def finish(folder: Path) -> bool:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time, where the file system can tell; a kill ends its turn."""
+    """Hold a lock on a folder, where the file system supports it, so that one process at a time changes it. A
+    kill releases the lock."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):
@@ -147,7 +152,7 @@ def _finish(folder: Path) -> bool:
 
 
 def _make(folder: Path, journal: Mapping[str, Any]) -> None:
-    """Moves what is not yet moved, and removes what is not yet removed."""
+    """Move and remove the files of a journal that have not been moved or removed yet."""
     for path in (*journal["new"], *journal["gone"]):
         _refuse_elsewhere(folder, path)
     for path in journal["new"]:
@@ -158,7 +163,7 @@ def _make(folder: Path, journal: Mapping[str, Any]) -> None:
         target = folder / path
         if os.path.lexists(target) and digest(content(target)) == sha256:
             target.unlink()
-        with suppress(OSError):  # of the first that holds something
+        with suppress(OSError):  # at the first folder that is not empty
             for parent in PurePosixPath(path).parents[:-1]:
                 (folder / parent).rmdir()
 
@@ -170,7 +175,7 @@ def _refuse_elsewhere(folder: Path, path: str) -> None:
 
 
 def _journal(staging: Path) -> Mapping[str, Any] | None:
-    """What is to be done; None where no journal was written here, but at most copied from elsewhere."""
+    """Read the journal; None if it was not written in this folder, but for example copied from elsewhere."""
     try:
         found = json_value((staging / JOURNAL).read_bytes())
     except FileNotFoundError:
@@ -181,17 +186,17 @@ def _journal(staging: Path) -> Mapping[str, Any] | None:
 
 
 def content(file: Path) -> bytes:
-    """What a file holds; of a link where it leads, and not what is there."""
+    """Return a file's content; for a link, its target path instead of the target's content."""
     return f"a link to {os.readlink(file)}\n".encode() if file.is_symlink() else file.read_bytes()
 
 
 def linked_folder(folder: Path, path: str) -> Path | None:
-    """The first of the folders on the way to a file that is a link, `folder` itself too."""
+    """Return the first folder on the path to a file that is a link, including `folder` itself."""
     parents = [folder / parent for parent in reversed(PurePosixPath(path).parents)]
     return next((parent for parent in parents if parent.is_symlink()), None)
 
 
 def is_inside(path: str) -> bool:
-    """Whether a relative path stays in its folder."""
+    """Return whether a relative path stays in its folder."""
     pure = PurePosixPath(path)
     return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts and "\0" not in path

@@ -1,4 +1,4 @@
-"""Files that a user names to be written: whole or not at all, and nothing but a file is ever replaced."""
+"""Write files that a user names: completely or not at all, and without replacing anything but a file."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ WAYS_OUT = {
     errno.ENOTDIR: "check the path",
     errno.EISDIR: "name a file",
 }
-"""Helps for the system's own errors."""
+"""Helps for errors of the operating system."""
 
 START, END = ".recipe-", ".part"
 LEFT = re.compile(r"\.recipe-[a-z0-9_]{8}(\.part)?")
-"""Names of what is written before it has its place; END is younger than builds and archives without it."""
+"""Prefix and suffix of temporary files. Builds and archives of earlier versions had no END."""
 ARCHIVE = b"\x1f\x8b\x08\0\0\0\0\0"
-"""How each archive of `recipe pack` starts: gzip's, without a time."""
+"""The first bytes of each archive of `recipe pack`: a gzip header without a time."""
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
-    """A file beside `target` that takes its place in the end; whatever goes wrong, nothing is left of it.
+    """Yield a temporary file next to `target` that replaces it at the end. After an error nothing is left of
+    it.
 
-    A link is followed: what it leads to is replaced.
+    A link is followed: its target is replaced.
 
     Raises:
         ArtifactError: `target` is a folder or a device, or cannot be written.
@@ -68,21 +69,23 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
 
 
 def _locked(folder: Path) -> tuple[int, str]:
-    """A new file in a folder: its handle, whose lock says that its writer lives, and its name."""
+    """Create a locked file in a folder; return its handle and its name. The lock shows that its writer is
+    alive."""
     while True:
         handle, name = tempfile.mkstemp(prefix=START, suffix=END, dir=folder)
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
-        if os.fstat(handle).st_nlink:  # else it was cleared before it was locked
+        if os.fstat(handle).st_nlink:  # else another command removed it before it was locked
             return handle, name
         os.close(handle)
 
 
 def clear(folder: Path, built: Collection[str] = ()) -> None:
-    """Removes what killed commands have left in a folder; what is not surely theirs stays.
+    """Remove what killed commands left in a folder. What may belong to something else stays.
 
     Args:
-        built: what a build may hold, by name, where earlier versions' builds are to be removed too.
+        built: file names that a build may contain; if given, leftover builds of earlier versions are removed
+            too.
     """
     found: list[str] = []
     with suppress(OSError), os.scandir(folder) as entries:
@@ -105,7 +108,7 @@ def clear(folder: Path, built: Collection[str] = ()) -> None:
 
 
 def write_text(target: Path, text: str) -> None:
-    """Writes a text as UTF-8, as `replacing` does.
+    """Write a text as UTF-8, in the way of `replacing`.
 
     Raises:
         ArtifactError: as for `replacing`.
@@ -115,10 +118,11 @@ def write_text(target: Path, text: str) -> None:
 
 
 def demand_writable(target: Path) -> Path:
-    """Where a file is to be written, with links followed; best asked before the work that it is for.
+    """Return the path where a file will be written, with links followed. Call it before the work for the
+    file.
 
     Raises:
-        ArtifactError: it is a folder or a device, or lies in a folder that is not there or takes no file.
+        ArtifactError: the path is a folder or a device, or its folder is missing or not writable.
     """
     real = Path(os.path.realpath(target))
     way_out = "give a file in a folder that is there and can be written"
@@ -142,7 +146,7 @@ def demand_writable(target: Path) -> Path:
 
 
 def cannot_be_written(target: Path, error: OSError | ValueError) -> ArtifactError:
-    """The sentence about a place that the system refuses to write."""
+    """Return the error for a path that the operating system refuses to write."""
     reason = getattr(error, "strerror", None) or error
     return ArtifactError(
         f"{target} cannot be written: {reason}", WAYS_OUT.get(getattr(error, "errno", 0) or 0)
@@ -150,7 +154,7 @@ def cannot_be_written(target: Path, error: OSError | ValueError) -> ArtifactErro
 
 
 def umask() -> int:
-    """The permissions that new files are made without."""
+    """Return the permission bits that new files are created without."""
     current = os.umask(0o022)
     os.umask(current)
     return current

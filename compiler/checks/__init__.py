@@ -1,4 +1,5 @@
-"""The semantic checks: one module per section of the recipe, each a function from facts to diagnostics."""
+"""The semantic checks: one module per section of the recipe, each with a function from facts to
+diagnostics."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ CHECKS = (
 
 
 def run_checks(facts: Facts) -> list[Diagnostic]:
-    """Every diagnostic of every check, in the order of the sections."""
+    """Return every diagnostic of every check, in the order of the sections."""
     return [diagnostic for check in CHECKS for diagnostic in check(facts)]
 
 

@@ -1,4 +1,4 @@
-"""Models that no family describes: what they give up, and what of a recipe they cannot do."""
+"""Check recipes for models that no family describes, and say which features these models lack."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def packs(architecture: TransformersArchitecture) -> bool:
-    """Whether samples that share a row are known to stay apart."""
+    """Return whether samples that share a row are known to stay apart."""
     return not architecture.recurrent and catalog.causal_models().get(architecture.model_type, False)
 
 

@@ -1,4 +1,4 @@
-"""Files and tokenizer of the data; padding; which tokens carry loss."""
+"""Check the files and the tokenizer of the data, the padding, and which tokens carry loss."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import join
 
 WASTEFUL = 1024
-"""Padded rows at least this long are warned about when nothing is known of the samples' lengths."""
+"""Padded rows of at least this length are warned about if the samples' lengths are unknown."""
 
 USED_WELL = 0.6
-"""Share of real tokens in padded rows from which packing is hardly worth its name."""
+"""Above this share of real tokens in padded rows, packing gains hardly anything."""
 
 LANES = 128
-"""A TPU's vector registers are 128 wide: XLA pads shorter dimensions."""
+"""The width of a TPU's vector registers: XLA pads shorter dimensions to it."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -75,7 +75,7 @@ def _files(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _missing(facts: Facts, path: str, where: str) -> Iterator[Diagnostic]:
-    """What is wrong with a file that ought to lie beside the recipe."""
+    """Report what is wrong with a file that should be next to the recipe."""
     if _is_local(facts, path) and is_endless(facts.folder / path):
         yield Diagnostic("E0425", f"`{path}` {ENDLESS}", where, INTO_A_FILE)
     elif _is_local(facts, path) and not os.path.exists(facts.folder / path):

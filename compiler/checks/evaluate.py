@@ -1,4 +1,4 @@
-"""Evaluation: the file of prompts, samples, and whether answers fit the server."""
+"""Check evaluation: the file of prompts, the samples, and whether answers fit the server."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     pass
 
 CODES = {"file": "E0650", "line": "E0651", "regex": "E0652"}
-"""By kind of fault in a file of prompts."""
+"""Diagnostic codes by kind of fault in a file of prompts."""
 
 SHOWN = 5
-"""Faults of a file that are told one by one."""
+"""The number of faults of a file that are reported one by one."""
 
 TASK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+*:@-]*")
 """Names of lm-eval's tasks and groups."""
@@ -79,7 +79,7 @@ def _tasks(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _is_multimodal(facts: Facts) -> bool:
-    """Whether the server loads the model with its vision tower, as far as the catalog knows."""
+    """Return whether the server loads the model with its vision tower, as far as the catalog knows."""
     entry = catalog.entry_of(facts.recipe.model.id)
     return facts.recipe.serve is not None and entry is not None and "text_config" in entry["config"]
 

@@ -1,4 +1,4 @@
-"""What the samples are: sources, formats, columns and the transform, against what is learned from them."""
+"""Check that sources, formats, columns and the transform give the samples that the objective learns from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LEARNED_FROM = {
     "preference": "pairs of answers",
     "unpaired_preference": "answers that are desirable or not",
 }
-"""What objectives of a format learn from."""
+"""What the objectives of a format learn from."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -51,8 +51,8 @@ class Rows:
 
     Attributes:
         place: its path in the recipe.
-        data: the section as it holds for it.
-        section: as it holds for all.
+        data: the data section with the source's own values applied.
+        section: the data section as the recipe has it.
     """
 
     place: tuple[Part, ...]
@@ -61,14 +61,15 @@ class Rows:
     section: Data
 
     def at(self, name: str) -> tuple[Part, ...]:
-        """Where that stands by which a value of the section, or the source's own, holds for it."""
+        """Return the path of the key, of the source or of the section, that decides this value for the
+        source."""
         if getattr(self.source, name) is not None:
             return (*self.place, name)
         return (*self.place, "format") if self.source.format is not None else ("data", name)
 
 
 def rows_of(facts: Facts) -> Iterator[Rows]:
-    """The sources of a recipe, each with what holds for it."""
+    """Yield the sources of a recipe, each with the values that apply to it."""
     data = facts.recipe.data
     for part, sources in (("train", data.train), ("eval", data.eval)):
         for index, source in enumerate(sources):
@@ -130,7 +131,7 @@ def _loss_on(rows: Rows) -> Iterator[Diagnostic]:
 
 
 def _beside(rows: Rows, name: str) -> str:
-    """Where a help's line belongs, where the section's value does not suit a source of another format."""
+    """Return where a help's line belongs if the section's value does not suit the source's own format."""
     return ", in the same source" if rows.at(name)[-1] == "format" else ""
 
 
@@ -167,7 +168,7 @@ def _sources(facts: Facts) -> Iterator[Diagnostic]:
         for index, source in enumerate(sources):
             where = f"data.{part}[{index}]"
             if names_nothing(source.path):
-                continue  # compiler.checks.paths says so
+                continue  # compiler.checks.paths reports this
             if not is_known(source.path, facts.folder):
                 yield Diagnostic(
                     "E0417",
@@ -199,12 +200,13 @@ def _sources(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def is_known(path: str, folder: Path) -> bool:
-    """Whether a source's name tells how it is read.
+    """Return whether a source's name shows how it is read.
 
     Args:
-        folder: of the recipe. A data set's folder may have any name when it is there.
+        path: the source's path.
+        folder: the recipe's folder. An existing folder of a data set may have any name.
     """
-    if path.startswith(("http://", "https://")) and is_dataset(path):  # no server lists its folders
+    if path.startswith(("http://", "https://")) and is_dataset(path):  # servers list no folders
         return False
     if path.startswith("hf://"):
         return re.fullmatch(r"hf://[^/\s]+(/[^\s]+)?", path) is not None
@@ -221,7 +223,7 @@ def _transform(facts: Facts, place: str, transform: str) -> Iterator[Diagnostic]
         return
     try:
         file = facts.folder / path
-        if file.exists() and not file.is_file():  # a pipe would be waited for
+        if file.exists() and not file.is_file():  # opening a pipe would block
             raise ValueError("it is not a regular file")
         if file.stat().st_size > LARGEST_TRANSFORM:
             raise ValueError(f"it has more than {LARGEST_TRANSFORM:,} bytes")

@@ -1,4 +1,5 @@
-"""The `launch` section, and what it asks of the others: who can make the machines, what survives them."""
+"""Check the `launch` section: which launchers can create the machines, and whether checkpoints outlive
+them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ READ_BY = {
     "image": ("gke", "xpk"),
     "bucket": ("gke",),
 }
-"""The launchers that a key is for, where it is not for all."""
+"""The launchers that a key applies to, if not to all."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -68,7 +69,7 @@ def _checkpoints(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _unread(facts: Facts, kinds: Sequence[str]) -> Iterator[Diagnostic]:
-    """Keys that the recipe gives and no launcher of it reads."""
+    """Report keys that the recipe sets and that none of its launchers reads."""
     launch = facts.recipe.launch
     for key in sorted(launch.model_fields_set):
         readers = READ_BY.get(key)

@@ -1,4 +1,4 @@
-"""LoRA targets against the model's projections, layer by layer, and the adapters' settings."""
+"""Check LoRA targets against the model's projections, layer by layer, and the adapters' settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FUSED = {
 """Tunix's names of attention weights, longest first, and the projections that they hold."""
 
 SENSIBLE_SCALE = 8.0
-"""Above this, alpha / rank is hardly meant: published LoRA runs use 1 or 2."""
+"""A ratio alpha / rank above this is probably a mistake: published LoRA runs use 1 or 2."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -98,7 +98,8 @@ def _target(facts: Facts, section: Lora, target: str, path: str) -> Iterator[Dia
 
 
 def _said_by_kind(facts: Facts, section: Lora, target: str) -> bool:
-    """Whether layers are only of several kinds, each with projections of its own, and none is left out."""
+    """Return whether all projections are targets, so that a target is missing only in layers of another
+    kind."""
     return not _keys_are_values(facts, target) and all(
         any(matches(t, module) for t in section.targets)
         for one in facts.lora_targets
@@ -140,7 +141,7 @@ def _missing_message(
 
 
 def _fused_names(target: str) -> list[str]:
-    """Tunix's names that stand in a target, also with the regex's own characters around them."""
+    """Return Tunix's names that occur in a target, also inside a regular expression."""
     rest, out = target, []
     for name in FUSED:
         if re.search(rf"(?<![a-z_]){name}(?![a-z_])", rest):
@@ -174,7 +175,7 @@ def _fused_message(facts: Facts, target: str, fused: list[str], path: str) -> tu
 
 
 def _nothing_adapted(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
-    """Each target exists, and none does in the chosen layers."""
+    """Report targets that exist in the model, but in none of the chosen layers."""
     layers = facts.layers
     if facts.model is None or layers is None:
         return
@@ -192,12 +193,13 @@ def _nothing_adapted(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
 
 
 def _experts(facts: Facts) -> Iterator[Diagnostic]:
-    """Most weights of a model are its experts': whether a target names them, and what these cannot have."""
+    """Check targets of models with experts: whether the experts, which hold most of the weights, are
+    targeted, and settings that experts do not support."""
     if facts.model is None or facts.lora is None or not any(map(expert_layer, facts.defaults)):
         return
     try:
         adapters = build_adapters(facts.model.family, facts.model.architecture, facts.lora)
-    except ValueError:  # `_patterns` says why
+    except ValueError:  # `_patterns` reports this
         return
     found = reach(facts.defaults, adapters)
     if adapters and found.expert_layers:
@@ -232,7 +234,7 @@ def _experts(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _covered_twice(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
-    """A target all of whose projections an earlier one has."""
+    """Report a target whose projections all belong to an earlier target."""
     seen: set[str] = set()
     for index, target in enumerate(section.targets):
         hit = {module for one in facts.lora_targets for module in meant(target, one)}
@@ -247,7 +249,8 @@ def _covered_twice(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
 
 
 def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
-    """Keys of rank_pattern and alpha_pattern that match nothing; fused projections that cannot differ."""
+    """Report keys of rank_pattern and alpha_pattern that match nothing, and fused projections given different
+    values."""
     if facts.lora is None:
         return
     lora = facts.lora
@@ -365,7 +368,7 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
 
 
 def _cancelled(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
-    """Where B's first gradient was seen to come out otherwise than on every other mesh."""
+    """Note a mesh on which LoRA with B = 0 was seen to learn less than on other meshes."""
     a = facts.accelerator
     if (
         a is None
@@ -385,7 +388,7 @@ def _cancelled(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
 
 
 def _dora(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
-    """What magnitudes do not go with."""
+    """Report what DoRA's magnitudes cannot be combined with."""
     if section.kind != "dora":
         return
     serve = facts.recipe.serve
@@ -418,14 +421,15 @@ def _dora(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
 
 
 CORE_SECONDS = (6e-11, 5.5e-10)
-"""Of a CPU core, to find a weight's largest singular values, for each number of k^2 l and of k^3 where it is
-k x l and k the smaller. Measured once: 10 s of 2,048 x 8,192, 100 s of 5,376 x 21,504."""
+"""CPU core seconds to find the largest singular values of a k x l weight (k the smaller), as factors of k^2 l
+and of k^3. Measured once: 10 s for 2,048 x 8,192, 100 s for 5,376 x 21,504."""
 LONG = 3600.0
-"""Core seconds that are said."""
+"""From this number of core seconds on, the time is reported."""
 
 
 def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
-    """What adapters that are a part of the base's weights do not go with, and what they take to compute."""
+    """Check adapters that start as a part of the base's weights: conflicts with other settings, and the time
+    to compute them."""
     if not principal(section.init):
         return
     objective, init = facts.recipe.train.objective, f"init: {section.init}"
@@ -434,7 +438,7 @@ def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     if facts.model is not None and facts.lora is not None:
         try:
             adapters = build_adapters(facts.model.family, facts.model.architecture, facts.lora)
-        except ValueError:  # `_patterns` says why
+        except ValueError:  # `_patterns` reports this
             return
     linear = [a for a in adapters if not a.target.parameter]
     sizes = {part.name: (part.rank, *_matrix(a, part)) for a in linear for part in a.projections}
@@ -490,13 +494,13 @@ def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
 
 
 def _matrix(adapter: Adapter, part: Projection) -> tuple[int, int]:
-    """Outputs and inputs of a projection."""
+    """Return the outputs and inputs of a projection."""
     low, high, *_ = adapter.shapes(part)
     return high[0], low[1]
 
 
 def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
-    """What cannot be trained beside the adapters."""
+    """Report modules of `train_also` that cannot be trained in addition to the adapters."""
     if facts.model is None or facts.lora is None or not section.train_also:
         return
     objective, title = facts.recipe.train.objective, facts.model.title
@@ -523,12 +527,13 @@ def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
 
 
 def _adapted(facts: Facts, section: Lora, site: LoraTarget) -> bool:
-    """Whether any of the section's targets means a weight in one of its layers."""
+    """Return whether any target of the section matches a weight in one of its layers."""
     return site.layer in (facts.layers or ()) and any(meant(target, site) for target in section.targets)
 
 
 def _products(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
-    """Products in eight bits: of codes in eight bits, on a chip where they are faster, outside experts."""
+    """Check 8-bit products: they need 8-bit weights and a chip on which they are faster, and exclude
+    experts."""
     if section.products is None:
         return
     kind, accelerator = section.quantize, facts.accelerator

@@ -1,4 +1,4 @@
-"""The mesh against the accelerator's devices, the model's heads and the chips' memory."""
+"""Check the mesh against the accelerator's devices, the model's heads and the chips' memory."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def _hosts(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _heads(facts: Facts) -> Iterator[Diagnostic]:
-    """tp splits the heads of every layer, which differ between kinds of layers."""
+    """Check that tp divides the heads of every layer; kinds of layers may differ in their heads."""
     tp = facts.axes["tp"]
     if facts.model is None or tp == 1 or not facts.model.family.tunix:
-        return  # transformers' eager attention is split as XLA sees fit
+        return  # XLA chooses how to split transformers' eager attention
     architecture, title = facts.model.architecture, facts.model.title
     replicate = facts.recipe.sharding.on_indivisible == "replicate"
     for noun, counts in (
@@ -123,7 +123,7 @@ def _heads(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _experts(facts: Facts) -> Iterator[Diagnostic]:
-    """ep splits experts alone."""
+    """Check ep, which splits only experts."""
     ep = facts.axes.get("ep", 1)
     if facts.model is None or ep == 1:
         return
@@ -138,7 +138,8 @@ def _experts(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _tokens(facts: Facts) -> Iterator[Diagnostic]:
-    """cp splits the tokens of a row, which have to be computed apart from each other."""
+    """Check cp, which splits the tokens of a row. The model has to be able to compute the parts
+    separately."""
     axes, recipe = facts.axes, facts.recipe
     cp = axes.get(TOKENS, 1)
     if facts.model is None or cp == 1:
@@ -171,7 +172,7 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _micro_batch(facts: Facts) -> Iterator[Diagnostic]:
-    """One sample at a time on several devices: tp pays for communication that fsdp would not."""
+    """Note a mesh whose devices share one sample at a time: tp costs communication that fsdp would not."""
     train, axes = facts.recipe.train, facts.axes
     if axes["tp"] == 1 or TOKENS in axes or train.micro_batch_size > 1 or facts.data_parallel > 1:
         return
@@ -189,15 +190,18 @@ def _micro_batch(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _memory(facts: Facts) -> Iterator[Diagnostic]:
-    """The weights alone against a chip's memory, or what training them all takes: bounds that no setting
-    gets below."""
+    """Check the chips' memory against the weights alone, or against everything that training all of them
+    needs.
+
+    Both are lower bounds under any settings.
+    """
     accelerator = facts.accelerator
     if accelerator is None or accelerator.hbm_gib is None or facts.model is None:
         return
     recipe = facts.recipe
     size = BYTES[recipe.model.dtype]
     if recipe.lora is not None and recipe.lora.quantize is not None:
-        return  # smaller than that, and not known before it is quantized
+        return  # quantized weights are smaller, and their size is not known yet
     state = state_bytes(recipe)
     if state:
         gib = weight_gib(facts, size + state) * accelerator.devices_per_chip
@@ -223,7 +227,7 @@ def _memory(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _wider(facts: Facts, bytes_per_number: int) -> str:
-    """The smallest slice of the generation that holds the weights and takes the batch, as a help."""
+    """Return the smallest slice of the generation that holds the weights and fits the batch, as a help."""
     accelerator, train = facts.accelerator, facts.recipe.train
     assert accelerator is not None and accelerator.hbm_gib is not None
     for name in known_names():
@@ -240,7 +244,7 @@ def _wider(facts: Facts, bytes_per_number: int) -> str:
 
 
 def state_bytes(recipe: Recipe) -> int:
-    """Bytes for each weight of its gradient, copies and optimizer state; 0 with adapters."""
+    """Return the bytes per weight of its gradient, copies and optimizer state; 0 with adapters."""
     if recipe.lora is not None:
         return 0
     size = BYTES[recipe.model.dtype]
@@ -248,7 +252,7 @@ def state_bytes(recipe: Recipe) -> int:
 
 
 def weight_gib(facts: Facts, bytes_per_number: int, axes: Mapping[str, int] | None = None) -> float:
-    """GiB of base weights on one device under the recipe's shardings.
+    """Return the GiB of base weights on one device under the recipe's shardings.
 
     Args:
         axes: sizes of the mesh's axes; None for the recipe's.
@@ -262,12 +266,12 @@ def weight_gib(facts: Facts, bytes_per_number: int, axes: Mapping[str, int] | No
 
 
 def _tensor_parallel_sizes(facts: Facts, devices: int) -> list[int]:
-    """The sizes of tp that a slice's devices and the model's heads take."""
+    """Return the sizes of tp that a slice's devices and the model's heads allow."""
     return divisors(devices) if facts.model is None else tp_sizes(facts.model.architecture, devices)
 
 
 def _arrangements(facts: Facts) -> str:
-    """The axes that fit the devices and the heads, as the recipe's line."""
+    """Return the axes that fit the devices and the heads, as a line of the recipe."""
     accelerator = facts.accelerator
     slices = accelerator.slices if accelerator else facts.axes.get("dcn", 1)
     each = (accelerator.devices if accelerator else math.prod(facts.axes.values())) // slices
@@ -279,7 +283,7 @@ def _arrangements(facts: Facts) -> str:
 
 
 def _by_count(architecture: Architecture, of: str) -> dict[int, list[int]]:
-    """Layers by their number of heads ("heads" or "kv_heads")."""
+    """Group layers by their number of heads (`of` is "heads" or "kv_heads")."""
     out: dict[int, list[int]] = {}
     for layer in range(architecture.num_layers):
         out.setdefault(getattr(architecture, of)(layer), []).append(layer)
@@ -287,6 +291,6 @@ def _by_count(architecture: Architecture, of: str) -> dict[int, list[int]]:
 
 
 def _needs_split(facts: Facts, layers: list[int]) -> bool:
-    """Whether a weight of one key/value head is still annotated to be split over tp."""
+    """Return whether a weight with one key/value head is still sharded over tp by its spec."""
     names = tuple(f"layers.{layer}.attn.{name}.w" for layer in layers for name in ("k_einsum", "qkv_einsum"))
     return any(p.path in names and "tp" in p.spec for p in facts.ruled)

@@ -1,4 +1,4 @@
-"""The model: what is said of it that has no effect, how it computes, and where splash attention runs."""
+"""Check the model: settings without effect, data types and attention, and where splash attention can run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _tokens(facts: Facts) -> Iterator[Diagnostic]:
-    """New tokens: whose tokenizer gets them, and whether their embeddings are trained."""
+    """Check new tokens: whether the tokenizer can get them, and whether their embeddings are trained."""
     recipe = facts.recipe
     if recipe.model.vocab_size is not None:
         yield from _rows(facts)
@@ -75,7 +75,7 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _rows(facts: Facts) -> Iterator[Diagnostic]:
-    """Rows that are added: whether a token may have them, and who serves them."""
+    """Check added rows: whether a token may use them, and which servers can serve them."""
     recipe, place = facts.recipe, "model.vocab_size"
     if not recipe.model.add_tokens and recipe.model.tokenizer is None:
         message = "no token has the rows that vocab_size adds: the tokenizer is the checkpoint's"
@@ -86,7 +86,7 @@ def _rows(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _room(facts: Facts) -> Iterator[Diagnostic]:
-    """Whether the embedding has a row for each new token, where the tokenizer lies beside the recipe."""
+    """Check that the embedding has a row for each new token, if the tokenizer is next to the recipe."""
     recipe, model = facts.recipe, facts.model
     wanted = sum(place is None for place in recipe.model.add_tokens.values())
     if not wanted or model is None or not catalog.is_directory(recipe.model.id):
@@ -95,7 +95,7 @@ def _room(facts: Facts) -> Iterator[Diagnostic]:
     try:
         ids = token_ids(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return  # what is wrong with it, train.py says
+        return  # train.py reports what is wrong with it
     needed, rows = max(ids.values(), default=-1) + 1 + wanted, model.architecture.vocab_size
     if needed > rows:
         yield Diagnostic(

@@ -1,5 +1,5 @@
-"""Paths: what a recipe names lies below its own folder, and outputs below the run's; and no name, path or
-address can be read as anything else where it is written to."""
+"""Check paths: inputs must be below the recipe's folder, and outputs below the run's folder. No name, path or
+address may be readable as something else in the files that contain it."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ ARTIFACT_FILES = (
     "serve",
     "launch",
 )
-"""What an artifact's folder holds already."""
+"""Names that an artifact's folder already contains."""
 
 TEXTS = (
-    ("data", "fields"),  # columns of a file's own, whatever they are called
+    ("data", "fields"),  # columns of the user's file, with any name
     ("serve", "smoke_prompts"),
     ("serve", "extra_args"),
-    ("serve", "env"),  # has a code of its own
+    ("serve", "env"),  # has its own diagnostic code
 )
-"""Keys whose values may hold anything, beside chat templates: each of their emitters quotes them."""
+"""Keys whose values may contain any text, besides chat templates: each of their emitters quotes them."""
 
 RUN_BY_SHELLS = re.compile(r"\$\(|[`<>|&;]")
-"""What has a shell run something, or write it elsewhere."""
+"""Characters that make a shell run a command or redirect output."""
 
 
 NO_ARGUMENTS = ("lora", "sharding")
-"""Sections whose texts reach no command line."""
+"""Sections whose texts are not part of any command line."""
 
 LONGEST_NAME, LONGEST_PATH = 255, 1024
-"""Bytes of a file's name and of a path: what file systems hold, and what buckets do."""
+"""The most bytes of a file's name, in file systems, and of a path, in buckets."""
 
 SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys", "usr")
-"""Folders of / that are the machine's own."""
+"""Folders of / that belong to the operating system."""
 
 IMPORTED = frozenset(
     {
@@ -63,11 +63,12 @@ IMPORTED = frozenset(
         *("mlflow", "tensorboardX", "tensorboard", "etils", "chex", "absl", "google", "yaml", "tqdm", "rich"),
     }
 )
-"""Modules that an artifact's scripts import, whose place a file or folder beside them would take."""
+"""Modules that an artifact's scripts import. A file or folder of the same name next to them would shadow
+them."""
 
 
 INSTEAD = {"checkpoint.directory": "checkpoints", "merge.output": "merged", "cache.directory": "cache"}
-"""A place for each output."""
+"""A suggested place for each output."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -101,7 +102,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _copied(facts: Facts) -> list[tuple[str, str]]:
-    """The files beside the recipe that its artifact takes along, with the places of their names."""
+    """Return the files next to the recipe that its artifact copies, with the recipe paths that name them."""
     data, prompts = facts.recipe.data, facts.recipe.evaluate.prompts
     files = []
     files += [(place, text) for place, text in data.templates.items() if not is_inline(text)]
@@ -112,7 +113,8 @@ def _copied(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _characters(facts: Facts) -> Iterator[Diagnostic]:
-    """Values that would end the line that they are written into, or that look like others."""
+    """Report values that would end the line that they are written into, or that a command would read as an
+    option."""
     given = facts.recipe.model_dump(exclude_unset=True)
     for where, text in _strings(given, ()):
         bad = next((c for c in text if unicodedata.category(c) in UNSHOWN), None)
@@ -125,7 +127,7 @@ def _characters(facts: Facts) -> Iterator[Diagnostic]:
                 "remove it",
             )
         exempt = free or where[0] in NO_ARGUMENTS
-        if text.startswith("-") and not exempt and not text.startswith("-----"):  # a key, which is a secret
+        if text.startswith("-") and not exempt and not text.startswith("-----"):  # a PEM key: a secret
             yield Diagnostic(
                 "E0711",
                 f"`{join(where)}` starts with `-`: commands would read it as an option",
@@ -135,7 +137,7 @@ def _characters(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _too_long(paths: list[tuple[str, str]]) -> Iterator[Diagnostic]:
-    """Files and folders that can be nowhere, by the length of their names."""
+    """Report files and folders whose names are too long for file systems or buckets."""
     for where, path in paths:
         parts = path.encode("utf-8", "surrogatepass").split(b"/")
         longest = max(map(len, parts))
@@ -160,7 +162,7 @@ def _nothing(where: str, path: str) -> Diagnostic:
 
 
 def _local(directory: str) -> Iterator[Diagnostic]:
-    """Checkpoints on each host's own disk, which are deleted again."""
+    """Refuse system folders for checkpoints on each host's own disk: old checkpoints are deleted there."""
     plain = posixpath.normpath(f"/{directory.lstrip('/')}")
     if plain.startswith("/dev/shm/") or (plain != "/" and plain.split("/")[1] not in SYSTEM):
         return
@@ -173,7 +175,7 @@ def _local(directory: str) -> Iterator[Diagnostic]:
 
 
 def _strings(value: Any, where: tuple[Part, ...]) -> Iterator[tuple[tuple[Part, ...], str]]:
-    """Every text in a value, keys too, with its path."""
+    """Yield every text in a value, including keys, with its path."""
     if isinstance(value, str):
         yield where, value
     elif isinstance(value, Mapping):
@@ -187,7 +189,7 @@ def _strings(value: Any, where: tuple[Part, ...]) -> Iterator[tuple[tuple[Part, 
 
 
 def _shadowing(files: list[tuple[str, str]]) -> Iterator[Diagnostic]:
-    """Files that Python would run, beside train.py, where no code of a recipe's is expected."""
+    """Report files next to train.py that Python would import by mistake, running their code."""
     for where, path in files:
         parts = PurePosixPath(path.replace("\\", "/")).parts
         if "://" in path or not parts:
@@ -206,7 +208,7 @@ def _shadowing(files: list[tuple[str, str]]) -> Iterator[Diagnostic]:
 
 
 def _linked(facts: Facts, where: str, path: str) -> Iterator[Diagnostic]:
-    """A file of the artifact that lies elsewhere."""
+    """Report a file of the artifact that a link places outside the recipe's folder."""
     if "://" not in path and not escapes(path) and leads_out(facts.folder, path):
         yield Diagnostic(
             "E0708",
@@ -218,7 +220,7 @@ def _linked(facts: Facts, where: str, path: str) -> Iterator[Diagnostic]:
 
 
 def _outputs(recipe: Recipe) -> list[tuple[str, str]]:
-    """The folders that a run writes, with the places of their names."""
+    """Return the folders that a run writes, with the recipe paths that name them."""
     outputs = [("checkpoint.directory", recipe.checkpoint.directory), ("merge.output", recipe.merge.output)]
     if recipe.cache.directory is not None:
         outputs.append(("cache.directory", recipe.cache.directory))
@@ -266,5 +268,5 @@ def _written(outputs: list[tuple[str, str]]) -> Iterator[Diagnostic]:
 
 
 def _plain(path: str) -> PurePosixPath:
-    """A path without `.` and `..`; below /gs for a bucket's."""
+    """Return a path without `.` and `..`; a bucket's path starts with /gs."""
     return PurePosixPath(posixpath.normpath(path.replace("gs://", "/gs/")))

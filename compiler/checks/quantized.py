@@ -1,8 +1,8 @@
-"""Merged weights in eight bits: what vLLM-TPU loads of them, by model family and chip.
+"""Check merged weights in eight bits: what vLLM-TPU loads, by model family and chip.
 
-The table is what tpu-inference 0.32.0 does. Its JAX models (Gemma 4, Qwen 3) load channel-wise fp8 and refuse
-int8; its Qwen 2 loads fp8 and fails in the first forward pass; its Llama reads no scales. Gemma 2 and 3 go
-through vLLM's own models on torchax, as everything does with MODEL_IMPL_TYPE=vllm; those have both formats.
+The table shows what tpu-inference 0.32.0 does. Its JAX models (Gemma 4, Qwen 3) load channel-wise fp8 and
+refuse int8. Its Qwen 2 loads fp8 and fails in the first forward pass. Its Llama reads no scales. Gemma 2 and
+3 use vLLM's own models on torchax, as every model does with MODEL_IMPL_TYPE=vllm; those load both formats.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The chat template against the checkpoint's family, and against the first rows of data that is at hand."""
+"""Check the chat template against the checkpoint's family, and against the first rows of local data."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             facts.first_given("data.format", "model.id"),
             f"{_tuned(model.id)}data: {{chat_template: chat.jinja}} with your own template",
         )
-    # The template that a model was published with is what it was trained with.
+    # The model was trained with the template that it was published with.
     own = place == "model.id" and model is not None and model.added is not None
     if shipped is not None and chats and not own:
         yield from _markup(facts, shipped, place)
@@ -100,7 +100,7 @@ def _reasoning(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagno
 
 
 def _given(folder: Path, template: str) -> str | None:
-    """The text of data.chat_template; None for a path that leads out, of which other checks tell."""
+    """Return the text of data.chat_template; None for a path out of the folder, which other checks report."""
     if is_inline(template):
         return template
     if escapes(template) or leads_out(folder, template):
@@ -117,12 +117,12 @@ def _read(file: Path, largest: int) -> str:
 
 
 def _checkpoint(facts: Facts) -> Path | None:
-    """The folder that the tokenizer is taken from, where it is at hand."""
+    """Return the folder of the tokenizer, if it is on this machine."""
     return catalog.folder_of(facts.recipe.model.tokenizer or facts.recipe.model.id, facts.folder)
 
 
 def _shipped(folder: Path) -> str | None:
-    """The chat template of a checkpoint, from where transformers takes it."""
+    """Return the chat template of a checkpoint, from the file in which transformers looks for it."""
     try:
         return _read(folder / "chat_template.jinja", LARGEST_TEMPLATE)
     except (OSError, ValueError):
@@ -137,7 +137,7 @@ def _shipped(folder: Path) -> str | None:
 
 
 def _markup(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
-    """Markers of turns that the checkpoint was not trained with."""
+    """Report turn markers that the checkpoint was not trained with."""
     model = facts.model
     if model is None:
         return
@@ -172,12 +172,12 @@ def _markup(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
 
 
 def _is_token(folder: Path | None, marker: str) -> bool:
-    """Whether a checkpoint's tokenizer has a marker as a token: then it was trained with it."""
+    """Return whether a marker is a token of the checkpoint's tokenizer, and so was part of its training."""
     if folder is None:
         return False
     for name in ("tokenizer_config.json", "tokenizer.json"):
         try:
-            # Within the text of a template its quotes would be escaped.
+            # Within the text of a template the quotes would be escaped.
             if f'"{marker}"' in _read(folder / name, LARGEST_TOKENIZER):
                 return True
         except (OSError, ValueError):
@@ -186,7 +186,7 @@ def _is_token(folder: Path | None, marker: str) -> bool:
 
 
 def _tuned(model_id: str) -> str:
-    """The checkpoint of the same model that is tuned for chat, where the catalog has it."""
+    """Suggest the checkpoint of the same model that is tuned for chat, if the catalog has it."""
     plain = model_id.removesuffix("-pt").removesuffix("-Base")
     names = (f"{plain}{ending}" for ending in ("-it", "-Instruct", ""))
     known = next((name for name in names if name != model_id and name in catalog.entries()), None)
@@ -194,7 +194,7 @@ def _tuned(model_id: str) -> str:
 
 
 def _labels(facts: Facts) -> Iterator[Diagnostic]:
-    """What the first rows of local files say of which answers are desirable."""
+    """Check the labels in the first rows of local files: which answers are desirable."""
     recipe = facts.recipe
     if recipe.data.format != "unpaired_preference":
         return
@@ -230,7 +230,7 @@ def _labels(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _label(row: dict[str, Any], fields: dict[str, str]) -> bool | str:
-    """Whether an answer is desirable, or why that cannot be told."""
+    """Return whether an answer is desirable, or a text that says why this cannot be determined."""
     try:
         return label_of(row, fields)
     except Malformed as error:
@@ -238,7 +238,7 @@ def _label(row: dict[str, Any], fields: dict[str, str]) -> bool | str:
 
 
 def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]:
-    """What the first rows of local files hold and nothing writes."""
+    """Report fields in the first rows of local files that the model would not see."""
     data, held_by = facts.recipe.data, iter(templates)
     for part, sources in (("train", data.train), ("eval", data.eval)):
         seen, whole, count = 0, True, 0
@@ -273,14 +273,14 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
 
 
 def _first(facts: Facts, path: str) -> list[dict[str, Any]]:
-    """The first rows of a text file at hand; none of any other source."""
+    """Return the first rows of a local text file; [] for any other source."""
     if "://" in path or escapes(path) or not is_known(path, facts.folder) or leads_out(facts.folder, path):
         return []
     if not path.lower().removesuffix(".gz").endswith(COMPRESSIBLE):
         return []
     try:
         return first_rows(facts.folder / path) or []
-    except (OSError, EOFError, ValueError, RecursionError, csv.Error):  # which train.py tells of
+    except (OSError, EOFError, ValueError, RecursionError, csv.Error):  # train.py reports this
         return []
 
 
@@ -290,7 +290,7 @@ def _is_labeled(row: dict[str, Any], fields: dict[str, str]) -> bool:
 
 
 def _left(format: str, row: dict[str, Any], fields: dict[str, str], template: str | None) -> list[str]:
-    """What is not read of a row, or not so much as named by the template."""
+    """Return the fields of a row that are not read, or that the template does not even mention."""
     try:
         parsed: AnyRow = (
             parse_preference("", row, fields)

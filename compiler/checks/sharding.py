@@ -1,4 +1,4 @@
-"""Sharding rules against the model's parameters, and every split dimension against its axis."""
+"""Check sharding rules against the model's parameters, and every split dimension against its axis."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from recipec.runtime.model.partition_rules import TOKENS, Indivisible, axes_of, 
 from recipec.spec.diagnostics import Diagnostic
 
 NAMED = 3
-"""Kinds of parameters that a message names; further ones are counted."""
+"""The number of kinds of parameters that a message names; further ones are counted."""
 
 ATTENTION = ("q_einsum", "k_einsum", "kv_einsum", "qkv_einsum", "attn_vec_einsum")
-"""Weights whose split over tp is one of heads: the mesh's check speaks of those."""
+"""Weights that tp splits by heads: the mesh's check reports those."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -80,7 +80,7 @@ def _rules(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
-    """One diagnostic for each length that an axis does not divide, whatever the number of arrays."""
+    """Yield one diagnostic for each length that an axis does not divide, for any number of arrays."""
     misfits: dict[tuple[str, int, str], list[Indivisible]] = {}
     arrays = [(p.path, p.shape, p.spec) for p in facts.ruled]
     weights = {path for path, shape, spec in arrays if indivisible(path, shape, spec, facts.axes)}
@@ -89,9 +89,9 @@ def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
         try:
             adapters = build_adapters(facts.model.family, facts.model.architecture, facts.lora, specs)
         except ValueError:
-            adapters = []  # the checks of the lora section say why there are none
+            adapters = []  # the checks of the lora section report why
         for adapter in adapters:
-            if adapter.target.weight not in weights:  # else its dimension is the weight's, which is named
+            if adapter.target.weight not in weights:  # else the weight's own dimension is already reported
                 arrays += adapter.arrays
     defaults = {p.path: p.spec for p in facts.defaults}
     for path, shape, spec in arrays:
@@ -123,23 +123,23 @@ def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _once(spec: Spec) -> list[str | None]:
-    """A spec with each axis in its first place alone."""
+    """Return a spec in which each axis appears only at its first position."""
     return [axis if axis not in spec[:index] else None for index, axis in enumerate(spec)]
 
 
 def _rule_of(facts: Facts, path: str) -> str:
-    """The recipe path of the rule that a parameter's sharding comes from."""
+    """Return the recipe path of the rule that determines a parameter's sharding."""
     index = next(i for i, (match, _) in enumerate(facts.rules) if re.fullmatch(match, path))
     return f"sharding.rules[{index}].spec"
 
 
 def _splits_heads(misfit: Indivisible, spec: Spec) -> bool:
-    """Whether the mesh's check has spoken of this dimension as heads."""
+    """Return whether the mesh's check has already reported this dimension as heads."""
     return misfit.axis == "tp" and misfit.path.split(".")[-2] in ATTENTION and spec[misfit.dimension] == "tp"
 
 
 def _called(facts: Facts, length: int) -> str:
-    """A length by its name: "the hidden size 5,376"."""
+    """Name a length: "the hidden size 5,376"."""
     architecture = facts.model.architecture if facts.model else None
     for name, words in (
         ("hidden_size", "the hidden size"),
@@ -152,7 +152,7 @@ def _called(facts: Facts, length: int) -> str:
 
 
 def _dimensions(facts: Facts, misfits: list[Indivisible]) -> str:
-    """Where a length stands: "dimension 0 of layers.*.mlp.gate_proj.kernel"."""
+    """Return where a length occurs: "dimension 0 of layers.*.mlp.gate_proj.kernel"."""
     kinds = dict.fromkeys((misfit.dimension, split_layer(misfit.path)[0]) for misfit in misfits)
     words = [f"dimension {dimension} of {pattern.replace('{}', '*')}" for dimension, pattern in kinds]
     rest = [f"{len(words) - NAMED} more"] if len(words) > NAMED else []
@@ -160,7 +160,7 @@ def _dimensions(facts: Facts, misfits: list[Indivisible]) -> str:
 
 
 def _arrangements(facts: Facts) -> str:
-    """The axes that divide every dimension and take every device, as the start of a help."""
+    """Return the axes that divide every dimension and use every device, as the start of a help."""
     accelerator = facts.accelerator
     if accelerator is None:
         return ""
@@ -176,7 +176,7 @@ def _arrangements(facts: Facts) -> str:
 
 
 def _names(paths: list[str]) -> str:
-    """Parameters of a few kinds: "layers.*.mlp.up_proj.kernel and layers.*.mlp.down_proj.kernel"."""
+    """List parameters of a few kinds: "layers.*.mlp.up_proj.kernel and layers.*.mlp.down_proj.kernel"."""
     kinds = [pattern.replace("{}", "*") for pattern in grouped(paths)]
     rest = [f"{len(kinds) - NAMED} more"] if len(kinds) > NAMED else []
     return listing([*kinds[:NAMED], *rest])

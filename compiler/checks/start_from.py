@@ -1,4 +1,4 @@
-"""The adapter that a run begins with: whether it is what the recipe trains."""
+"""Check that the adapter that a run starts from is what the recipe trains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recipec.spec.diagnostics import Diagnostic
 
 PLACE = "lora.start_from"
 SAID = BUILD.format("")
-"""What stands before the lines of a recipe, where the runtime names them."""
+"""The prefix of recipe lines where the runtime names them."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -43,13 +43,13 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         message = error.message.replace(f"{folder}", section.start_from)
         yield Diagnostic("E0340", message, PLACE, (error.help or "").removeprefix(SAID))
         return
-    except ValueError:  # of the recipe's own ranks or alphas, which have a diagnostic
+    except ValueError:  # the recipe's own ranks or alphas are invalid, which has its own diagnostic
         return
     yield from _base(facts, found.config)
 
 
 def _base(facts: Facts, config: PeftConfig) -> Iterator[Diagnostic]:
-    """What the adapter says that it was trained on, where that is a model of the hub."""
+    """Compare the base model that the adapter names with the recipe's, if it is a model of the hub."""
     model = facts.recipe.model
     other = config.base not in (None, model.id)
     if other and not catalog.is_directory(model.id) and not catalog.is_directory(str(config.base)):

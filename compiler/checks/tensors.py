@@ -1,5 +1,6 @@
-"""An added model: its files against its lock, its config.json against the catalog's, and every tensor of
-the checkpoint against the family, before anyone downloads the weights; a folder's tensors likewise."""
+"""Check an added model before anyone downloads the weights: its files against its lock, its config.json
+against the catalog's, and every tensor of the checkpoint against the family. A folder's tensors are checked
+too."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _of_folder(model: Model, place: Path) -> Iterator[Diagnostic]:
-    """The headers of a folder's safetensors, where all of them are there: a compile needs none."""
+    """Check the headers of a folder's safetensors if all files exist. Compiling does not need them."""
     try:
         listed = tensors(place) if model.family.tunix else None
     except FileNotFoundError:
@@ -67,7 +68,8 @@ def _of_folder(model: Model, place: Path) -> Iterator[Diagnostic]:
 
 
 def _against_catalog(model: Model) -> Iterator[Diagnostic]:
-    """What the added config.json has otherwise than the catalog's, which had been taken without it."""
+    """Report where the added config.json differs from the catalog's, which would be used without the added
+    model."""
     entry = catalog.entry_of(model.id)
     if entry is None or "config" not in entry:
         return
@@ -85,10 +87,10 @@ def _against_catalog(model: Model) -> Iterator[Diagnostic]:
 
 
 def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator[Diagnostic]:
-    """One diagnostic of each kind of fault: the first tensor, and how many there are.
+    """Yield one diagnostic for each kind of fault, with the first tensor and the number of further ones.
 
     Args:
-        place: that lists the tensors.
+        place: the file or folder that lists the tensors.
     """
     method = quantized.by_tensors({name: tensor.dtype for name, tensor in listed.items()})
     if method is not None:
@@ -115,7 +117,7 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator
             OTHER,
         )
         return
-    # Experts lie one by one or all in one tensor, as the tensors' names say.
+    # The tensors' names show whether each expert has its own tensor or all experts share one.
     shapes = {name: tensor.shape for name, tensor in listed.items()}
     found = faults(
         model.family, model.family.architecture_of(model.config, shapes), model.config, listed, prefix

@@ -1,4 +1,5 @@
-"""Batches against data-parallel devices; schedule, evaluation and checkpoints against steps; the log."""
+"""Check batches against data-parallel devices; schedule, evaluation and checkpoints against steps; the
+log."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ HIGHEST_RATE = 1e-2
 """Above this peak, AdamW on adapters diverges in every published run."""
 
 BY_SIGN = ("adamw", "lion")
-"""Optimizers whose steps are as long as the rate, whatever the gradient's size."""
+"""Optimizers whose step size is the learning rate, whatever the gradient's size."""
 
 MOST_EPOCHS = 10
-"""Passes over the same samples above which they are rather learned by heart."""
+"""Above this number of passes, the model tends to memorize the samples."""
 
 SIZES = range(64, 0, -1)
-"""Micro-batch sizes that are suggested, the largest first."""
+"""Suggested micro-batch sizes, the largest first."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -64,7 +65,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _evaluations(facts: Facts) -> Iterator[Diagnostic]:
-    """What hangs on the evaluations."""
+    """Check the settings that depend on evaluations."""
     recipe, stopping, steps = facts.recipe, facts.recipe.train.early_stopping, facts.length.steps
     asked = {
         "train.early_stopping": stopping is not None,
@@ -116,7 +117,7 @@ HYPERPARAMETERS = {
     "adafactor": set(),
     "sgd": {"momentum"},
 }
-"""Of the fields b1, b2, eps and momentum, those that each optimizer has."""
+"""Which of the fields b1, b2, eps and momentum each optimizer has."""
 
 
 def _without_effect(facts: Facts) -> Iterator[Diagnostic]:
@@ -148,7 +149,7 @@ def _without_effect(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _preferences(facts: Facts) -> Iterator[Diagnostic]:
-    """The keys of preferences, against the objective and its loss."""
+    """Check the keys for preferences against the objective and its loss."""
     train = facts.recipe.train
     objective, names = OBJECTIVES[train.objective], facts.recipe.train.model_fields_set
     if objective.losses and objective.loss(train.loss_type) is None:
@@ -288,7 +289,7 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
 
 PROJECT_PATH = "train.log.wandb_project"
 PROJECT_REFUSED = "/\\#?%:"
-"""Letters that Weights & Biases has no place for in a project's name."""
+"""Characters that Weights & Biases does not allow in a project's name."""
 PROJECT_LONGEST = 128
 
 
@@ -332,6 +333,6 @@ def _log(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _allowed(project: str) -> str:
-    """A project's name with hyphens in place of what Weights & Biases refuses."""
+    """Return a project's name with hyphens instead of characters that Weights & Biases refuses."""
     name = re.sub(rf"[{re.escape(PROJECT_REFUSED)}]+", "-", project).strip("- ")
     return flow(name) if name else "my-project"

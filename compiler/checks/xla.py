@@ -1,4 +1,4 @@
-"""The section `xla` against the accelerator, and against the flags that the pinned libtpu takes."""
+"""Check the section `xla` against the accelerator, and against the flags that the pinned libtpu accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backends that a recipe can be built for beside Tunix: what each emits, refuses and needs."""
+"""The backends that a recipe can be built for besides Tunix: what each emits, refuses and needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Files = dict[str, str]
 
 
 class Backend(str, Enum):  # noqa: UP042 (as compiler.cli.base.Format)
-    """What trains a recipe: Tunix's train.py, which every artifact has, TRL on GPUs, or TorchAX on TPUs."""
+    """The software that trains a recipe: Tunix in train.py (in every artifact), TRL on GPUs, or TorchAX on
+    TPUs."""
 
     TUNIX = "tunix"
     TRL = "trl"
@@ -31,12 +32,12 @@ class Backend(str, Enum):  # noqa: UP042 (as compiler.cli.base.Format)
 
 @dataclass(frozen=True)
 class Support:
-    """What the compiler knows of a backend.
+    """What the compiler knows about a backend.
 
     Attributes:
-        emit: its files of an artifact.
-        check: what it cannot do of a recipe, and what it does otherwise than train.py.
-        packages: its tested environment.
+        emit: returns its files of an artifact.
+        check: yields what it cannot do of a recipe, and what it does differently from train.py.
+        packages: returns its tested environment.
     """
 
     emit: Callable[[Program], Files]
@@ -45,7 +46,7 @@ class Support:
 
 
 def support(backend: Backend) -> Support | None:
-    """What emits and checks a backend; None for Tunix, which every artifact has."""
+    """Return the support of a backend; None for Tunix, which every artifact has."""
     if backend is Backend.TRL:
         from recipec.compiler.emitters import baseline
 
@@ -58,7 +59,7 @@ def support(backend: Backend) -> Support | None:
 
 
 def diagnosed(program: Program, backends: Sequence[Backend]) -> list[Diagnostic]:
-    """What the backends cannot do of a recipe, or do otherwise; without places in its file."""
+    """Return what the backends cannot do of a recipe, or do differently; without positions in its file."""
     if not program.family.tunix and set(backends) != {Backend.TORCHAX}:
         from recipec.spec.diagnostics import Diagnostic
 
@@ -75,7 +76,7 @@ def diagnosed(program: Program, backends: Sequence[Backend]) -> list[Diagnostic]
 
 
 def check_vocabulary(program: Program, backend: str) -> Iterator[Diagnostic]:
-    """That a backend adds no rows to the embedding."""
+    """Refuse a recipe that adds rows to the embedding."""
     if program.recipe.model.vocab_size is not None:
         yield Diagnostic(
             "E0971",
@@ -86,7 +87,7 @@ def check_vocabulary(program: Program, backend: str) -> Iterator[Diagnostic]:
 
 
 def check_reference(program: Program, backend: str) -> Iterator[Diagnostic]:
-    """That a backend keeps no adapter to compare with."""
+    """Refuse a recipe whose objective compares with the adapter that it starts from."""
     if program.lora is not None and keeps_copy(program.recipe.train.objective, program.lora):
         yield Diagnostic(
             "E0970",
@@ -101,7 +102,7 @@ UNSUPPORTED = {
     Backend.TORCHAX: ("E0955", ("train.early_stopping", "train.samples", "checkpoint.keep_best")),
     Backend.TRL: ("E0956", ("train.samples", "checkpoint.keep_best")),
 }
-"""What hangs on evaluations that a backend does not do: the code, and the paths where it is on."""
+"""Per backend, a diagnostic code and the settings that need evaluations which the backend does not do."""
 
 
 def _of(backend: Backend, program: Program) -> Iterator[Diagnostic]:
@@ -144,8 +145,8 @@ def _goes_on(program: Program) -> str:
 
 
 def files(program: Program, backends: Sequence[Backend]) -> Files:
-    """The backends' files of an artifact; those of a model that Tunix does not have take the place of
-    Tunix's."""
+    """Return the backends' files of an artifact. For a model that Tunix does not have, they replace Tunix's
+    files."""
     if not program.family.tunix:
         from recipec.compiler.emitters import torchax
 
@@ -159,10 +160,11 @@ def files(program: Program, backends: Sequence[Backend]) -> Files:
 
 
 def packages(program: Program, backends: Sequence[Backend]) -> Mapping[str, Mapping[str, str]]:
-    """The versions of each backend's packages, by the backend's name; Tunix's are the artifact's own."""
+    """Return the versions of each backend's packages, by the backend's name; the artifact itself lists
+    Tunix's."""
     return {backend.value: how.packages(program).all for backend in backends if (how := support(backend))}
 
 
 def others(names: Sequence[str]) -> tuple[Backend, ...]:
-    """The backends beside Tunix among these names, in the order above; unknown names are passed over."""
+    """Return the backends besides Tunix among these names, in the order above, ignoring unknown names."""
     return tuple(backend for backend in Backend if backend.value in names and backend is not Backend.TUNIX)

@@ -1,4 +1,4 @@
-"""baseline/: the same run by transformers, TRL and PEFT on GPUs, with accelerate's configuration for it."""
+"""Emit baseline/: the same run by transformers, TRL and PEFT on GPUs, with a configuration for accelerate."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 UNTOLD = ("granitemoe",)
-"""Families whose model, in transformers 5.12, gives out no logits of its routers."""
+"""Families whose model in transformers 5.12 does not return the logits of its routers."""
 
 
 def emit_baseline(program: Program) -> dict[str, str]:
-    """The texts of baseline/'s files, by path in the artifact."""
+    """Return the texts of baseline/'s files, by path in the artifact."""
     return {
         "baseline/train_trl.py": _script(program),
         "baseline/accelerate.yaml": _accelerate(program),
@@ -39,7 +39,7 @@ def emit_baseline(program: Program) -> dict[str, str]:
 
 
 def check(program: Program) -> Iterator[Diagnostic]:
-    """What TRL and PEFT cannot do of a recipe, or do otherwise than train.py."""
+    """Yield what TRL and PEFT cannot do of a recipe, or do differently from train.py."""
     recipe = program.recipe
     optimizer, lora = recipe.train.optimizer.name, recipe.lora
     if optimizer == "lion":
@@ -120,12 +120,13 @@ def check(program: Program) -> Iterator[Diagnostic]:
 
 
 def packages(program: Program) -> Pins:
-    """The tested environment of train_trl.py."""
+    """Return the tested environment of train_trl.py."""
     return pins.trl(program)
 
 
 def processes(program: Program) -> int:
-    """GPUs of the baseline: as many as the mesh has devices, where the global batch splits over them."""
+    """Return the baseline's GPUs: one per device if the global batch splits over all, else per data-parallel
+    one."""
     if program.accelerator.platform == "cpu":
         return 1
     train, devices = program.recipe.train, program.accelerator.devices
@@ -158,7 +159,7 @@ def _script(program: Program) -> str:
 
 
 def _constants(program: Program) -> dict[str, Value]:
-    """train.py's, but for what says which devices there are."""
+    """Return the constants of train.py, without those that describe the devices."""
     recipe, run = program.recipe, run_settings(program)
     out = settings.constants(run, program)
     for name in ("MESH", "SHARDING_RULES", "CHECKPOINT"):
@@ -172,7 +173,7 @@ def _constants(program: Program) -> dict[str, Value]:
 
 
 def checkpoint_folder(recipe: Recipe) -> str:
-    """Where its checkpoints go: the Trainer writes to folders alone."""
+    """Return the folder of the checkpoints. The Trainer writes only to folders, not to addresses."""
     directory = recipe.checkpoint.directory
     return f"{'checkpoints' if '://' in directory else directory.rstrip('/')}-trl"
 
@@ -194,7 +195,7 @@ def _optimizer(program: Program) -> Call:
 
 
 def _schedule(program: Program) -> list[str]:
-    """The body of `learning_rate`, with the semantics of transformers' get_*_schedule_with_warmup."""
+    """Return the body of `learning_rate`, with the semantics of transformers' get_*_schedule_with_warmup."""
     train = program.recipe.train
     schedule = train.schedule
     lines, warmup = [], ""
@@ -223,7 +224,7 @@ def _schedule(program: Program) -> list[str]:
 
 
 def _run_arguments(program: Program) -> list[str]:
-    """The arguments of runtime.backends.trl.run.run, in its order."""
+    """Return the arguments of runtime.backends.trl.run.run, in its order."""
     names = ["ARTIFACT", "arguments", "model=MODEL"]
     names += ["lora=LORA"] if program.lora is not None else []
     names += ["data=DATA", "train=TRAIN", "checkpoint=CHECKPOINT"]
@@ -256,10 +257,10 @@ def _accelerate(program: Program) -> str:
 
 
 def _loads_everywhere(program: Program) -> bool:
-    """Whether each process has to read the checkpoint itself.
+    """Return whether each process has to read the checkpoint itself.
 
-    accelerate 1.15 hands on parameters alone: neither quantized weights, nor Gemma 4's layer_scalar, a buffer
-    of the checkpoint.
+    accelerate 1.15 broadcasts only parameters. It leaves out quantized weights, and Gemma 4's layer_scalar,
+    which is a buffer of the checkpoint.
     """
     quantized = program.lora is not None and program.lora.quantize is not None
     return quantized or any(parameter.buffer for parameter in program.parameters)

@@ -1,4 +1,4 @@
-"""The files beside a recipe that its artifact takes along: chat template, transform, prompts to evaluate."""
+"""The files next to a recipe that its artifact copies: chat template, transform, prompts to evaluate."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
 
 INLINE_FILE = "chat_template.jinja"
-"""Where a template that stands in the recipe itself is written."""
+"""Where a template is written that the recipe contains as text."""
 
 
 def template_file(program: Program) -> str | None:
-    """The path in the artifact of the section's template, None when the tokenizer's own is used."""
+    """Return the path in the artifact of the section's template, None if the tokenizer's own is used."""
     template = program.recipe.data.chat_template
     return None if template is None else template_files(program)[template]
 
 
 def template_files(program: Program) -> dict[str, str]:
-    """The paths in the artifact of all chat templates, by how the recipe names them or by their text."""
+    """Return the paths in the artifact of all chat templates, by their name in the recipe or by their
+    text."""
     made: dict[str, str] = {}
     inline = 0
     for template in program.recipe.data.templates.values():
@@ -32,7 +33,7 @@ def template_files(program: Program) -> dict[str, str]:
 
 
 def data_files(program: Program) -> dict[str, bytes]:
-    """Contents of those files by their path in the artifact."""
+    """Return the contents of the copied files by their path in the artifact."""
     data, files = program.recipe.data, {}
     for template, path in template_files(program).items():
         files[path] = template.encode() if is_inline(template) else _read(program, template)

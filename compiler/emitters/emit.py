@@ -1,4 +1,4 @@
-"""From a program to the files of its artifact."""
+"""Turn a program into the files of its artifact."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ REQUIREMENTS = "requirements-train.txt"
 
 
 def emit(program: Program, backends: Sequence[Backend] = ()) -> dict[str, bytes]:
-    """The contents of every file of generated/NAME/, by path relative to it, sorted.
+    """Return the contents of every file of generated/NAME/, by path relative to it, sorted.
 
-    The same program gives the same bytes everywhere: nothing here reads the clock, the environment or
-    the machine, and of the recipe's folder only the files that the artifact takes along.
+    The same program gives the same bytes everywhere. Nothing here reads the clock, the environment or the
+    machine. In the recipe's folder, only the files that the artifact copies are read.
 
     Args:
-        backends: that it is built for beside Tunix.
+        backends: the backends besides Tunix that the artifact is built for.
     """
     texts = {
         "README.md": emit_readme(program, backends if program.family.tunix else ()),

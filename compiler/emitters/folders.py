@@ -1,4 +1,4 @@
-"""How the scripts of serve/ find the folders of model and adapter on a bare machine."""
+"""Shell lines by which the scripts of serve/ find the folders of model and adapter on a VM without Docker."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from recipec.compiler.serving.weights import ServedWeights
 
 
 def assignment(part: str, weights: ServedWeights, name: str, argument: bool = False) -> list[str]:
-    """Lines that set the variable `part` to the folder that MODEL_DIR or ADAPTER_DIR names, or the recipe's.
+    """Return lines that set the variable `part` to the folder in MODEL_DIR or ADAPTER_DIR, or the recipe's.
 
-    They may use `here`, the script's own folder. Where no recipe can know the folder, it is "".
+    The lines may use `here`, the script's own folder. If the recipe does not determine the folder, it is "".
 
     Args:
         part: "model" or "adapter".
         name: of the recipe.
-        argument: whether the script's first argument names the folder before all.
+        argument: whether the script's first argument, if given, takes precedence.
     """
     start, path = _place(part, weights, name)
     default, lines = f"{start}{path}", []
     if shell_word(path) not in (path, '""'):
-        # Within the braces of a default its quotes and braces would count.
+        # Quotes and braces of the path itself would be special within the braces of a default value.
         lines.append(f'default_{part}="{start}{shell_word(path)[1:]}')
         default = f"$default_{part}"
     given = f"${{{part.upper()}_DIR:-{default}}}"
@@ -29,7 +29,7 @@ def assignment(part: str, weights: ServedWeights, name: str, argument: bool = Fa
 
 
 def _place(part: str, weights: ServedWeights, name: str) -> tuple[str, str]:
-    """A shell's variable, and the path behind it."""
+    """Return a shell variable, and the path relative to it."""
     if weights.kind == "bucket":
         return "$HOME", f"/.cache/{name}/{part}"
     if weights.address.startswith("~/"):

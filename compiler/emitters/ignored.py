@@ -1,4 +1,4 @@
-""".gitignore: what the artifact's scripts leave beside it, which is not committed with it."""
+"""Emit .gitignore: the files that the artifact's scripts write and that should not be committed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def emit_ignored(program: Program, files: Iterable[str], backends: Sequence[Backend] = ()) -> str:
-    """The text of .gitignore.
+    """Return the text of .gitignore.
 
     Args:
-        files: the artifact's own, by path relative to it, none of which it passes over.
-        backends: that it is built for beside Tunix.
+        files: the artifact's own files, by path relative to it. None of them is ignored.
+        backends: the backends besides Tunix that the artifact is built for.
     """
     own = [PurePosixPath(path).parts for path in (*files, IGNORE)]
     folders = sorted({*_left(program, backends)})
@@ -32,7 +32,7 @@ def emit_ignored(program: Program, files: Iterable[str], backends: Sequence[Back
 
 
 def _left(program: Program, backends: Sequence[Backend]) -> Iterator[str]:
-    """The folders that the scripts make, called without options."""
+    """Yield the folders that the scripts create when called without options."""
     recipe = program.recipe
     checkpoints, merged = recipe.checkpoint.directory.rstrip("/"), recipe.merge.output.rstrip("/")
     folders = [checkpoints, merged, f"{merged}-adapter", recipe.cache.directory or "", "logs"]
@@ -45,7 +45,7 @@ def _left(program: Program, backends: Sequence[Backend]) -> Iterator[str]:
 
 
 def _lines(folder: str, own: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """The patterns of a folder; without what lies there of the artifact."""
+    """Yield the patterns that ignore a folder, except for the artifact's own files in it."""
     parts = PurePosixPath(folder).parts
     within = {path[len(parts)] for path in own if path[: len(parts)] == parts and len(path) > len(parts)}
     yield f"{_pattern(folder)}/{'*' if within else ''}"
@@ -53,5 +53,5 @@ def _lines(folder: str, own: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _pattern(path: str) -> str:
-    """A path from the artifact's folder on, for git."""
+    """Return git's pattern for a path relative to the artifact's folder."""
     return "/" + re.sub(r"([\\*?\[]| $)", r"\\\1", path)

@@ -1,4 +1,4 @@
-"""serve/k8s.yaml: the server on Google Kubernetes Engine."""
+"""Emit serve/k8s.yaml: the server on Google Kubernetes Engine."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
 
 DRAIN_SECONDS = 15
-"""From the order to stop to SIGTERM: meanwhile the service forgets the pod, and no request is sent to it."""
+"""Seconds between the order to stop and SIGTERM, in which the service stops sending requests to the pod."""
 
 GROUP = 1000
-"""Who fills the disks, and the group that they belong to: the user cloudsdk of Google's image.
+"""The user that fills the disks, and the group that owns them: the user cloudsdk of Google's image.
 
-`gcloud storage rsync` ends with a KeyError as a user that /etc/passwd does not have.
+`gcloud storage rsync` fails with a KeyError for a user that /etc/passwd does not have.
 """
 
 XLA_CACHE_GIB = 10
-"""Compiled programs of every batch size take a few GiB at most."""
+"""Size of the cache. Compiled programs of all batch sizes take a few GiB at most."""
 
 ADAPTER_GIB = 10
-"""More than any adapter; the smallest Hyperdisk has 4."""
+"""Size of an adapter's disk: more than any adapter; the smallest Hyperdisk has 4."""
 
 SUFFIX = "-serve"
 
 NAME_LENGTH = 52
-"""The longest name of a stateful set: its pods carry it with 11 characters more, in a label of 63 at most."""
+"""The longest name of a stateful set. Its pods' label adds 11 characters, and may have 63 at most."""
 
 DEFAULT_DISK = "pd-balanced"
-"""What the storage class of a GKE cluster makes where a claim names none."""
+"""The disk type of a GKE cluster's storage class where a claim names no class."""
 
 
 def emit_kubernetes(program: Program, server: Container) -> dict[str, str]:
-    """k8s.yaml; none for what GKE has no node of."""
+    """Return k8s.yaml; {} if GKE has no node of the accelerator's size."""
     recipe, accelerator = program.recipe, program.serve_accelerator
     assert recipe.serve is not None and accelerator is not None
     if accelerator.gke_machine is None:
@@ -64,15 +64,15 @@ def emit_kubernetes(program: Program, server: Container) -> dict[str, str]:
 
 
 def serving_name(name: str) -> str:
-    """What the objects, the node pool and the VM are called that serve a recipe of this name.
+    """Return the name of the objects, the node pool and the VM that serve a recipe of this name.
 
-    Its own name is that of what trains it: both are applied to one cluster.
+    It differs from the name of the objects that train the recipe, because both may be in one cluster.
     """
     return name[: NAME_LENGTH - len(SUFFIX)].rstrip("-") + SUFFIX
 
 
 def _command(server: Container) -> list[str]:
-    """What the pod runs: the image's words, listening where probes and the service reach it."""
+    """Return the pod's command: the image's words, with an address that probes and the service can reach."""
     words = list(server.entrypoint)
     if not _everywhere(server):
         words[words.index("--host") + 1] = "0.0.0.0"
@@ -84,9 +84,9 @@ def _everywhere(server: Container) -> bool:
 
 
 def _disks(program: Program, server: Container) -> list[dict[str, Any]]:
-    """The disks of a replica: where they are mounted, how large they are, and whether a hand fills them."""
+    """Return the disks of a replica: mount path, size, and whether the user has to fill them."""
     weights = program.base_parameters * (4 if program.recipe.merge.dtype == "float32" else 2)
-    # With room for the file system, and for what is downloaded beside the weights.
+    # Leave room for the file system, and for what is downloaded in addition to the weights.
     gib = math.ceil(weights * 1.1 / 2**30) + 10
     sizes = {"model": gib, "hub-cache": gib, "adapter": ADAPTER_GIB, "xla-cache": XLA_CACHE_GIB}
     disks = []

@@ -1,7 +1,7 @@
-"""launch/: what starts the run on its machines: Cloud TPU VMs, a JobSet, SkyPilot, xpk.
+"""Emit launch/: the files that start the run on its machines: Cloud TPU VMs, a JobSet, SkyPilot, xpk.
 
-host.sh is what they all run on each host; the others make the machines and call it there. The scripts hold
-values alone, and hand them to those of runtime/launch.
+All of them run host.sh on each host; the other files create the machines and call it there. The scripts
+contain only values, and pass them to the scripts of runtime/launch.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
     from recipec.spec.language.launch import Launch
 
 VM_NAME = 60
-"""The longest name of a VM (63 characters), less the number of a slice."""
+"""The longest name of a VM (63 characters), minus room for the number of a slice."""
 
 JOBSET_NAME = 44
-"""The longest name of a JobSet: its pods are called NAME-slice-SLICE-HOST-abcde, in 63 characters."""
+"""The longest name of a JobSet. Its pods are called NAME-slice-SLICE-HOST-abcde, in 63 characters."""
 
 XPK = "1.9.0"
 """The version of xpk that its script was tested with."""
 
 XPK_NAME = 40
-"""The longest name of a workload that xpk takes."""
+"""The longest name of a workload that xpk accepts."""
 
 STATE_BYTES = 12
-"""Of each trained parameter in a checkpoint: its value and two moments, in float32."""
+"""Bytes of each trained parameter in a checkpoint: its value and two moments, in float32."""
 
 SAVED_PER_SECOND = 200e6
-"""Bytes of a checkpoint that a host surely writes to a bucket in a second; the hosts write at once."""
+"""A safe lower bound of the bytes that a host writes to a bucket per second. All hosts write in parallel."""
 
 STEP_SECONDS = 240
-"""For the step in progress, and for what has to be agreed between the hosts."""
+"""Seconds for the step in progress, and for the agreement between the hosts."""
 
 
 def emit_launch(program: Program) -> dict[str, str]:
-    """The files of launch/ by path; none for a recipe that runs on this machine's own CPU."""
+    """Return the files of launch/ by path; {} for a recipe that runs on this machine's CPU."""
     if program.accelerator.platform != "tpu":
         return {}
     kinds = launchers(program.recipe, program.accelerator)
@@ -67,7 +67,7 @@ def emit_launch(program: Program) -> dict[str, str]:
 
 
 def launch_section(program: Program) -> dict[str, Any]:
-    """What the README says about launch/."""
+    """Return what the README says about launch/."""
     kinds = launchers(program.recipe, program.accelerator) if program.accelerator.platform == "tpu" else []
     restarts = program.recipe.launch.max_restarts
     return {
@@ -85,30 +85,30 @@ def launch_section(program: Program) -> dict[str, Any]:
 
 
 def accelerator_type(name: str) -> str:
-    """The name that gcloud knows an accelerator by: v5e-8 is called v5litepod-8 there."""
+    """Return gcloud's name of an accelerator: v5e-8 is called v5litepod-8 there."""
     generation, _, number = name.partition("-")
     return f"{generations()[generation]['gcloud']}-{number}"
 
 
 def vm_name(name: str) -> str:
-    """What the Cloud TPU VM of a recipe of this name is called."""
+    """Return the name of the Cloud TPU VM of a recipe of this name."""
     return _short(name, VM_NAME)
 
 
 def place_flags(launch: Launch) -> list[str]:
-    """The flags that say where a TPU VM is, for a shell; ZONE stands for one that the recipe leaves open."""
+    """Return the shell flags for a TPU VM's location; ZONE stands for a zone that the recipe leaves open."""
     project = [f"--project={shell_word(launch.project)}"] if launch.project else []
     return [f"--zone={shell_word(launch.zone or 'ZONE')}", *project]
 
 
 def grace_seconds(program: Program) -> int:
-    """How long a host may take from the order to stop to its end: the step in progress, and a checkpoint."""
+    """Return the seconds that a host may take to stop: for the step in progress, and for a checkpoint."""
     saved = program.trainable_parameters * STATE_BYTES / program.accelerator.hosts / SAVED_PER_SECOND
     return math.ceil((STEP_SECONDS + saved) / 60) * 60
 
 
 def _values(program: Program) -> dict[str, Any]:
-    """What several of the files say."""
+    """Return the values that several of the files use."""
     recipe, accelerator = program.recipe, program.accelerator
     launch, made = recipe.launch, machines(accelerator)
     return {
@@ -130,10 +130,10 @@ def _values(program: Program) -> dict[str, Any]:
 
 
 def _host(program: Program, stopped: bool) -> list[str]:
-    """The words that the artifact's host.sh hands to the runtime's.
+    """Return the arguments that the artifact's host.sh passes to the runtime's host.sh.
 
     Args:
-        stopped: whether it is asked to stop and to merge, which pods and managed jobs are not.
+        stopped: whether host.sh is also called to stop and to merge, which pods and managed jobs do not do.
     """
     recipe, found = program.recipe, places(program)
     model, revision = recipe.model.id, recipe.model.revision
@@ -152,12 +152,12 @@ def _host(program: Program, stopped: bool) -> list[str]:
 
 
 def _words(values: Mapping[str, str]) -> list[str]:
-    """Words of a shell's array: --key=value."""
+    """Return words of a shell's array: --key=value."""
     return [f"--{key}={shell_word(value)}" for key, value in values.items()]
 
 
 def run_tokens(program: Program) -> list[str]:
-    """Secrets, and an address, that the hosts are handed, by the names of their variables."""
+    """Return the variables of the secrets, and of an address, that the hosts are given."""
     tokens = ["HF_TOKEN"] if is_hub_id(program.recipe.model.id) else []
     log = program.recipe.train.log
     tokens += ["WANDB_API_KEY"] if log.wandb_project else []
@@ -165,7 +165,7 @@ def run_tokens(program: Program) -> list[str]:
 
 
 def _machines_line(accelerator: Accelerator) -> str:
-    """ "v5p-16 (2 hosts of 4 chips)", "2 slices of v5e-8 (a host of 8 chips each)"."""
+    """Describe the machines: "v5p-16 (2 hosts of 4 chips)", "2 slices of v5e-8 (a host of 8 chips each)"."""
     made = machines(accelerator)
     chips = plural(made.chips_per_host, "chip")
     hosts = f"a host of {chips}" if made.hosts_per_slice == 1 else f"{made.hosts_per_slice} hosts of {chips}"
@@ -175,7 +175,7 @@ def _machines_line(accelerator: Accelerator) -> str:
 
 
 def _tpu_vm(program: Program) -> list[str]:
-    """The words that the artifact's tpu-vm.sh hands to the runtime's."""
+    """Return the arguments that the artifact's tpu-vm.sh passes to the runtime's tpu-vm.sh."""
     recipe, accelerator, found = program.recipe, program.accelerator, places(program)
     launch, several = recipe.launch, accelerator.slices > 1
     where = {"project": launch.project} if launch.project else {}
@@ -208,7 +208,7 @@ def _tpu_vm(program: Program) -> list[str]:
 
 
 def _zone(launch: Launch) -> str:
-    """The recipe's zone, or that of whoever launches."""
+    """Return the recipe's zone, or the zone of the user who launches."""
     return f"--zone={shell_word(launch.zone)}" if launch.zone else '--zone="${ZONE:-}"'
 
 
@@ -234,7 +234,7 @@ def _jobset(program: Program, app: str) -> dict[str, Any]:
         "cloud_sdk": CLOUD_SDK_IMAGE,
         "gke_accelerator": accelerator.gke_accelerator,
         "topology": accelerator.topology,
-        # Chips that are one machine or two.
+        # A slice that is one machine or two.
         "count": machines(accelerator).chips_per_host if accelerator.topology == "2x4" else None,
         "memory_gib": shared,
         "grace_reason": "For the step in progress and its checkpoint"
@@ -256,7 +256,7 @@ def _skypilot(program: Program) -> dict[str, Any]:
 
 
 def _xpk(program: Program) -> list[str]:
-    """The words that the artifact's xpk.sh hands to the runtime's."""
+    """Return the arguments that the artifact's xpk.sh passes to the runtime's xpk.sh."""
     launch, accelerator = program.recipe.launch, program.accelerator
     tpu_type = f"{generations()[accelerator.generation]['gcloud']}-{accelerator.topology}"
     return [
@@ -274,13 +274,13 @@ def _xpk(program: Program) -> list[str]:
 
 
 def _archive(program: Program) -> str:
-    """Where the packed artifact lies for GKE."""
+    """Return where the packed artifact lies for GKE."""
     bucket = program.recipe.launch.bucket or bucket_of(program.recipe.checkpoint.directory)
     return f"{bucket}/{program.name}.tar.gz"
 
 
 def _secret_flags(program: Program) -> str:
-    """What hands a managed job its secrets, with a space before."""
+    """Return the flags that pass secrets to a managed job, with a leading space."""
     return "".join(f" --secret {token}" for token in run_tokens(program))
 
 

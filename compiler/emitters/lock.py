@@ -1,4 +1,4 @@
-"""recipe.lock.json: every value that made the artifact, and a digest of each of its files."""
+"""Emit recipe.lock.json: every value that determines the artifact, and a digest of each of its files."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 def compiler_name() -> str:
-    """The compiler as locks record it."""
+    """Return the compiler's name and version as locks record them."""
     return f"recipec {__version__}"
 
 
 def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[Backend] = ()) -> str:
-    """The text of recipe.lock.json.
+    """Return the text of recipe.lock.json.
 
     Args:
         files: the artifact's other files.
-        backends: that it is built for beside Tunix.
+        backends: the backends besides Tunix that the artifact is built for.
     """
     lock: dict[str, Any] = {
         "lock": LOCK_VERSION,
@@ -50,7 +50,8 @@ def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[B
 
 
 def _runtime(program: Program, files: Mapping[str, bytes]) -> str | dict[str, str]:
-    """What the scripts run on: the wheel, whose digest stands in runtime.txt, or digests of copied files."""
+    """Return what the scripts run on: the wheel, whose digest is in runtime.txt, or the copied files'
+    digests."""
     if program.installs_runtime:
         return wheel.REQUIREMENT
     there = runtime_files()
@@ -58,7 +59,8 @@ def _runtime(program: Program, files: Mapping[str, bytes]) -> str | dict[str, st
 
 
 def _packages(program: Program) -> dict[str, dict[str, str]]:
-    """The packages of the training scripts; what only logs is apart, for it may change within a run."""
+    """Return the packages of the training scripts. Logging packages are separate: they may change during a
+    run."""
     alone, whole = pins.without_logging(program).all, pins.training(program).all
     logging = {name: version for name, version in whole.items() if name not in alone}
     return {"train": alone, "logging": logging} if logging else {"train": alone}

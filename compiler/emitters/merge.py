@@ -1,4 +1,4 @@
-"""merge.py: from the trained adapters and the base to merged weights."""
+"""Emit merge.py, which makes merged weights from the trained adapters and the base."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def emit_merge(program: Program) -> str:
-    """The text of merge.py."""
+    """Return the text of merge.py."""
     recipe = program.recipe
     constants: dict[str, Value] = {
         "MODEL": base_settings(model_settings(recipe, program.family)),

@@ -1,4 +1,4 @@
-"""notebook.ipynb: the artifact's own commands, a cell each, for the TPUs that Colab and Kaggle lend."""
+"""Emit notebook.ipynb: the artifact's commands, one per cell, for the TPUs that Colab and Kaggle provide."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
 
 CELL = re.compile(r"^%% ([a-z-]+)( markdown)?\n", re.MULTILINE)
-"""How a cell begins in the template: its id, and whether it is text."""
+"""Matches the beginning of a cell in the template: its id, and whether it is text."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a notebook runs.
+    """A service that runs notebooks.
 
     Attributes:
         title: its name.
-        work: the folder of what ends with the session.
-        kept: the folder of what is there in the next one.
-        hours: after which the training is ended with a checkpoint, before the session is; None for never.
-        metadata: of the notebook, by which the place knows the machine.
+        work: the folder for files that are lost at the end of the session.
+        kept: the folder for files that are still there in the next session.
+        hours: after this time the training stops with a checkpoint, before the session ends; None for never.
+        metadata: metadata of the notebook that select the machine.
     """
 
     title: str
@@ -62,11 +62,11 @@ PLACES = {
         {"kaggle": {"accelerator": "tpuV5e8", "isInternetEnabled": True, "language": "python"}},
     ),
 }
-"""By accelerator. A session ends after 12 hours on Colab and after 9 with a TPU on Kaggle."""
+"""Places by accelerator. A session ends after 12 hours on Colab, and after 9 with a TPU on Kaggle."""
 
 
 def place(program: Program) -> Place | None:
-    """Where the notebook of a recipe runs; None where nobody lends its machine by notebooks."""
+    """Return where the notebook of a recipe runs; None if no notebook service provides its machine."""
     accelerator = program.accelerator
     if accelerator.platform == "cpu":
         return HERE
@@ -74,7 +74,7 @@ def place(program: Program) -> Place | None:
 
 
 def check(program: Program) -> Iterator[Diagnostic]:
-    """What keeps a recipe from being a notebook."""
+    """Yield what keeps a recipe from being a notebook."""
     recipe, where = program.recipe, place(program)
     if where is None:
         yield Diagnostic(
@@ -112,7 +112,7 @@ def check(program: Program) -> Iterator[Diagnostic]:
 
 
 def emit_notebook(program: Program) -> dict[str, str]:
-    """The text of notebook.ipynb by its path; none where none is asked for."""
+    """Return the text of notebook.ipynb by its path; {} if no notebook was requested."""
     where = place(program)
     if not program.notebook or where is None:
         return {}
@@ -150,7 +150,7 @@ def emit_notebook(program: Program) -> dict[str, str]:
 
 
 def _cells(text: str) -> Iterator[dict[str, Any]]:
-    """The cells of a filled template."""
+    """Yield the cells of a filled template."""
     _, *parts = CELL.split(text)
     for name, markdown, source in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         lines = source.strip("\n").splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""Where a TPU VM keeps what a run reads and writes besides its checkpoints."""
+"""The folders in which a TPU VM keeps what a run reads and writes, besides its checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
 
 LARGE_MODEL = 30e9
-"""Bytes of weights that a TPU VM's boot disk of 97 GB does not hold twice, beside the system."""
+"""Above this size in bytes, two copies of the weights do not fit a TPU VM's boot disk of 97 GB, next to the
+operating system."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,11 @@ class Places:
     """Folders and flags, all relative to the folder that holds the artifact.
 
     Attributes:
-        size: of the base's weights in bfloat16, in bytes.
-        large: whether base and merged weights are too large for the boot disk: both go to the RAM disk then.
-        staging: of the base's weights: a RAM disk's folder, named after the model.
-        merged: of the merged model: a folder, or an address.
-        merge_flags: what merge.py is called with beside --model, by the flags' names.
+        size: size of the base's weights in bfloat16, in bytes.
+        large: whether base and merged weights are too large for the boot disk, so that both use the RAM disk.
+        staging: the folder of the base's weights, named after the model; on a RAM disk.
+        merged: the folder or address of the merged model.
+        merge_flags: flags of merge.py besides --model, with their values.
     """
 
     size: int
@@ -36,11 +37,11 @@ class Places:
 
 
 def places(program: Program) -> Places:
-    """The places of a recipe's run."""
+    """Return the places of a recipe's run."""
     recipe = program.recipe
     size = program.base_parameters * 2
     large = size > LARGE_MODEL and program.accelerator.platform != "cpu"
-    # Two copies of a large model go to the RAM disk: the base and the merged weights.
+    # Two copies of a large model are on the RAM disk: the base and the merged weights.
     work = f"/dev/shm/{program.name}" if large else program.name
     merged = _below(work, recipe.merge.output.rstrip("/"))
     flags = {"output": work} if large else {}
@@ -50,7 +51,8 @@ def places(program: Program) -> Places:
 
 
 def in_artifact(program: Program, path: str) -> str:
-    """A folder of the recipe as seen from beside the artifact; absolute ones and addresses as they are."""
+    """Return a folder of the recipe relative to the artifact's parent folder. Absolute paths and addresses
+    stay."""
     return _below(program.name, path)
 
 
@@ -59,12 +61,12 @@ def _below(folder: str, path: str) -> str:
 
 
 def in_words(size: int) -> str:
-    """A number of bytes: "61.4 GB", "2.5 MB"."""
+    """Format a number of bytes: "61.4 GB", "2.5 MB"."""
     return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether a model is named by its Hugging Face id rather than by a place."""
+    """Return whether a model is named by its Hugging Face id rather than by a folder or an address."""
     return not model.startswith((".", "/", "~", OWN_MODELS))
 
 

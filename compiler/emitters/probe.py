@@ -1,4 +1,4 @@
-"""probe.py, and the shapes that it runs: a miniature of the model, and the model with some of its layers."""
+"""Emit probe.py, and the shapes it runs: a miniature of the model, and the model with some of its layers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ HEADS = (
     *("num_attention_heads", "num_key_value_heads", "num_global_key_value_heads"),
     *("linear_num_key_heads", "linear_num_value_heads"),
 )
-"""What tp splits, by config.json's keys."""
+"""The config.json keys whose values tp splits."""
 
 
 def emit_probe(program: Program) -> dict[str, str]:
-    """The text of probe.py, and of the shapes."""
+    """Return the texts of probe.py and of the shapes."""
     script = render(
         "probe.py",
         title=docstring(f"Holds {devices(program)} against the recipe: devices, numbers, time, a merge."),
@@ -63,8 +63,10 @@ def _shapes(program: Program) -> dict[str, Any]:
 
 
 def _miniature(program: Program, axes: Any) -> dict[str, Any]:
-    """The miniature's config.json, its `lora` section, and the number that tp has to divide: as many ways to
-    split the heads as the model and the devices allow."""
+    """Return the miniature's config.json, its `lora` section, and the number that tp has to divide.
+
+    The miniature's heads can be split over tp as many ways as the model and the devices allow.
+    """
     text = program.config.get("text_config", program.config)
     both = axes.get("fsdp", 1) * axes.get("tp", 1)
     tp = math.gcd(both, *(text[key] for key in HEADS if text.get(key)))

@@ -1,7 +1,7 @@
-"""Python source of plain values, laid out as `ruff format` would leave it.
+"""Write Python source of plain values in the layout of `ruff format`.
 
-A value stays on one line when it fits in WIDTH columns; otherwise every item gets a line of its own
-and a trailing comma, which formatters keep.
+A value stays on one line if it fits in WIDTH columns. Otherwise every item gets a line of its own and a
+trailing comma, which formatters keep.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ INDENT = 4
 
 @dataclass(frozen=True)
 class Name:
-    """An expression that stands as it is: a constant's name, `range(3)`."""
+    """An expression that is written unchanged: a constant's name, `range(3)`."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call with keyword arguments, or positional ones where the key starts with "*"."""
+    """A call with keyword arguments. An argument is positional if its key starts with "*"."""
 
     function: str
     arguments: Mapping[str, Value]
@@ -46,7 +46,7 @@ Value = (
 
 
 def assignment(name: str, value: Value) -> str:
-    """The statement `name = value`."""
+    """Return the statement `name = value`."""
     text = source(value, column=len(name) + 3)
     line = f"{name} = {text}"
     if "\n" in text or columns(line) <= WIDTH or INDENT + columns(text) > WIDTH:
@@ -55,16 +55,16 @@ def assignment(name: str, value: Value) -> str:
 
 
 def statement(prefix: str, value: Value, indent: int = 0) -> str:
-    """`prefix value`, for example a return statement, at `indent`."""
+    """Return `prefix value`, for example a return statement, at `indent`."""
     return " " * indent + prefix + source(value, indent=indent, column=indent + len(prefix))
 
 
 def source(value: Value, *, indent: int = 0, column: int = 0, trailing: int = 0) -> str:
-    """The source of a value.
+    """Return the source of a value.
 
     Args:
-        indent: columns by which the line that it starts on is indented.
-        column: where on that line it starts.
+        indent: the indentation of the line that the value starts on, in columns.
+        column: the column at which the value starts.
         trailing: columns that must stay free after it, for a comma.
     """
     flat = _flat(value)
@@ -96,7 +96,7 @@ def _flat(value: Value) -> str:
 
 
 def _parts(value: Value) -> tuple[str, list[tuple[str, Value]], str]:
-    """Opening bracket, items with what precedes each, closing bracket."""
+    """Return the opening bracket, the items with the text before each, and the closing bracket."""
     if isinstance(value, Call):
         items = [("" if key.startswith("*") else f"{key}=", item) for key, item in value.arguments.items()]
         return f"{value.function}(", items, ")"
@@ -109,7 +109,7 @@ def _parts(value: Value) -> tuple[str, list[tuple[str, Value]], str]:
 
 
 def columns(text: str) -> int:
-    """Columns that a text takes on a screen: East Asian wide characters take two."""
+    """Return the columns that a text takes on a screen: East Asian wide characters take two."""
     if text.isascii():
         return len(text)
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
@@ -118,7 +118,7 @@ def columns(text: str) -> int:
 
 
 def number(value: float) -> str:
-    """A float as one would write it by hand: 64.0, 0.05, 1e-4."""
+    """Write a float as a person would: 64.0, 0.05, 1e-4."""
     if not 0 < abs(value) < 1e-3:
         return repr(value).replace("e+", "e")
     scientific = next(text for places in range(17) if float(text := f"{value:.{places}e}") == value)
@@ -127,13 +127,13 @@ def number(value: float) -> str:
 
 
 def string(value: str, quote: str | None = None) -> str:
-    """A string literal, in double quotes unless that needs more escapes or other quotes are asked for."""
+    """Return a string literal, in double quotes unless that needs more escapes or `quote` asks for others."""
     quote = quote or ("'" if value.count('"') > value.count("'") else '"')
     return quote + "".join(_character(character, quote) for character in value) + quote
 
 
 def docstring(text: str) -> str:
-    """A line of text as it stands within a docstring."""
+    """Return a line of text escaped for use within a docstring."""
     escaped = "".join(_character(character, "") for character in text)
     return escaped.replace('"""', '\\"\\"\\"')
 

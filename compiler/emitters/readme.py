@@ -1,4 +1,4 @@
-"""README.md of an artifact: its files, the run's figures, and the steps with this recipe's names."""
+"""Emit an artifact's README.md: its files, the run's figures, and the steps with this recipe's names."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
-    """The text of README.md.
+    """Return the text of README.md.
 
     Args:
-        backends: that the artifact is built for beside Tunix.
+        backends: the backends besides Tunix that the artifact is built for.
     """
     recipe, accelerator = program.recipe, program.accelerator
     found = places(program)
@@ -91,13 +91,13 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
 
 
 def _flags(flags: Mapping[str, str]) -> str:
-    """Flags on a line of their own, for the end of a shell's command; "" for none."""
+    """Return flags on their own line, to append to a shell command; "" for none."""
     words = " ".join(f"--{name} {shell_word(value)}" for name, value in flags.items())
     return f" \\\n    {words}" if words else ""
 
 
 def create_command(vm: str, accelerator: Accelerator, launch: Launch) -> list[str]:
-    """The gcloud command that makes a TPU VM, by lines; none where there is no such VM."""
+    """Return the gcloud command that creates a TPU VM, by lines; [] if there is no such VM."""
     if accelerator.runtime_version is None:
         return []
     lines = [
@@ -110,7 +110,7 @@ def create_command(vm: str, accelerator: Accelerator, launch: Launch) -> list[st
 
 
 def _figures(program: Program) -> list[tuple[str, str]]:
-    """What the run is, in numbers: rows of a table."""
+    """Return the figures of the run as rows of a table."""
     recipe, train = program.recipe, program.recipe.train
     axes = mesh_axes(recipe.mesh.axes)
     filling = "packed with several samples" if recipe.data.packing else "one sample, padded"
@@ -197,22 +197,22 @@ POOL_NAME = 40
 """The longest name of a node pool."""
 
 ANY_FOLDER = "WEIGHTS_DIR"
-"""In commands, a folder that the recipe does not know."""
+"""The placeholder in commands for a folder that the recipe does not know."""
 
 
 def _serve_section(program: Program, merged: str, elsewhere: bool) -> dict[str, Any]:
-    """The values of parts/serve.md; none without a `serve` section.
+    """Return the values of parts/serve.md, reduced to a minimum without a `serve` section.
 
     Args:
-        merged: where the commands before leave the merged weights.
-        elsewhere: whether another machine serves than trains.
+        merged: where the previous commands leave the merged weights.
+        elsewhere: whether the serving machine differs from the training machine.
     """
     recipe = program.recipe
     serve, accelerator = recipe.serve, program.serve_accelerator
     if serve is None or accelerator is None:
         return {"server": None, "kept": merged, "kubernetes": False}
     server, app = container(recipe, program.family.name), serving_name(program.name)
-    # What merging wrote and the server reads, None where that is on no disk of the machine.
+    # The folder that merging writes and the server reads, None if it is not on a disk of the machine.
     kept = f"{merged}-adapter" if server.adapter else merged
     written = server.adapter or (server.model if serve.model is None else None)
     taken = kept if written is not None and written.kind == "folder" else None
@@ -240,7 +240,7 @@ def _serve_section(program: Program, merged: str, elsewhere: bool) -> dict[str, 
 
 
 def _weights(server: Container, merges: bool) -> str:
-    """A paragraph: where the server finds what it loads; "" where the commands show it."""
+    """Return a paragraph that says where the server finds the weights; "" if the commands show it."""
     model, adapter = server.model, server.adapter
     sentences = []
     if adapter is not None:
@@ -263,23 +263,23 @@ def _weights(server: Container, merges: bool) -> str:
 
 
 def _exports(server: Container, taken: str | None) -> list[str]:
-    """The folders that docker compose and serve.sh are told of.
+    """Return shell lines that set the folders for docker compose and serve.sh.
 
     Args:
-        taken: where the machine has what merging wrote, None where it needs none.
+        taken: where the machine has the result of merging, None if the server does not need it.
     """
     lines = []
     written = "MODEL_DIR" if server.adapter is None else "ADAPTER_DIR"
     if server.adapter is not None and server.model.kind == "folder" and not server.model.address:
         lines.append(f"export MODEL_DIR={ANY_FOLDER}")
     if taken is not None:
-        # docker compose reads a relative folder from its own file.
+        # docker compose resolves a relative folder from the location of its own file.
         lines.append(f"export {written}={'' if taken.startswith('/') else '$PWD/'}{shell_word(taken)}")
     return lines
 
 
 def _by_hand(server: Container, taken: str | None) -> list[dict[str, str]]:
-    """The disks of k8s.yaml that have to be filled, and for a shell from which folder."""
+    """Return the disks of k8s.yaml that the user has to fill, each with the source folder for a shell."""
     disks = []
     for volume in server.volumes:
         if volume.kind == "bind":
@@ -291,7 +291,7 @@ def _by_hand(server: Container, taken: str | None) -> list[dict[str, str]]:
 
 
 def _beside(artifact: str, folder: str) -> str:
-    """A folder of the recipe as seen from beside the artifact, for a shell."""
+    """Return a folder of the recipe relative to the artifact's parent folder, as a shell word."""
     if not folder:
         return ANY_FOLDER
     if folder.startswith("~/"):
@@ -304,5 +304,5 @@ def _copied(server: Container) -> list[ServedWeights]:
 
 
 def _buckets(server: Container) -> list[str]:
-    """Each bucket that weights are copied from, once."""
+    """Return each bucket that weights are copied from, once."""
     return [*dict.fromkeys("/".join(weights.address.split("/")[:3]) for weights in _copied(server))]

@@ -1,8 +1,8 @@
-"""The recipe.yaml of an artifact: the recipe as its user wrote it.
+"""Emit the recipe.yaml of an artifact: the recipe as its user wrote it.
 
-A recipe that is one file is taken over as it stands, comments and all. What came together from
-`extends` or `--set` is written out again, without the defaults. Its first line names the schema that lies
-beside the artifacts, in place of what the user's file names.
+A recipe that is one file is copied unchanged, with its comments. A recipe that uses `extends` or `--set` is
+written out again, without the defaults. The first line of recipe.yaml names the schema next to the artifacts,
+instead of the schema that the user's file names.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from recipec.spec.load import Loaded
 from recipec.spec.schema import modeline
 
 HEAD = modeline("../recipe.schema.json")
-"""The first line: by it editors find the schema."""
+"""The first line, from which editors find the schema."""
 
 LINE = 100
-"""Columns up to which lists and mappings of plain values stay on one line."""
+"""The width in columns up to which lists and mappings of plain values stay on one line."""
 
 _MODELINE = re.compile(r"^#[ \t]*yaml-language-server[ \t]*:.*\n", re.MULTILINE)
 _BARE = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*( [A-Za-z0-9_./-]+)*")
 _OTHER_YAML = frozenset({"y", "n", "yes", "no", "on", "off"})
-"""Texts that YAML 1.1's readers take for a truth value."""
+"""Texts that YAML 1.1 readers take for a truth value."""
 
 
 def recipe_text(loaded: Loaded) -> str:
-    """The text of recipe.yaml."""
+    """Return the text of recipe.yaml."""
     root = loaded.sources.root
     if root is None:
         return ""
@@ -45,19 +45,19 @@ def recipe_text(loaded: Loaded) -> str:
 
 
 def _own_head(text: str) -> str:
-    """The text without a modeline above its first key; a line like it further down is the user's."""
+    """Remove a modeline above the first key. A similar line further down belongs to the user and stays."""
     first = re.search(r"^[^#\s]", text, re.MULTILINE)
     end = first.start() if first else len(text)
     return _MODELINE.sub("", text[:end]) + text[end:]
 
 
 def to_yaml(values: dict[str, Any]) -> str:
-    """Block YAML of a mapping, in its order; what is short stays on one line."""
+    """Write a mapping as block YAML, in its order; short values stay on one line."""
     return "".join(f"{line}\n" for line in block(values, 0))
 
 
 def block(values: dict[str, Any], indent: int) -> Iterator[str]:
-    """The lines of a mapping's keys; below the top, a short mapping stays on its line."""
+    """Yield the lines of a mapping's keys. Below the top level, a short mapping stays on one line."""
     for key, value in values.items():
         head = f"{' ' * indent}{_key(key)}:"
         line = f"{head} {_flow(value)}"
@@ -87,7 +87,7 @@ def _flow(value: Any) -> str:
 
 
 def _key(text: str) -> str:
-    """A text, quoted unless every YAML reader takes it for itself."""
+    """Return a text, quoted unless every YAML reader would read it back as the same text."""
     bare = _BARE.fullmatch(text) and text.lower() not in _OTHER_YAML
     if bare and isinstance(core_schema.scalar(text), str):
         return text

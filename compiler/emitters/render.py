@@ -1,4 +1,4 @@
-"""Fills the templates. Jinja is imported on first use, so that commands which emit nothing stay fast."""
+"""Fill the templates. Jinja is imported on first use, so that commands that emit nothing stay fast."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ FOLDER = Path(templates.__file__).parent
 
 
 def render(template: str, **values: Any) -> str:
-    """The text of `templates/TEMPLATE.j2` filled with `values`; an unknown name in it is an error."""
+    """Return `templates/TEMPLATE.j2` filled with `values`; an unknown name in the template is an error."""
     return _environment().get_template(f"{template}.j2").render(**values)
 
 
 def docker_value(text: str) -> str:
-    """A value of a Dockerfile's ENV or ARG, quoted."""
+    """Quote a value for a Dockerfile's ENV or ARG."""
     return '"' + re.sub(r'(["\\$])', r"\\\1", text) + '"'
 
 
 def exec_form(words: Sequence[str]) -> str:
-    """Words of a Dockerfile's exec form, without the brackets."""
+    """Write words in a Dockerfile's exec form, without the brackets."""
     return ", ".join(json.dumps(word, ensure_ascii=False) for word in words)
 
 
 def yaml_string(text: str) -> str:
-    """A YAML string: in quotes where a reader would take it for something else."""
+    """Write a YAML string, in quotes if a reader would take it for something else."""
     if PLAIN_YAML.fullmatch(text) and text.lower() not in OTHER_YAML:
         return text
     return '"' + "".join(map(_yaml_character, text)) + '"'
 
 
 PLAIN_YAML = re.compile(r"(--)?[A-Za-z/][A-Za-z0-9._/-]*(:[A-Za-z0-9._/-]+)*(@sha256:[0-9a-f]+)?")
-"""Strings that every reader of YAML takes for strings, unless they are in OTHER_YAML."""
+"""Matches strings that every reader of YAML takes for strings, unless they are in OTHER_YAML."""
 
 OTHER_YAML = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
 
 
 def compose_string(text: str) -> str:
-    """A YAML string that docker compose, which fills in variables at $, reads as `text`."""
+    """Write a YAML string that docker compose, which substitutes variables at $, reads as `text`."""
     return yaml_string(text.replace("$", "$$"))
 
 
 def kubernetes_string(text: str) -> str:
-    """A YAML string of a container's command or environment, where Kubernetes fills in $(NAME)."""
+    """Write a YAML string of a container's command or environment, where Kubernetes substitutes $(NAME)."""
     return yaml_string(text.replace("$", "$$"))
 
 
@@ -70,28 +70,28 @@ def _yaml_character(character: str) -> str:
 
 
 def code_span(text: str) -> str:
-    """Text as code in Markdown, in a table too, whatever backticks and bars it holds."""
+    """Format text as code in Markdown, also in a table, whichever backticks and bars it contains."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence, blank = "`" * (longest + 1), " " if longest else ""
     return f"{fence}{blank}{text}{blank}{fence}".replace("|", "\\|")
 
 
 def shell_word(text: str) -> str:
-    """A word of a shell command, in double quotes where it must be."""
+    """Return a word of a shell command, in double quotes if necessary."""
     if re.fullmatch(r"[A-Za-z0-9_@%+=:./-]+", text):
         return text
     return f'"{within_quotes(text)}"'
 
 
 def command(words: Sequence[str]) -> str:
-    """A Python string of a command's words, as shlex.split takes it apart."""
+    """Return a Python string of a command's words that shlex.split splits into the same words."""
     return json.dumps(shlex.join(words), ensure_ascii=False)
 
 
 def within_quotes(text: str) -> str:
-    """A part of a shell's word that is in double quotes."""
+    """Escape a part of a shell word that is in double quotes."""
     quoted = re.sub(r'(["\\$`])', r"\\\1", text)
-    # Within double quotes in an array bash puts a byte of its own before these.
+    # Within double quotes in an array, bash puts an extra byte before these characters.
     return re.sub("[\x01\x7f]", lambda found: f"\"$'\\{ord(found[0]):03o}'\"", quoted)
 
 
@@ -100,7 +100,8 @@ def _environment() -> Environment:
     from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 
     class Compiled(FileSystemBytecodeCache):
-        """Compiled templates beside their sources, as Python keeps its modules, where that can be written."""
+        """A cache of compiled templates next to their sources (as for Python modules), if that is
+        writable."""
 
         def load_bytecode(self, bucket: Bucket) -> None:
             with suppress(OSError):

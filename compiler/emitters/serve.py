@@ -1,6 +1,6 @@
-"""serve/: a container image, its compose file and a script for a bare TPU VM.
+"""Emit serve/: a container image, its compose file and a script for a TPU VM without Docker.
 
-All of them start the same server, as compiler.serving.container says.
+All of them start the same server, which compiler.serving.container describes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
 
 CONTAINER_PLACES = ("VLLM_XLA_CACHE_PATH", "HF_HOME")
-"""Variables that say where the container's volumes are; a bare machine keeps the defaults."""
+"""Variables for the locations of the container's volumes; serve.sh keeps the defaults."""
 
 
 def emit_serve(program: Program) -> dict[str, str]:
-    """The files of serve/ that start a server; none without a `serve` section."""
+    """Return the files of serve/ that start a server; {} without a `serve` section."""
     accelerator = program.serve_accelerator
     if program.recipe.serve is None or accelerator is None:
         return {}
@@ -44,14 +44,14 @@ def emit_serve(program: Program) -> dict[str, str]:
 
 
 def _sources(server: Container) -> dict[str, str]:
-    """What is mounted in compose.yaml, by its folder within the container."""
+    """Return the sources of the mounts in compose.yaml, by their folder within the container."""
     return {v.target: v.source if v.kind == "volume" else _folder(v) for v in server.volumes}
 
 
 def _folder(volume: Volume) -> str:
-    """The folder that the volume's variable names, or else the recipe's."""
+    """Return the folder that the volume's variable names, with the recipe's folder as the default."""
     folder = volume.source
-    # A default ends at the first }, whatever quotes it, and is one line.
+    # A default value ends at the first }, however it is quoted, and has to be one line.
     if not folder or re.search(r"[}\n]", folder):
         return f"${{{volume.variable}:?the folder of {volume.holds}}}"
     start = "" if folder.startswith("/") else "${HOME}" if folder.startswith("~/") else "../"
@@ -61,7 +61,7 @@ def _folder(volume: Volume) -> str:
 
 
 def _script(server: Container, program: Program) -> dict[str, Any]:
-    """What serve.sh has of its own: folders of this machine instead of the container's."""
+    """Return the parts that only serve.sh has: folders of this machine instead of the container's."""
     assert program.recipe.serve is not None
     folders = []
     if server.model.local:
@@ -81,13 +81,14 @@ def _script(server: Container, program: Program) -> dict[str, Any]:
 
 
 def _asked(host: str) -> str | None:
-    """Where a listener on the port shows at once; None for addresses that may be another machine's."""
+    """Return the address at which a listener on the port can be tested; None if it may be another
+    machine's."""
     own = own_address(host).strip("[]")
     return own if is_loopback(own) else None
 
 
 def _script_folder(part: str, weights: ServedWeights, name: str, merges: bool) -> dict[str, Any]:
-    """How serve.sh finds the model or the adapter, and what it says where there is none.
+    """Return how serve.sh finds the model or the adapter, and what it says if there is none.
 
     Args:
         merges: whether merge.py writes it.

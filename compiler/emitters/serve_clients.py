@@ -1,7 +1,7 @@
-"""The scripts of serve/ that ask the server.
+"""Emit the scripts of serve/ that send requests to the server.
 
-smoke.sh has the questions that a new server is asked before its clients come, bench.sh the recipe's sweep,
-eval.sh (with requirements-eval.txt) the recipe's prompts and tasks.
+smoke.sh has the requests that test a new server before its clients use it, bench.sh the recipe's benchmark
+sweep, eval.sh (with requirements-eval.txt) the recipe's prompts and tasks.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 TAKEN = 3
-"""Prompts of the evaluation that are asked here too."""
+"""The number of evaluation prompts that smoke.sh sends too."""
 
 LONGEST = 200
-"""Characters of such a prompt: it stands in a script."""
+"""The most characters of such a prompt, because it is part of a script."""
 
 
 def emit_smoke(program: Program) -> dict[str, str]:
-    """smoke.sh by its path; nothing without a `serve` section."""
+    """Return smoke.sh by its path; {} without a `serve` section."""
     recipe = program.recipe
     if recipe.serve is None:
         return {}
@@ -55,12 +55,13 @@ def emit_smoke(program: Program) -> dict[str, str]:
 
 
 def _wheel(program: Program) -> str | None:
-    """The file that the scripts' modules are in; None where they lie in runtime/."""
+    """Return the file that contains the scripts' modules; None if they are in runtime/."""
     return wheel.FILE if program.installs_runtime else None
 
 
 def _merged_folder(recipe: Recipe) -> list[str]:
-    """Lines that set `model` to the merged weights' folder; none for an adapter, or weights of elsewhere."""
+    """Return lines that set `model` to the merged weights' folder; [] for an adapter, or for other
+    weights."""
     assert recipe.serve is not None
     weights = model_weights(recipe)
     if recipe.serve.weights != "merged" or weights.kind != "folder" or not weights.address:
@@ -69,7 +70,7 @@ def _merged_folder(recipe: Recipe) -> list[str]:
 
 
 def _evaluated(program: Program) -> list[str]:
-    """The first short prompts of evaluate.prompts; none where the file is elsewhere or not to be read."""
+    """Return the first short prompts of evaluate.prompts; [] if the file is elsewhere or cannot be read."""
     path = program.recipe.evaluate.prompts
     if path is None or "://" in path:
         return []
@@ -80,14 +81,14 @@ def _evaluated(program: Program) -> list[str]:
 
 
 def _turn(messages: Sequence[Mapping[str, Any]] | None) -> str | None:
-    """The text of a chat of one turn."""
+    """Return the text of a chat that is one turn of the user, else None."""
     turn = messages[0] if messages is not None and len(messages) == 1 else {}
     text = turn.get("content")
     return text if turn.get("role") == "user" and isinstance(text, str) else None
 
 
 def emit_bench(program: Program) -> dict[str, str]:
-    """The benchmark's script; none without a `serve` section."""
+    """Return the benchmark's script by its path; {} without a `serve` section."""
     recipe, accelerator = program.recipe, program.serve_accelerator
     if recipe.serve is None or accelerator is None:
         return {}
@@ -107,18 +108,18 @@ def emit_bench(program: Program) -> dict[str, str]:
 
 
 def _served_folder(weights: ServedWeights, name: str) -> list[str]:
-    """Lines that set `model` to the folder of the weights on a bare machine, where serve.sh has it too."""
+    """Return lines that set `model` to the folder of the weights on a VM without Docker, as serve.sh does."""
     if weights.kind == "folder" and not weights.address:
         return ['model="${MODEL_DIR:?names the folder of the weights}"']
     return assignment("model", weights, name)
 
 
 PYTHON = "3.11 or 3.12"
-"""That lm-eval's pinned packages install on."""
+"""The Python versions on which lm-eval's pinned packages install."""
 
 
 def emit_evaluate(program: Program) -> dict[str, str]:
-    """The files by path; none without a `serve` section, or with nothing to evaluate."""
+    """Return the files by path; {} without a `serve` section, or with nothing to evaluate."""
     recipe = program.recipe
     serve, evaluate = recipe.serve, recipe.evaluate
     if serve is None or not (evaluate.prompts or evaluate.tasks):
@@ -153,9 +154,9 @@ def emit_evaluate(program: Program) -> dict[str, str]:
 
 
 def _tokenizer(recipe: Recipe) -> str | None:
-    """What lm-eval tokenizes with, as a shell writes it: of the hub, or beside the merged weights.
+    """Return lm-eval's tokenizer as a shell word: an id on the hub, or the folder of the merged weights.
 
-    None where only who runs it can know: then --tokenizer has to be given.
+    None if only the user who runs eval.sh knows it; then --tokenizer is required.
     """
     for name in (recipe.model.tokenizer, recipe.model.id):
         if name and not catalog.is_directory(name) and "://" not in name:

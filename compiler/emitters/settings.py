@@ -1,4 +1,4 @@
-"""What several scripts state: where they come from, and the runtime's settings."""
+"""Text that several scripts contain: their origin, and the runtime's settings."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from recipec.spec.language import DataSource
 
 LONG_RANGE = 8
-"""Consecutive layers from which on they are written as a range."""
+"""From this number of consecutive layers on, they are written as a range."""
 
 
 def about(program: Program) -> str:
-    """The lines of a script's docstring that say where it comes from."""
+    """Return the lines of a script's docstring that say where it comes from."""
     text = f"Made by recipec from the recipe {program.name}: edit recipe.yaml and build again."
     return textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False)
 
 
 def kind(program: Program) -> str:
-    """What the run is called: "LoRA fine-tuning", "QLoRA DPO training"."""
+    """Name the kind of run: "LoRA fine-tuning", "QLoRA DPO training"."""
     lora, objective = program.recipe.lora, program.recipe.train.objective
     name = "DoRA" if lora is not None and lora.kind == "dora" else "LoRA"
     size = "Full" if lora is None else f"Q{name}" if lora.quantize else name
@@ -37,20 +37,20 @@ def kind(program: Program) -> str:
 
 
 def devices(program: Program) -> str:
-    """What the run is on: "v5p-8", "2 slices of v5p-16"."""
+    """Name the devices of the run: "v5p-8", "2 slices of v5p-16"."""
     accelerator = program.accelerator
     name, slices = accelerator.name, accelerator.slices
     return name if slices == 1 else f"{slices} slices of {name}"
 
 
 def chat_template(program: Program) -> str | None:
-    """The constant that says where the artifact's chat template lies; None without one."""
+    """Return the constant with the path of the artifact's chat template; None without one."""
     template = template_file(program)
     return template and assignment("CHAT_TEMPLATE", Name(f"ARTIFACT / {string(template)}"))
 
 
 def base_settings(model: ModelSettings) -> Call:
-    """`ModelSettings(...)` that says which checkpoint it is, for a script that does not train."""
+    """Return `ModelSettings(...)` that only identifies the checkpoint, for a script that does not train."""
     identity = ModelSettings(
         id=model.id, revision=model.revision, vocab_size=model.vocab_size, family=model.family
     )
@@ -58,7 +58,7 @@ def base_settings(model: ModelSettings) -> Call:
 
 
 def check_whole(program: Program, backend: str) -> Iterator[Diagnostic]:
-    """That a backend trains nothing whole beside adapters."""
+    """Refuse a recipe that trains whole modules besides adapters."""
     if program.lora is not None and program.lora.train_also:
         yield Diagnostic(
             "E0943",
@@ -69,7 +69,7 @@ def check_whole(program: Program, backend: str) -> Iterator[Diagnostic]:
 
 
 def constants(settings: RunSettings, program: Program) -> dict[str, Value]:
-    """The constants of a training script, by their names."""
+    """Return the constants of a training script, by their names."""
     made: dict[str, Value] = {
         "MODEL": constructor(settings.model),
         "MESH": constructor(settings.mesh, quiet=("hosts", "flags")),
@@ -87,7 +87,7 @@ def constants(settings: RunSettings, program: Program) -> dict[str, Value]:
 
 
 def _data(settings: RunSettings, program: Program) -> Call:
-    """`DataSettings(...)`, whose files are the artifact's own."""
+    """Return `DataSettings(...)` with the artifact's own files."""
     written: dict[str, Value] = {}
     if program.recipe.data.transform is not None:
         written["transform"] = _transform(program.recipe.data.transform)
@@ -103,14 +103,14 @@ def _data(settings: RunSettings, program: Program) -> Call:
 
 
 def _transform(transform: str) -> Name:
-    """The function's place, in the artifact."""
+    """Return the path of the transform's function in the artifact."""
     path, _, function = transform.partition(":")
     file = string(path, quote="'")
     return Name(f'f"{{ARTIFACT / {file}}}:{function}"')
 
 
 def _own_files(program: Program, source: DataSource) -> dict[str, Value]:
-    """What stands for a source's own files, in the artifact."""
+    """Return the artifact's paths of the files that belong to one source."""
     names: dict[str, Value] = {}
     if source.transform is not None:
         names["transform"] = _transform(source.transform)
@@ -121,7 +121,7 @@ def _own_files(program: Program, source: DataSource) -> dict[str, Value]:
 
 
 def _train(settings: RunSettings) -> Call:
-    """`TrainSettings(...)`, without what another objective reads."""
+    """Return `TrainSettings(...)`, without the settings that only other objectives read."""
     train = settings.train
     objective = OBJECTIVES[train.objective]
     quiet = {"objective", "router_aux_loss_coef", *SETTINGS}
@@ -134,13 +134,13 @@ def _train(settings: RunSettings) -> Call:
 def constructor(
     settings: Any, *, quiet: Collection[str] = (), written: Mapping[str, Value] | None = None
 ) -> Call:
-    """The call that makes a settings object, with its fields in their order.
+    """Return the call that creates a settings object, with its fields in their order.
 
-    A field is left out at its default where that is None, False or empty.
+    A field whose default is None, False or empty is left out if it has this default.
 
     Args:
-        quiet: others that are left out at their default.
-        written: what stands for a field's value.
+        quiet: further fields that are left out at their default.
+        written: values to write instead of the fields' own.
     """
     arguments: dict[str, Value] = {}
     for field in fields(settings):
@@ -171,10 +171,10 @@ def _printed(value: Any) -> Value:
 
 
 def _source(source: Source, own: Mapping[str, Value] = MappingProxyType({})) -> Value:
-    """A source of samples; its path alone where it has no more.
+    """Return a source of samples; only its path if nothing else is set.
 
     Args:
-        own: what stands for its own files.
+        own: values to write for the files that belong to it.
     """
     written = {name: value for name, value in own.items() if getattr(source, name) is not None}
     rest = {**constructor(source, quiet=("weight",), written=written).arguments}
@@ -183,7 +183,7 @@ def _source(source: Source, own: Mapping[str, Value] = MappingProxyType({})) -> 
 
 
 def classes(values: Mapping[str, Value]) -> list[str]:
-    """The classes of runtime.settings that constants call, sorted."""
+    """Return the classes of runtime.settings that constants call, sorted."""
     return sorted({name for value in values.values() for name in _called(value)} - {"LoraSettings"})
 
 
@@ -198,7 +198,7 @@ def _called(value: Value) -> Iterator[str]:
 
 
 def layer_numbers(layers: Sequence[int]) -> Value:
-    """A tuple of layers, or a range where that is shorter."""
+    """Return a tuple of layers, or a range if they are many and consecutive."""
     first, last = layers[0], layers[-1]
     if len(layers) >= LONG_RANGE and tuple(layers) == tuple(range(first, last + 1)):
         return Name(f"tuple(range({first}, {last + 1}))")

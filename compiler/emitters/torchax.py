@@ -1,4 +1,4 @@
-"""The TorchAX backend's files: train_torchax.py, and the packages that it was tested with."""
+"""Emit the TorchAX backend's files: train_torchax.py, and the packages that it was tested with."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ USE_TUNIX = "build without --backend torchax"
 
 
 def emit_torchax(program: Program) -> Files:
-    """The backend's files of an artifact."""
+    """Return the backend's files of an artifact."""
     return {SCRIPT: emit_script(program), REQUIREMENTS: _requirements(program)}
 
 
 def emit_alone(program: Program) -> Files:
-    """The files that train a model which Tunix does not have, under the names of Tunix's."""
+    """Return the files that train a model which Tunix does not have, under the names of Tunix's files."""
     return {
         "train.py": emit_script(program, "train.py", "train"),
         "requirements-train.txt": _requirements(program, "train.py"),
@@ -37,11 +37,11 @@ def emit_alone(program: Program) -> Files:
 
 
 def emit_script(program: Program, name: str = SCRIPT, requirements: str = "torchax") -> str:
-    """The text of train_torchax.py.
+    """Return the text of train_torchax.py.
 
     Args:
-        name: of the script.
-        requirements: of their file, after "requirements-".
+        name: the script's name.
+        requirements: the name of its requirements file, after "requirements-".
     """
     title = docstring(
         f"{kind(program)} of {program.recipe.model.id} on {devices(program)}, by transformers' model "
@@ -52,12 +52,12 @@ def emit_script(program: Program, name: str = SCRIPT, requirements: str = "torch
 
 
 def packages(program: Program) -> Pins:
-    """The environment of train_torchax.py: that of train.py, with torch."""
+    """Return the environment of train_torchax.py: that of train.py, and torch."""
     return pins.training(program) | pins.torchax()
 
 
 def check(program: Program) -> Iterator[Diagnostic]:
-    """What the backend cannot do of a recipe, and what it does otherwise than train.py."""
+    """Yield what the backend cannot do of a recipe, and what it does differently from train.py."""
     recipe = program.recipe
     if program.lora is not None and program.lora.kv == "shared":
         yield Diagnostic(

@@ -1,4 +1,4 @@
-"""train.py: the recipe's values as constants, its schedule and its optimizer."""
+"""Emit train.py: the recipe's values as constants, its schedule and its optimizer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def emit_train(program: Program) -> str:
-    """The text of train.py."""
+    """Return the text of train.py."""
     title = docstring(f"{kind(program)} of {program.recipe.model.id} on {devices(program)}.")
     return render("train.py", title=title, torchax=False, requirements="train", **script(program))
 
 
 def script(program: Program) -> dict[str, Any]:
-    """What the template of train.py, and of train_torchax.py, is filled with."""
+    """Return the values for the templates of train.py and of train_torchax.py."""
     recipe = program.recipe
     values = constants(run_settings(program), program)
     if recipe.cache.directory is not None:
@@ -47,7 +47,7 @@ def script(program: Program) -> dict[str, Any]:
 
 
 def _run_arguments(program: Program) -> list[str]:
-    """The arguments of runtime.training.train.run, in its order."""
+    """Return the arguments of runtime.training.train.run, in its order."""
     names = ["ARTIFACT", "arguments", "model=MODEL", "mesh=MESH"]
     names += ["lora=LORA"] if program.lora is not None else []
     names += ["data=DATA", "train=TRAIN", "checkpoint=CHECKPOINT"]

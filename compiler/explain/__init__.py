@@ -1,1 +1,1 @@
-"""What a recipe means, in words: values explained, compared and priced, data shown."""
+"""Show what a recipe means: explain, compare and price its values, and preview its data."""

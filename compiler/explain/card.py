@@ -1,7 +1,8 @@
-"""A recipe's card: what of it has been verified, by what, on which versions and date.
+"""Show a recipe's card: what has been verified about it, by which method, on which versions and date.
 
-It is made from data/verified.json, which `python -m scripts.recipes write` makes of the repository's records.
-What has no record there is "not yet". A record holds for the step that it was made of, not for a name.
+The card comes from data/verified.json, which `python -m scripts.recipes write` makes from the repository's
+records. Anything without a record is "not yet". A record applies to the step that it was made for, not to a
+recipe's name.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Kind:
     """A way to verify a recipe.
 
     Attributes:
-        title, by: what is verified, and what does it.
-        tpu: whether it is of TPUs alone.
-        of_family: whether it holds for all models of a family, rather than for a recipe's step.
+        title, by: what is verified, and by which method.
+        tpu: whether it applies only to TPUs.
+        of_family: whether it applies to all models of a family, rather than to a recipe's step.
     """
 
     title: str
@@ -49,17 +50,17 @@ KINDS = {
     "served": Kind("served on a CPU", "tests/e2e/test_vllm.py"),
     "probed": Kind("probed on hardware", "probe.py", tpu=True),
 }
-"""By their names in data/verified.json."""
+"""The kinds by their names in data/verified.json."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a verification found.
+    """The result of a verification.
 
     Attributes:
         found: its figures; NOT_YET for none.
-        versions: of packages, as far as they were recorded.
-        date: as YYYY-MM-DD, where it was recorded.
+        versions: versions of packages, as far as they were recorded.
+        date: YYYY-MM-DD, if it was recorded.
     """
 
     found: str = NOT_YET
@@ -68,13 +69,13 @@ class Found:
 
     @property
     def when(self) -> str:
-        """Versions and date in words; "" where there is nothing."""
+        """Versions and date in words; "" if there are none."""
         said = [*(f"{name} {version}" for name, version in self.versions.items()), *filter(None, [self.date])]
         return ", ".join(said) or ("" if self.found == NOT_YET else "not recorded")
 
 
 def card(program: Program) -> dict[str, Found]:
-    """What is known of each kind that a recipe can be verified by."""
+    """Return the result of each kind of verification that applies to a recipe."""
     names = {True: program.family.name, False: key(program)}
     return {
         kind: Found(**verified().get(kind, {}).get(names[how.of_family], {}))
@@ -84,12 +85,12 @@ def card(program: Program) -> dict[str, Found]:
 
 
 def rows(program: Program) -> list[tuple[str, str, str, str]]:
-    """The card as a table: what, by what, found, versions and date."""
+    """Return the card as a table: what is verified, by which method, the result, versions and date."""
     return [(KINDS[kind].title, KINDS[kind].by, one.found, one.when) for kind, one in card(program).items()]
 
 
 def text(program: Program) -> str:
-    """The card for a terminal."""
+    """Format the card for a terminal."""
     lines = [program.name]
     for title, by, found, when in rows(program):
         lines.append(f"  {title} ({by}): {found}{f' ({when})' if when else ''}")
@@ -97,7 +98,7 @@ def text(program: Program) -> str:
 
 
 def as_json(program: Program) -> dict[str, Any]:
-    """The card as a JSON value; None for what was not verified yet."""
+    """Return the card as a JSON value; None for what was not verified yet."""
     found = card(program)
     return {
         "name": program.name,
@@ -109,23 +110,23 @@ def as_json(program: Program) -> dict[str, Any]:
 
 
 def key(program: Program) -> str:
-    """A name for the step that a recipe means: the same on every machine."""
+    """Return a key for the step that a recipe means: the same on every machine."""
     return store.key(identity.step(program))
 
 
 @functools.cache
 def verified() -> Mapping[str, Mapping[str, Any]]:
-    """data/verified.json: records by kind, then by a step's key or a family's name."""
+    """Return data/verified.json: records by kind, then by a step's key or a family's name."""
     found: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
     return found
 
 
 def dumped(records: Mapping[str, Mapping[str, Found]]) -> str:
-    """The text of data/verified.json."""
+    """Return the text of data/verified.json for these records."""
     kept = {kind: {name: asdict(one) for name, one in found.items()} for kind, found in records.items()}
     return json.dumps(kept, indent=1, sort_keys=True) + "\n"
 
 
 def markdown(program: Program) -> Sequence[str]:
-    """The rows of the card's table in Markdown."""
+    """Return the rows of the card's table in Markdown."""
     return [f"| {title} | {by} | {found} | {when} |" for title, by, found, when in rows(program)]

@@ -1,6 +1,6 @@
-"""`recipe cost`: what training and serving come to, and where each figure is from.
+"""`recipe cost`: compute the cost of training and serving, and say where each figure comes from.
 
-Money is computed in decimals and rounded once, at the end: sums do not drift by a cent.
+Money is computed in decimals and rounded once, at the end, so that sums do not drift by a cent.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
 
 SERVED_HOURS = (1.0, 24.0)
-"""How long a server runs in the table, beside what --serve-hours asks for."""
+"""Hours of serving that the table always shows, besides those of --serve-hours."""
 CENT = Decimal("0.01")
 ANY_SIZE = Context(prec=700)
-"""Digits enough for every price and number of hours: the usual 28 are refused where they do not suffice."""
+"""A context with enough digits for every price and number of hours. With the usual 28 digits, quantizing a
+larger amount fails."""
 
 
 @dataclass(frozen=True)
 class MachinePrice:
-    """Of a whole machine.
+    """The price of a whole machine.
 
     Attributes:
         usd_per_hour: exact.
@@ -46,10 +47,10 @@ class CostLine:
 
     Attributes:
         trained: whether the training is counted.
-        serve_hours: of serving; 0 for training alone.
-        usd: of this recipe.
-        baseline_usd, ratio: of the baseline, and how many times this recipe's that is; None without one. The
-            ratio is None as well where this recipe costs nothing.
+        serve_hours: hours of serving; 0 for training alone.
+        usd: the cost of this recipe.
+        baseline_usd, ratio: the cost of the baseline, and that cost divided by this recipe's; None without a
+            baseline. The ratio is also None if this recipe costs nothing.
     """
 
     trained: bool
@@ -61,13 +62,13 @@ class CostLine:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a recipe comes to.
+    """The costs of a recipe.
 
     Attributes:
         recipe: its name.
         train_hours, train_usd_per_hour: of this recipe.
         serve_usd_per_hour: None when the recipe serves nothing.
-        sources: where each figure comes from, by what it is called in the table.
+        sources: the origin of each figure, by its name in the table.
         baseline: the baseline's name, None without one.
         baseline_hours, baseline_train_usd_per_hour, baseline_serve_usd_per_hour: as the recipe gives them.
         rows: training alone, serving alone by its hours, both.
@@ -90,18 +91,18 @@ class Cost:
 
 
 COST: TypeAdapter[Cost] = TypeAdapter(Cost)
-"""To and from JSON."""
+"""Converts a Cost to and from JSON."""
 
 
 def cost(program: Program, training: Hours, hours: float | None = None) -> Cost:
-    """The costs of a recipe.
+    """Compute the costs of a recipe.
 
     Args:
-        training: as from `compiler.duration.training_hours`.
-        hours: of serving, beside 1 and 24; None for no other.
+        training: the result of `compiler.lowering.run_length.training_hours`.
+        hours: hours of serving, in addition to 1 and 24; None for no others.
 
     Raises:
-        ArtifactError: when a price is not known, or hours have no meaning.
+        ArtifactError: a price is not known, or hours are invalid.
     """
     baseline = program.recipe.cost.baseline
     train, serve = _required_prices(program)
@@ -143,19 +144,19 @@ def cost(program: Program, training: Hours, hours: float | None = None) -> Cost:
 
 
 def training_price(program: Program) -> MachinePrice | None:
-    """Of the whole training machine; None when nobody says it."""
+    """Return the price of the whole training machine; None if it is unknown."""
     return machine_price(program.recipe.cost.train_usd_per_hour, program.accelerator)
 
 
 def serving_price(program: Program) -> MachinePrice | None:
-    """Of the whole serving machine; None without one, or when nobody says it."""
+    """Return the price of the whole serving machine; None if there is none, or if its price is unknown."""
     if program.serve_accelerator is None:
         return None
     return machine_price(program.recipe.cost.serve_usd_per_hour, program.serve_accelerator)
 
 
 def text(cost: Cost) -> str:
-    """For people: the table, and where each figure comes from."""
+    """Format the table for people, with the origin of each figure."""
     names = [cost.recipe, *([cost.baseline, "ratio"] if cost.baseline else [])]
     lines = table([_cells(cost, row) for row in cost.rows], ["US$", *names])
     lines += ["", *table(list(_origins(cost)))]
@@ -174,7 +175,7 @@ def _cells(cost: Cost, row: CostLine) -> list[str]:
 
 
 def _origins(cost: Cost) -> Iterator[list[str]]:
-    """What it rests on: of this recipe, of the baseline, and where the former comes from."""
+    """Yield the inputs as rows: this recipe's value, the baseline's value, and the origin of the former."""
     other = (
         ("training hours", f"{cost.train_hours:.2f} h", cost.baseline_hours, "{:.2f} h"),
         (
@@ -212,10 +213,10 @@ def _required_prices(program: Program) -> tuple[MachinePrice, MachinePrice | Non
 
 
 def machine_price(own: float | None, accelerator: Accelerator) -> MachinePrice | None:
-    """Of a whole machine: the recipe's own, or else the catalog's; None when nobody says it.
+    """Return the price of a whole machine: the recipe's price, else the catalog's; None if neither is known.
 
     Args:
-        own: the recipe's, in US$ per hour.
+        own: the recipe's price, in US$ per hour.
     """
     if own is not None:
         return MachinePrice(_decimal(own), "the recipe")
@@ -230,7 +231,7 @@ def machine_price(own: float | None, accelerator: Accelerator) -> MachinePrice |
 
 
 Inputs = tuple[Decimal, Decimal, Decimal]
-"""Hours of training, its price per hour, serving's price per hour."""
+"""Hours of training, price of training per hour, price of serving per hour."""
 
 
 def _row(own: Inputs, other: Inputs | None, trained: bool, served: float) -> CostLine:
@@ -251,7 +252,7 @@ def _total(inputs: Inputs, trained: bool, served: float) -> Decimal:
 
 
 def _decimal(number: float) -> Decimal:
-    """The number as it is written, not as it is stored: 16.8 and not 16.800000000000000710..."""
+    """Convert a number by its shortest notation: 16.8 and not 16.800000000000000710..."""
     return Decimal(str(number))
 
 

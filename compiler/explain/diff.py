@@ -1,4 +1,4 @@
-"""`recipe diff`: what changes from one recipe to another, in the run and in the artifact."""
+"""`recipe diff`: show what changes from one recipe to another, in the run and in the artifact."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def diff(before: Program, after: Program) -> str:
-    """The text that the command prints: the run in words, each changed value, the files' unified diff."""
+    """Return the command's output: the changes in words, each changed value, and the files' unified diff."""
     values = list(_values(before, after))
     said = words(before, after)
     patch = _files(before, after)
@@ -39,7 +39,7 @@ def diff(before: Program, after: Program) -> str:
 
 
 def words(before: Program, after: Program) -> list[str]:
-    """What changes in the run, a phrase each."""
+    """Return what changes in the run, one phrase per change."""
     return [line for describe in RUN for line in describe(before, after)]
 
 
@@ -141,7 +141,7 @@ def _lora(a: Program, b: Program) -> Iterator[str]:
 
 
 def _projections(program: Program) -> dict[str, list[int]]:
-    """The layers in which each projection has an adapter."""
+    """Return the layers in which each projection has an adapter."""
     out: dict[str, list[int]] = {}
     for adapter in program.adapters:
         for part in adapter.projections:

@@ -1,7 +1,7 @@
-"""`recipe explain`: each value, where it comes from, and what it turns into.
+"""`recipe explain`: show each value, where it comes from, and what it turns into.
 
-`summary` says in a few lines what a section of the recipe means, `detail` all there is to say about a path.
-The tables at the end name the functions that do so for each section.
+`summary` says in a few lines what a section of the recipe means. `detail` says everything that is known about
+a path. The tables at the end of this file list the functions for each section.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 
 
 WIDTH = 100
-"""Columns to which descriptions are wrapped."""
+"""The width in columns to which descriptions are wrapped."""
 
 
 def explain(program: Program, loaded: Loaded, path: str | None = None) -> str:
-    """The text that the command prints.
+    """Return the text that the command prints.
 
     Args:
-        program: of the recipe.
-        loaded: the same recipe with its sources.
-        path: a section or key, for all there is to say about it; None for the whole recipe in short.
+        program: the recipe's program.
+        loaded: the same recipe with the sources of its values.
+        path: a section or key to explain in full; None for a summary of the whole recipe.
     """
     if path is None:
         return _whole(program, loaded)
@@ -68,7 +68,7 @@ def explain(program: Program, loaded: Loaded, path: str | None = None) -> str:
 
 
 def unknown_path(path: str, loaded: Loaded) -> Diagnostic | None:
-    """What is wrong with a path that a user asks about, None when it names a section or key."""
+    """Return what is wrong with a path that a user asks about, None if it names a section or key."""
     recipe = loaded.recipe
     if recipe is None:
         return None
@@ -99,7 +99,8 @@ def unknown_path(path: str, loaded: Loaded) -> Diagnostic | None:
 
 
 def leaves(section: Section, above: tuple[Part, ...] = ()) -> Iterator[tuple[tuple[Part, ...], Any]]:
-    """Every value of a recipe with its path, in the order of the language. Lists of plain values are one."""
+    """Yield every value of a recipe with its path, in the order of the language. A list of plain values is
+    one value."""
     from recipec.spec.language import Section
 
     for name in type(section).model_fields:
@@ -136,20 +137,20 @@ def _row(parts: tuple[Part, ...], value: Any, program: Program, loaded: Loaded) 
 
 
 def _origin(path: str, program: Program, loaded: Loaded) -> str:
-    """Where a value comes from: the commit of an added model from its lock."""
+    """Return where a value comes from; for the commit of an added model, its lock."""
     lock = _lock(program) if path == "model.revision" else None
     return lock or str(loaded.sources.origin(path))
 
 
 def _lock(program: Program) -> str | None:
-    """The lock of the added model, which model.revision is from; None for any other model."""
+    """Return the path of an added model's lock, where model.revision comes from; None for any other model."""
     if program.model_origin == "catalog" or catalog.is_directory(program.recipe.model.id):
         return None
     return program.model_origin.replace("config.json", LOCK)
 
 
 def _described(recipe: Any, parts: tuple[Part, ...]) -> list[str]:
-    """The path, and what the schema says of it."""
+    """Return the path, and the schema's description of it."""
     from textwrap import wrap
 
     from recipec.spec.language import Section
@@ -165,12 +166,12 @@ def _described(recipe: Any, parts: tuple[Part, ...]) -> list[str]:
 
 
 def summary(section: str, program: Program) -> list[str]:
-    """A few lines on what a section of the recipe means."""
+    """Describe in a few lines what a section of the recipe means."""
     return SUMMARIES[section](program) if section in SUMMARIES else []
 
 
 def detail(parts: Sequence[Part], program: Program) -> list[str]:
-    """All there is to say about a path of the recipe."""
+    """Describe everything that is known about a path of the recipe."""
     section = str(parts[0])
     if section == "train" and len(parts) > 1:
         return TRAIN_DETAILS.get(str(parts[1]), _batches)(program)
@@ -234,18 +235,18 @@ def _mesh(program: Program) -> list[str]:
 
 
 def weight_bytes(program: Program) -> float:
-    """Bytes of base weights on one device."""
+    """Return the bytes of base weights on one device."""
     size, axes = BYTES[program.recipe.model.dtype], program.recipe.mesh.axes
     return sum(size * math.prod(_local_shape(p.shape, p.spec, axes)) for p in program.parameters)
 
 
 def _local_shape(shape: Sequence[int], spec: Spec, axes: dict[str, int]) -> tuple[int, ...]:
-    """The part of an array that one device holds."""
+    """Return the shape of the part of an array that one device holds."""
     return tuple(n // shards(axis, axes) for n, axis in zip(shape, spec, strict=True))
 
 
 def _shardings(program: Program) -> list[str]:
-    """The PartitionSpec of every parameter and adapter, one row for all layers that are alike."""
+    """Return the PartitionSpec of every parameter and adapter, one row for all layers with the same one."""
     groups: dict[tuple[str, tuple[int, ...], Spec], list[str]] = {}
     arrays = [(p.path, p.shape, p.spec) for p in program.parameters]
     arrays += [array for adapter in program.adapters for array in adapter.arrays]
@@ -311,12 +312,13 @@ def _lora(program: Program) -> list[str]:
 
 
 def stored_type(program: Program) -> str:
-    """The type that the frozen weights of linear layers are stored in."""
+    """Return the type in which the frozen weights of linear layers are stored."""
     return (program.lora and program.lora.quantize) or program.recipe.model.dtype
 
 
 def product_types(program: Program) -> str:
-    """The types of the products with frozen weights, forward and of the activations' gradient."""
+    """Return the types of the products with frozen weights: forward, and for the gradient of the
+    activations."""
     wide, lora = program.recipe.model.dtype, program.lora
     if lora is None or lora.products is None:
         return wide
@@ -326,7 +328,7 @@ def product_types(program: Program) -> str:
 
 
 def _rates(program: Program) -> str:
-    """The peaks that products in eight bits and others have, "" where the accelerator's are not known."""
+    """Describe the peak rates of 8-bit and of bfloat16 products, "" if the accelerator's are not known."""
     accelerator = program.accelerator
     if accelerator.eight_bit_tflops is None:
         return ""
@@ -337,14 +339,14 @@ def _rates(program: Program) -> str:
 
 
 def scales(program: Program) -> str:
-    """What adapters' products are multiplied by."""
+    """Describe the factors that the adapters' products are multiplied by."""
     by = "sqrt(rank)" if program.lora and program.lora.rslora else "rank"
     found = sorted({part.scale for adapter in program.adapters for part in adapter.projections})
     return f"scale alpha / {by} = {listing(f'{scale:g}' for scale in found)}"
 
 
 def _adapters(program: Program) -> list[str]:
-    """Tunix's names and the count of numbers for each target."""
+    """Return Tunix's names and the number of parameters for each target."""
     rows: list[list[str]] = []
     totals: dict[str, int] = {}
     groups: dict[tuple[str, str, tuple[int, ...], tuple[int, ...]], list[tuple[Adapter, Projection]]] = {}
@@ -380,7 +382,7 @@ def _adapters(program: Program) -> list[str]:
 
 
 def _projection_size(adapter: Adapter, part: Projection) -> int:
-    """Numbers that serve one projection of an adapter."""
+    """Return the number of parameters that serve one projection of an adapter."""
     slots = len(adapter.target.projections) if adapter.target.fused else 1
     numbers = math.prod(adapter.a_shape) + math.prod(adapter.b_shape) // slots
     magnitudes = math.prod(adapter.b_shape[1:]) // slots if adapter.dora else 0
@@ -388,7 +390,7 @@ def _projection_size(adapter: Adapter, part: Projection) -> int:
 
 
 def _target_name(adapter: Adapter, part: Projection) -> str:
-    """What a recipe calls a projection."""
+    """Return a recipe's name for a projection."""
     target, last = adapter.target, part.name.rpartition(".")[2]
     if not target.words:
         return last
@@ -463,7 +465,7 @@ def _stream(data: Data, window: int) -> str:
 
 
 def _sources(data: Data) -> list[str]:
-    """How sources of other weights than 1 are mixed, and what becomes of their rows."""
+    """Describe how the sources are mixed, limited, read and transformed."""
     out = []
     if any(source.weight != 1.0 for source in data.train):
         shares = listing(f"{source.weight:g} x the rows of {source.path}" for source in data.train)
@@ -507,7 +509,7 @@ def _train(program: Program) -> list[str]:
 
 
 def _objective(program: Program) -> list[str]:
-    """What is learned of preferences, and what that keeps and asks."""
+    """Describe what is learned from preferences, and which reference and settings that needs."""
     recipe, train = program.recipe, program.recipe.train
     objective = OBJECTIVES[train.objective]
     if not objective.losses:
@@ -533,7 +535,7 @@ def _objective(program: Program) -> list[str]:
 
 
 MEANS = {"": "target tokens", "preference": "pairs", "unpaired_preference": "answers"}
-"""What a loss is the mean over, by the format that an objective learns from."""
+"""What the loss is averaged over, by the format that an objective learns from."""
 
 
 def _batches(program: Program) -> list[str]:
@@ -554,7 +556,7 @@ def _batches(program: Program) -> list[str]:
 
 
 def _penalties(train: Train) -> Iterator[str]:
-    """What the loss and the embeddings of a step have beside the targets' likelihood."""
+    """Yield what a step adds to the targets' likelihood and to the embeddings."""
     if train.label_smoothing:
         yield f"{train.label_smoothing:g} of each target is spread evenly over the vocabulary"
     if train.z_loss:
@@ -631,7 +633,7 @@ def _schedule(program: Program) -> list[str]:
 
 
 def _chain(program: Program) -> list[str]:
-    """The links that turn a step's gradient into an update, in order."""
+    """Return the links that turn a step's gradient into an update, in order."""
     o = program.recipe.train.optimizer
     links = []
     masked = sum(adapter.masked for adapter in program.adapters)
@@ -653,7 +655,7 @@ def _chain(program: Program) -> list[str]:
 
 
 def _rule(o: Optimizer) -> str:
-    """The optax optimizer with its hyperparameters."""
+    """Return the optax optimizer with its hyperparameters."""
     decay = f"weight_decay={o.weight_decay:g}"
     if o.name == "adamw":
         return f"optax.adamw(learning_rate, b1={o.b1:g}, b2={o.b2:g}, eps={o.eps:g}, {decay})"
@@ -744,14 +746,14 @@ SUMMARIES: dict[str, Callable[[Program], list[str]]] = {
     "merge": _merge,
     "serve": _serve,
 }
-"""By section, what `summary` says."""
+"""The functions behind `summary`, by section."""
 
 DETAILS: dict[str, Callable[[Program], list[str]]] = {
     "mesh": _shardings,
     "sharding": _shardings,
     "lora": _adapters,
 }
-"""By section, what `detail` adds to that."""
+"""The functions that `detail` adds, by section."""
 
 TRAIN_DETAILS: dict[str, Callable[[Program], list[str]]] = {
     "optimizer": _chain,
@@ -762,4 +764,4 @@ TRAIN_DETAILS: dict[str, Callable[[Program], list[str]]] = {
     "samples": _evaluations,
     **dict.fromkeys(("objective", *SETTINGS), lambda program: _objective(program) or _batches(program)),
 }
-"""By key of the train section, what `detail` says; of other keys, its batches."""
+"""The functions behind `detail`, by key of the train section; other keys show the batches."""

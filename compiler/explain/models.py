@@ -1,4 +1,4 @@
-"""`recipe models`: the catalog's ids, with their sizes and what works with each."""
+"""`recipe models`: list the catalog's ids, with their sizes and what works with each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from recipec.runtime.model.reach import reach
 from recipec.spec.diagnostics import Diagnostic
 
 SERVED = {"jax": "tpu-inference", "torch": "vLLM on torchax", "transformers": "transformers on torchax"}
-"""Whose model vllm-tpu runs."""
+"""The projects whose model vllm-tpu may run, in words."""
 TRAINED = ("lora", "qlora", "full")
-"""How every model that can be trained can be."""
+"""The methods by which every trainable model can be trained."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class KnownModel:
     """A model of the catalog.
 
     Attributes:
-        family: in words; None where the model cannot be trained.
-        parameters: of the text model; None where the model cannot be trained.
+        family: in words; None if the model cannot be trained.
+        parameters: of the text model; None if the model cannot be trained.
         chat: whether it is tuned for chat.
-        trained: the methods, () where it cannot be.
+        trained: the methods by which it can be trained, () for none.
         splash: whether it trains with splash attention.
-        served: whose model vllm-tpu runs; None where it has none.
+        served: whose model vllm-tpu runs; None if it has none.
         unsupported: why it cannot be trained.
-        copy: the id that was asked for, of which this is the original.
+        copy: the requested id if it is a copy, of which this is the original.
     """
 
     id: str
@@ -47,14 +47,15 @@ class KnownModel:
 
 
 def models(word: str) -> list[KnownModel]:
-    """The models whose id or family has a word, in the catalog's order; the original of a copy's id.
+    """Return the models whose id or family contains a word, in the catalog's order; for a copy's id, its
+    original.
 
     Args:
         word: upper and lower case are alike; "" for all.
     """
     found = [id for id in catalog.entries() if _has(id, word.lower())]
     bare = _bare(word)
-    if not found and bare:  # "gemma4-31b" and "Gemma 4 31B" are gemma-4-31B
+    if not found and bare:  # "gemma4-31b" and "Gemma 4 31B" both match gemma-4-31B
         found = [id for id in catalog.entries() if bare in _bare(id) or bare in _bare(_family(id))]
     if not found and "/" in word and (original := catalog.original_of(word)):
         return [_known(original, word)]
@@ -62,7 +63,7 @@ def models(word: str) -> list[KnownModel]:
 
 
 def text(found: Sequence[KnownModel]) -> str:
-    """What the command prints: a table for each family, all of one width."""
+    """Return what the command prints: a table for each family, all of the same width."""
     trained = [known for known in found if known.parameters is not None]
     cells = [(m.id, quantity(m.parameters or 0), "tuned for chat" if m.chat else "") for m in trained]
     out: list[str] = []
@@ -84,7 +85,7 @@ def text(found: Sequence[KnownModel]) -> str:
 
 
 def unknown(word: str) -> Diagnostic:
-    """Why there is no model of a word."""
+    """Explain why there is no model that matches a word."""
     known = f"known are checkpoints of {listing(families.titles())}"
     if others := catalog.others(word):
         return Diagnostic("E0803", f"this version cannot train models of {listing(others, 'or')}", "", known)

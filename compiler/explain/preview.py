@@ -1,6 +1,6 @@
-"""`recipe preview`: what a recipe makes of its data, before anything is trained.
+"""`recipe preview`: show what a recipe makes of its data, before anything is trained.
 
-Everything is tokenized as train.py will do it; the weights are not needed, and jax is not imported.
+The data is tokenized as in train.py. The weights are not needed, and jax is not imported.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 PACKAGES = ("numpy", "tokenizers", "transformers", "huggingface_hub")
 
 TOKENIZER_FILES = ("config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "*.jinja")
-"""What is downloaded of a model."""
+"""The files that are downloaded of a model."""
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
-"""A folder without any of these has none."""
+"""A folder without any of these files has no tokenizer."""
 
 BARS = 12
 BAR_WIDTH = 40
 
 BRACKETS = (("⟦", "⟧"), ("⦃", "⦄"), ("⟪", "⟫"), ("<<<", ">>>"), ("<<<<<<", ">>>>>>"))
-"""Of targets in plain text: the first pair that no sample shown contains."""
+"""Brackets around targets in plain text: the first pair that does not occur in the shown samples is used."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Kept samples of first to last tokens."""
+    """The number of kept samples with lengths from `first` to `last` tokens."""
 
     first: int
     last: int
@@ -51,19 +51,20 @@ class Bar:
 
 @dataclass(frozen=True)
 class Preview:
-    """What became of a split.
+    """The result for a split.
 
     Attributes:
         name: of the recipe.
         split: "train" or "eval".
         shown: the first samples, as they are trained on.
-        report: of the whole split.
-        lengths: the kept samples by their tokens.
+        report: the report on the whole split.
+        lengths: a histogram of the kept samples by their length in tokens.
         packing: whether samples share rows.
-        draws: samples of an epoch, which are others than the kept ones where sources have weights.
+        draws: samples of an epoch. This differs from the number of kept samples if sources have weights.
         steps_per_epoch: optimizer steps of one pass; 0 for eval.
         problem: why train.py would refuse the split, and what to do; None when it would not.
-        window: of a stream, the samples of each source that were read: the first; None when all were.
+        window: for a stream, the number of samples that were read from the start of each source; None when
+            all were read.
     """
 
     name: str
@@ -78,7 +79,7 @@ class Preview:
     window: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the preview as JSON values."""
         return {
             "recipe": self.name,
             "split": self.split,
@@ -101,13 +102,13 @@ class Preview:
 def preview(
     program: Program, count: int, split: str, model: Path | None = None, data_dir: Path | None = None
 ) -> Preview:
-    """Tokenizes a split of a recipe's data.
+    """Tokenize a split of a recipe's data.
 
     Args:
-        count: samples to show.
+        count: the number of samples to show.
         split: "train" or "eval".
         model: folder of the checkpoint or of its tokenizer; None finds the recipe's own.
-        data_dir: what relative paths of data are relative to; None for the recipe's folder.
+        data_dir: the folder that relative paths of data start from; None for the recipe's folder.
 
     Raises:
         ArtifactError: the packages that tokenize are not installed.
@@ -168,12 +169,12 @@ def preview(
 
 
 def _shown(encoder: Encoder, source: int, rows: _Rows) -> Iterator[Shown]:
-    """The samples of a source that are trained on."""
+    """Yield the samples of a source that are trained on."""
     return (sample for row in rows if (sample := encoder.show(row, source)))
 
 
 def _in_turn(sources: list[Iterator[Shown]]) -> Iterator[Shown]:
-    """One sample of each source after the other, for as long as each has any."""
+    """Yield one sample from each source in turn, until all sources are exhausted."""
     while sources:
         left = []
         for source in sources:
@@ -184,7 +185,7 @@ def _in_turn(sources: list[Iterator[Shown]]) -> Iterator[Shown]:
 
 
 def histogram(lengths: Sequence[int]) -> list[Bar]:
-    """At most BARS bars of equal width, a power of two, from the shortest to the longest."""
+    """Return at most BARS bars of equal width, a power of two, from the shortest to the longest sample."""
     if not lengths:
         return []
     width = 1
@@ -198,7 +199,7 @@ def histogram(lengths: Sequence[int]) -> list[Bar]:
 
 
 def text(preview: Preview, color: bool) -> str:
-    """For people: with ANSI colors, or with brackets around the targets."""
+    """Format the preview for people: with ANSI colors, or with brackets around the targets."""
     report = preview.report
     everything = "".join(piece for sample in preview.shown for piece, _ in sample.pieces)
     before, after = next(
@@ -254,12 +255,12 @@ def _bars(bars: Sequence[Bar]) -> Iterator[str]:
 
 
 def _visible(piece: str) -> str:
-    """Text that cannot steer the terminal that it is printed on."""
+    """Return text without characters that could control the terminal."""
     return "".join(char if char in "\n\t" or char.isprintable() else f"\\x{ord(char):02x}" for char in piece)
 
 
 class _Rows:
-    """A source's rows; of a preference, both answers, each as a prompt and its completion."""
+    """The rows of a source; for a preference, both answers, each as a prompt and its completion."""
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
@@ -277,7 +278,7 @@ class _Rows:
                 yield row
 
     def count(self, report: SplitReport) -> None:
-        """Adds what was read, once it was."""
+        """Add this source's counts to a report, after its rows were read."""
         self._reader.count(report)
 
 
@@ -294,7 +295,7 @@ def _readers(split: Split, data: DataSettings, folder: Path) -> list[_Rows]:
 
 
 def _tokenizer_folder(program: Program, settings: ModelSettings, given: Path | None) -> Path:
-    """The folder with the model's tokenizer; of a model on the hub, its few files are downloaded."""
+    """Return the folder with the model's tokenizer. For a model on the hub, its few files are downloaded."""
     from recipec.runtime.errors import UserError
 
     if given is None and not is_directory(settings.id) and "://" not in settings.id:
@@ -323,7 +324,7 @@ def _download(repository: str, revision: str | None) -> Path:
                 repository, revision=revision, allow_patterns=list(TOKENIZER_FILES)
             )
         )
-    except Exception as error:  # the hub, the network, the disk: each with errors of its own
+    except Exception as error:  # the hub, the network and the disk each raise their own errors
         raise UserError(
             f"{repository}: its tokenizer could not be downloaded ({str(error).strip().splitlines()[0]})",
             "check the connection, or HF_TOKEN for a model with terms; or give a folder with its tokenizer: "

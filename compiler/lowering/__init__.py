@@ -1,1 +1,1 @@
-"""From a loaded recipe to a program: the model, the machine, the length of the run."""
+"""Lowering: turn a loaded recipe into a program, with its model, its hardware and the length of the run."""

@@ -1,7 +1,7 @@
-"""Models that `recipe models add` brought: models/OWNER--NAME beside a recipe, read by their ids.
+"""Read models that `recipe models add` saved in models/OWNER--NAME next to a recipe. Recipes name them by id.
 
-Such a folder holds what a compile needs of a checkpoint, without its weights: config.json, the tokenizer's
-files, a list of all tensors, and a lock that says which commit of the hub they are of.
+Such a folder holds what compiling needs from a checkpoint, without the weights: config.json, the tokenizer's
+files, a list of all tensors, and a lock that records the hub commit of these files.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from recipec.compiler.lowering.tensors import Listed
 from recipec.spec.load import display
 
 MODELS = "models"
-"""The folder beside a recipe."""
+"""The name of the folder, next to a recipe."""
 LOCK = "model.lock.json"
 TENSORS = "tensors.json"
-"""{file: {tensor: [type, shape]}}, types as safetensors names them."""
+"""{file: {tensor: [type, shape]}}, with types as safetensors names them."""
 LOCK_VERSION = 1
 
 MAX_FILE = 1 << 27
-"""Bytes of a file of such a folder; a tokenizer.json has up to 40 MB."""
+"""The largest size in bytes that is read from a file of such a folder. A tokenizer.json has up to 40 MB."""
 
 
 class NotWhole(ValueError):
-    """A folder that is not as `recipe models add` wrote it; the text is a clause that begins with a name."""
+    """A folder differs from what `recipe models add` wrote. The text is a clause that begins with a name."""
 
 
 @dataclass(frozen=True)
 class Added:
-    """A model's folder.
+    """The folder of an added model.
 
     Attributes:
-        place: where it lies.
-        name: relative to the recipe's folder: "models/Qwen--Qwen3-8B".
-        id: of the hub.
-        revision: that was asked for, None for the main branch.
-        commit: that the files are of.
-        files: sha256 of each file, the lock's own aside.
+        place: the folder's path.
+        name: the path relative to the recipe's folder: "models/Qwen--Qwen3-8B".
+        id: the model's id on the hub.
+        revision: the requested revision, None for the main branch.
+        commit: the commit that the files are from.
+        files: sha256 of each file except the lock.
     """
 
     place: Path
@@ -55,10 +55,10 @@ class Added:
     files: Mapping[str, str]
 
     def read(self, file: str) -> bytes:
-        """One of its files, as it was when it was added.
+        """Return the content of a file, checked against the lock.
 
         Raises:
-            NotWhole: it is gone, cannot be read, or is another.
+            NotWhole: the file is missing, cannot be read, or has changed.
         """
         content = _read(self.place / file, f"{self.name}/{file}")
         if hashlib.sha256(content).hexdigest() != self.files.get(file):
@@ -66,7 +66,7 @@ class Added:
         return content
 
     def has_template(self) -> bool:
-        """Whether its tokenizer has a chat template.
+        """Return whether the tokenizer has a chat template.
 
         Raises:
             NotWhole: as for `read`.
@@ -78,17 +78,18 @@ class Added:
 
 
 def folder_name(model_id: str) -> str:
-    """A model's folder in models/: "Qwen--Qwen3-8B", the owner first, as several publish under one name."""
+    """Return the name of a model's folder in models/: "Qwen--Qwen3-8B". It includes the owner because several
+    owners may use the same model name."""
     return model_id.replace("/", "--")
 
 
 def models_folder() -> Path:
-    """Where models are added unless it is said: beside recipes that lie where `recipe new` puts them."""
+    """Return the default folder for added models: next to the recipes that `recipe new` writes."""
     return Path("recipes", MODELS) if Path("recipes").is_dir() else Path(MODELS)
 
 
 def command(model_id: str, folder: Path, revision: str | None = None) -> str:
-    """The command that adds a model for the recipes of a folder, as messages show it."""
+    """Return the command that adds a model for the recipes of a folder, as messages show it."""
     target = folder / MODELS
     words = ["recipe", "models", "add", model_id]
     words += ["--revision", revision] if revision else []
@@ -98,7 +99,7 @@ def command(model_id: str, folder: Path, revision: str | None = None) -> str:
 
 
 def again(model_id: str, folder: Path) -> str:
-    """What to do about a folder that is not whole."""
+    """Return the help for a folder that is incomplete or changed: add the model again."""
     revision = None
     with suppress(NotWhole):
         found = find(model_id, folder)
@@ -110,10 +111,10 @@ def again(model_id: str, folder: Path) -> str:
 
 
 def find(model_id: str, folder: Path) -> Added | None:
-    """The added model of an id, for a recipe in `folder`; None where none was added.
+    """Return the added model with an id, for a recipe in `folder`; None if it was not added.
 
     Raises:
-        NotWhole: its lock cannot be read, or is of another model.
+        NotWhole: its lock cannot be read, or belongs to another model.
     """
     name = folder_name(model_id)
     if "/" in name or "\0" in name or name in ("", ".", ".."):
@@ -122,15 +123,15 @@ def find(model_id: str, folder: Path) -> Added | None:
 
 
 def read(place: Path, model_id: str, name: str) -> Added | None:
-    """The added model in a folder; None for a folder without a lock.
+    """Return the added model in a folder; None if the folder has no lock.
 
     Args:
-        name: what messages call the folder.
+        name: the folder's name in messages.
 
     Raises:
         NotWhole: as for `find`.
     """
-    if not os.path.isfile(place / LOCK):  # which a name that is too long is not
+    if not os.path.isfile(place / LOCK):  # False, too, where the name is too long
         return None
     lock = json_value(_read(place / LOCK, f"{name}/{LOCK}"))
     if not isinstance(lock, dict) or lock.get("lock") != LOCK_VERSION:
@@ -149,10 +150,10 @@ def read(place: Path, model_id: str, name: str) -> Added | None:
 
 
 def tensors(found: Added) -> dict[str, Listed] | None:
-    """Every tensor of the checkpoint by its full name; None where the folder has no list.
+    """Return every tensor of the checkpoint by its full name; None if the folder has no list of tensors.
 
     Raises:
-        NotWhole: the list cannot be read, or was changed.
+        NotWhole: the list cannot be read, or has changed.
     """
     if TENSORS not in found.files:
         return None

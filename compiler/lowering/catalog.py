@@ -1,13 +1,14 @@
 """The models that a recipe can name: by Hugging Face id, or by a directory with a config.json.
 
-An id is looked for among the models that were added beside the recipe (`added.py`), then in the catalog.
+An id is looked up first among the models that were added next to the recipe (`added.py`), then in the
+catalog.
 
-data/models.json holds, for each id, its family, whether it is tuned for chat, and the keys of its
-config.json that the family reads; or the id that it is like, and what differs. A copy that others publish
-(unsloth/Qwen3-8B) is known as its original.
-data/other_models.json holds the families that cannot be trained, each with the beginnings of its ids' last
-parts: such an id is refused before anything is downloaded. A directory's own config.json wins: it is what
-will be loaded.
+data/models.json holds one entry for each id: its family, whether it is tuned for chat, and the keys of its
+config.json that the family reads. Instead, an entry may name another id and list only the differences. A copy
+by another publisher (unsloth/Qwen3-8B) is recognized as its original.
+data/other_models.json holds the families that cannot be trained, each with prefixes of its ids' last parts.
+Such an id is refused before anything is downloaded. For a directory, its own config.json takes precedence,
+because that is the file that will be loaded.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ OTHERS = DATA.with_name("other_models.json")
 CAUSAL = DATA.with_name("causal_models.json")
 
 MAX_CONFIG = 1 << 22
-"""Bytes of a config.json; a few thousand are usual."""
+"""The largest size in bytes of a config.json; a few thousand are usual."""
 
 AGAIN = "copy it again from the model's repository"
 
@@ -42,17 +43,17 @@ _QUANTIZED = re.compile(
     r"|(?:awq|exl2|fp8|gguf|gptq|hqq|int[48]|mxfp4|nvfp4|quantized|w\d+a\d+)(?:[-.].*)?)$",
     re.IGNORECASE,
 )
-"""How the name of a copy ends whose publisher quantized it."""
+"""Suffixes of names of copies that their publisher quantized."""
 
 _TUNED = re.compile(r"(?:-(?:base|bf16|chat|hf|instruct|it|pt))+$", re.IGNORECASE)
-"""How the name of a model ends that its title has not."""
+"""Suffixes of model names that the title leaves out."""
 
 
 class UnknownModel(ValueError):
-    """A model whose config.json is neither in the catalog nor readable.
+    """A model whose config.json is not in the catalog and cannot be read.
 
     Attributes:
-        code: of the diagnostic.
+        code: the code of the diagnostic.
         help: what to write instead.
     """
 
@@ -64,17 +65,17 @@ class UnknownModel(ValueError):
 
 @dataclass(frozen=True)
 class Model:
-    """A model that the compiler knows the sizes of.
+    """A model whose sizes the compiler knows.
 
     Attributes:
         id: as in the recipe.
         title: for messages: "Gemma 4 31B".
-        family, architecture: what Tunix's model looks like.
-        config: config.json; of a model of the catalog the keys of it that the family reads.
+        family, architecture: describe Tunix's model.
+        config: config.json; for a model of the catalog only the keys that the family reads.
         origin: "catalog", or the config.json that was read.
         chat: whether it is tuned for chat; None when only its config.json is known.
-        added: the folder that `recipe models add` brought it into, None for none.
-        published: the model without the rows that a recipe adds, None where it adds none.
+        added: the folder that `recipe models add` saved it in, None if it was not added.
+        published: the model without the embedding rows that a recipe adds, None where it adds none.
     """
 
     id: str
@@ -89,15 +90,15 @@ class Model:
 
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of a checkpoint's tensors, by their names."""
+"""Shapes of a checkpoint's tensors, by their names."""
 
 
 @functools.cache
 def entries() -> Mapping[str, Mapping[str, Any]]:
-    """data/models.json as {id: {"family": ..., "chat": ..., "config": {...}}}.
+    """Return data/models.json as {id: {"family": ..., "chat": ..., "config": {...}}}.
 
-    An entry that is `like` another takes the values that it lacks from that one. A model that is known by its
-    name alone has {"unsupported": why} instead.
+    An entry with `like` takes its missing values from the entry named there. A model that is known only by
+    its name has {"unsupported": why} instead.
     """
     data: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
     return {name: _whole(entry, data) for name, entry in data.items()}
@@ -112,16 +113,16 @@ def _whole(entry: dict[str, Any], data: Mapping[str, dict[str, Any]]) -> dict[st
 
 
 def is_directory(model_id: str) -> bool:
-    """Whether `model.id` names a directory rather than a Hugging Face id."""
+    """Return whether `model.id` names a directory rather than a Hugging Face id."""
     return model_id in (".", "..") or model_id.startswith(("./", "../", "/", "~"))
 
 
 def find(model_id: str, folder: Path) -> Model:
-    """The model that a recipe in `folder` names.
+    """Return the model that a recipe in `folder` names.
 
     Raises:
-        UnknownModel: when there is no such id, or no readable config.json.
-        UnsupportedCheckpoint: when its family's Tunix model does not do what its config asks for.
+        UnknownModel: there is no such id, or no readable config.json.
+        UnsupportedCheckpoint: its config asks for something that its family's Tunix model does not do.
     """
     if is_directory(model_id):
         own = _read_config(model_id, folder)
@@ -159,10 +160,10 @@ def find(model_id: str, folder: Path) -> Model:
 
 
 def added_model(model_id: str, folder: Path) -> Model | None:
-    """The model of an id that was added beside the recipes of a folder; None where none was.
+    """Return the model of an id that was added next to the recipes of a folder; None if it was not added.
 
     Raises:
-        UnknownModel: its folder is not as it was added.
+        UnknownModel: its folder has changed since it was added.
         UnsupportedCheckpoint: as for `find`.
     """
     try:
@@ -184,10 +185,10 @@ def _of(listed: Mapping[str, Listed] | None) -> Shapes | None:
 
 
 def refuse_quantized(model_id: str, config: Any) -> None:
-    """Refuses a config.json that says that the weights are stored quantized, by the method's name.
+    """Refuse a config.json that says that the weights are stored quantized, naming the method.
 
     Raises:
-        UnknownModel: it says so, and its family does not read them.
+        UnknownModel: the weights are quantized, and the family does not read them.
     """
     method = quantized.by_config(config)
     if method is not None and not quantized.is_read(config):
@@ -196,13 +197,13 @@ def refuse_quantized(model_id: str, config: Any) -> None:
 
 
 def instead_of_quantized(model_id: str) -> str:
-    """What to train in place of a quantized checkpoint: its original, by its id where that is known."""
+    """Return what to train instead of a quantized checkpoint: its original, by id where that is known."""
     original = original_of(model_id)
     return f"id: {original}" if original else "train the checkpoint that it was made from"
 
 
 def folder_of(name: str, folder: Path) -> Path | None:
-    """Where a model's or a tokenizer's files lie on this machine: its directory, or that of an added model.
+    """Return the local folder of a model's or a tokenizer's files: its directory, or that of an added model.
 
     Args:
         name: an id, or a directory relative to `folder`.
@@ -213,24 +214,25 @@ def folder_of(name: str, folder: Path) -> Path | None:
             return place if place.is_dir() else None
         found = added.find(name, folder)
         return found.place if found else None
-    except (OSError, ValueError, RuntimeError):  # a NUL, a ~user that is unknown, a lock that is none
+    except (OSError, ValueError, RuntimeError):  # a NUL, an unknown ~user, an invalid lock
         return None
 
 
 def entry_of(model_id: str) -> Mapping[str, Any] | None:
-    """What `entries` has of an id, or of the original of a copy; None for neither, and for directories."""
+    """Return the entry in `entries` of an id, or of the original of a copy; None if both are missing, and for
+    directories."""
     return entries().get(model_id) or entries().get(_copied(model_id) or "")
 
 
 def _copied(model_id: str) -> str | None:
-    """The original of an id that is another publisher's, or a quantized copy."""
+    """Return the original of an id that belongs to another publisher or to a quantized copy."""
     original = original_of(model_id) if re.fullmatch(r"\w[\w.-]*/[\w.-]+", model_id) else None
     own = original is not None and original.partition("/")[0].lower() == model_id.partition("/")[0].lower()
     return None if own and not is_quantized(model_id) else original
 
 
 def original_of(name: str) -> str | None:
-    """The id in the catalog that a copy's name, quantized or not, ends as; None for none."""
+    """Return the catalog's id that a copy's name, quantized or not, ends with; None if there is none."""
     bare = _QUANTIZED.sub("", name.rpartition("/")[2]).lower()
     bare = bare.removeprefix("meta-").removesuffix("-hf")
     spellings = {f"{before}{bare}{after}" for before in ("", "meta-") for after in ("", "-hf")}
@@ -239,7 +241,7 @@ def original_of(name: str) -> str | None:
 
 
 def is_quantized(name: str) -> bool:
-    """Whether a copy's name says that its publisher quantized it."""
+    """Return whether a copy's name says that its publisher quantized it."""
     return _QUANTIZED.search(name) is not None
 
 
@@ -250,7 +252,7 @@ def _others() -> Mapping[str, re.Pattern[str]]:
 
 
 def others(name: str) -> list[str]:
-    """Families that are known not to be trained, by a part of their name or by a model's id."""
+    """Return the families known to be untrainable that match a part of their name or a model's id."""
     bare = name.rpartition("/")[2].removeprefix("Meta-")
     return [
         family
@@ -260,7 +262,7 @@ def others(name: str) -> list[str]:
 
 
 def _refuse_others(model_id: str) -> None:
-    """Refuses an id of a family that is known not to be trained, whoever publishes it."""
+    """Refuse an id of a family that is known to be untrainable, whoever publishes it."""
     bare = model_id.rpartition("/")[2].removeprefix("Meta-")
     for family, starts in _others().items():
         if starts.match(bare):
@@ -268,7 +270,7 @@ def _refuse_others(model_id: str) -> None:
 
 
 def family_name(model_id: str, folder: Path) -> str | None:
-    """The family of an id or directory, None where it cannot be told."""
+    """Return the family of an id or directory, None where it cannot be determined."""
     try:
         return find(model_id, folder).family.name
     except (UnknownModel, UnsupportedCheckpoint):
@@ -276,16 +278,17 @@ def family_name(model_id: str, folder: Path) -> str | None:
 
 
 def title(model_id: str) -> str:
-    """What to call a model in a sentence: "google/gemma-4-31B-it" is "Gemma 4 31B".
+    """Return a model's name for a sentence: "google/gemma-4-31B-it" becomes "Gemma 4 31B".
 
-    How it is tuned is left out at the end. What is not in the catalog, and our own, is called by its id.
+    The suffix that says how it is tuned is left out. A model that is not in the catalog, or is one of our
+    own, is called by its id.
     """
     original = model_id if model_id in entries() else _copied(model_id)
     if original is None or original.startswith("recipec/"):
         return model_id
     name = _TUNED.sub("", re.sub(r"^(?:Meta|c4ai)-", "", original.rpartition("/")[2]))
     name = re.sub(r"^([A-Za-z]{3,})(?=\d)", r"\1 ", name)  # Qwen2.5
-    words = re.split(r"[ _]|(?<!gpt)-(?![Aa]\d+[BbMm])", name)  # active parameters stay with all of them
+    words = re.split(r"[ _]|(?<!gpt)-(?![Aa]\d+[BbMm])", name)  # 30B-A3B stays one word
     words = [word.upper() if re.fullmatch(r"[\d.]+[bm](-a\d+[bm])?", word) else word for word in words]
     first = words[0] if "-" in words[0] else words[0][:1].upper() + words[0][1:]
     return " ".join([first, *words[1:]])
@@ -293,21 +296,21 @@ def title(model_id: str) -> str:
 
 @functools.cache
 def causal_models() -> Mapping[str, bool]:
-    """The model types that transformers itself has a causal model of, in the layout that is read here, and
-    whether samples that share a row stay apart in it."""
+    """Return the model types for which transformers itself has a causal model in the layout that is read
+    here, and whether that model keeps samples that share a row apart."""
     data: dict[str, dict[str, bool]] = json.loads(CAUSAL.read_text(encoding="utf-8"))
     return data["packed"]
 
 
 def _shapes(model_id: str, config: Mapping[str, Any], listed: Callable[[], Shapes | None]) -> Shapes:
-    """The shapes of a checkpoint's tensors, for a model that no family describes.
+    """Return the shapes of a checkpoint's tensors, for a model that no family describes.
 
     Args:
-        listed: gives them, None for a folder that does not tell them.
+        listed: returns the shapes, or None for a folder that does not list them.
 
     Raises:
-        UnknownModel: when they cannot be read.
-        UnsupportedCheckpoint: when transformers has no such model.
+        UnknownModel: the shapes cannot be read.
+        UnsupportedCheckpoint: transformers has no such model.
     """
     refuse(config)
     model_type = config.get("model_type")
@@ -334,15 +337,15 @@ def _shapes(model_id: str, config: Mapping[str, Any], listed: Callable[[], Shape
 def read(
     model_id: str, config: Any, origin: str, listed: Callable[[], Shapes | None] = lambda: None
 ) -> Model:
-    """The model that a config.json describes.
+    """Return the model that a config.json describes.
 
     Args:
-        config: what the file holds, whatever that is.
-        origin: what messages call the file.
-        listed: gives the shapes of the checkpoint's tensors by their names, None where they are not known.
+        config: the file's parsed content, which may be any JSON value.
+        origin: the file's name in messages.
+        listed: returns the shapes of the checkpoint's tensors by their names, None where they are not known.
 
     Raises:
-        UnknownModel: it is no JSON object.
+        UnknownModel: the content is not a JSON object.
         UnsupportedCheckpoint: as for `find`.
     """
     if not isinstance(config, dict):
@@ -365,7 +368,7 @@ def read(
 
 
 def _by_own_code(config: Mapping[str, Any], error: UnsupportedCheckpoint) -> UnsupportedCheckpoint:
-    """The refusal of a model type, which names the code that the checkpoint brings along for it."""
+    """Return the refusal of a model type; it names the Python code that the checkpoint ships for the type."""
     code = config.get("auto_map")
     if error.key != "model_type" or not isinstance(code, dict) or not code:
         return error
@@ -377,14 +380,14 @@ def _by_own_code(config: Mapping[str, Any], error: UnsupportedCheckpoint) -> Uns
 
 
 def _read_config(model_id: str, folder: Path) -> Any:
-    """The config.json of a directory."""
+    """Read the config.json of a directory."""
     try:
         path = folder / Path(model_id).expanduser() / "config.json"
-        if not folder.is_dir():  # of a recipe that is yet to be written: there is no way back out of it
+        if not folder.is_dir():  # a new recipe's folder: `FOLDER/..` fails until it exists
             path = Path(os.path.normpath(path))
         if path.is_file() and path.stat().st_size > MAX_CONFIG:
             raise ValueError(f"it has more than {MAX_CONFIG:,} bytes")
-        if path.exists() and not path.is_file():  # a pipe would be waited for
+        if path.exists() and not path.is_file():  # opening a pipe would block
             raise ValueError("it is no regular file")
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -401,7 +404,7 @@ def _read_config(model_id: str, folder: Path) -> Any:
 
 
 def _way_out(model_id: str, folder: Path) -> str:
-    """The same maker's id that is written nearly so, and how any other model is named."""
+    """Suggest a similar id of the same publisher, and say how to name any other model."""
     close = nearest(model_id)
     hint = f"did you mean `{close}`? " if close else ""
     named = added.command(model_id if "/" in model_id else "OWNER/NAME", folder)
@@ -412,7 +415,7 @@ def _way_out(model_id: str, folder: Path) -> str:
 
 
 def nearest(model_id: str) -> str | None:
-    """The catalog's id of the same maker that is written nearly so, None for none."""
+    """Return the catalog's most similar id of the same publisher, None if there is none."""
     owner, _, bare = model_id.lower().rpartition("/")
     names = {name.rpartition("/")[2].lower(): name for name in entries()}
     made = {bare: name for bare, name in names.items() if not owner or _alike(owner, name.partition("/")[0])}

@@ -1,7 +1,7 @@
-"""What the checks look at: the recipe, beside what the catalogs say about its model and hardware.
+"""The input of the checks: the recipe, with what the catalogs know about its model and hardware.
 
-Gathering never stops at a fault: what cannot be known is None, a diagnostic says why, and the checks
-that need it are passed over.
+Gathering does not stop at an error. A fact that cannot be determined is None, a diagnostic says why, and the
+checks that need it are skipped.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Facts:
     """A recipe and what is known about it.
 
     Attributes:
-        recipe: validated against the language; of an added model with its commit as model.revision.
+        recipe: validated against the language; for an added model, model.revision is its commit.
         source: the recipe's file.
-        model, accelerator, serve_accelerator: None where unknown (a diagnostic has been given) or
+        model, accelerator, serve_accelerator: None where unknown (a diagnostic says why) or
             where the recipe has no such section.
-        layers: the adapted layers, None where they cannot be told.
+        layers: the layers with adapters, None where they cannot be determined.
     """
 
     recipe: Recipe
@@ -64,7 +64,7 @@ class Facts:
         return data_parallel(self.axes)
 
     def first_given(self, *paths: str) -> str:
-        """The first of these paths that the recipe itself gives rather than a default; else the first."""
+        """Return the first of these paths that the recipe sets itself; if it sets none, the first path."""
         for path in paths:
             node: object = self.recipe
             for name in path.split("."):
@@ -77,13 +77,15 @@ class Facts:
 
     @cached_property
     def length(self) -> Length:
-        """How long the run is, and what the data at hand shows."""
+        """The length of the run, and what the local data shows about it."""
         return run_length(self.recipe, self.folder)
 
     @property
     def replicates(self) -> bool:
-        """Whether a dimension that its axis does not divide is kept whole; of models that no family describes
-        it is, where the recipe's own rules do not say otherwise."""
+        """Whether a dimension that its axis does not divide is replicated.
+
+        This holds for models that no family describes, unless the recipe has sharding rules of its own.
+        """
         described = self.model is None or self.model.family.tunix
         return self.recipe.sharding.on_indivisible == "replicate" or not described
 
@@ -93,7 +95,7 @@ class Facts:
 
     @cached_property
     def lora(self) -> LoraSettings | None:
-        """The `lora` section; None without one, or when its layers cannot be told."""
+        """The `lora` section; None without one, or when its layers cannot be determined."""
         section = self.recipe.lora
         if section is None or self.layers is None or self.model is None:
             return None
@@ -111,7 +113,7 @@ class Facts:
 
     @cached_property
     def ruled(self) -> tuple[Parameter, ...]:
-        """The model's arrays after those of the recipe's sharding rules that fit what they match."""
+        """The model's arrays after the recipe's sharding rules, as far as these fit the arrays they match."""
         fitting = []
         for match, spec in self.rules:
             pattern = re.compile(match)
@@ -123,11 +125,11 @@ class Facts:
 
 
 def gather(recipe: Recipe, source: Path) -> tuple[Facts, list[Diagnostic]]:
-    """Looks a recipe's model and hardware up.
+    """Look up a recipe's model and hardware.
 
     Args:
         recipe: validated against the language.
-        source: the recipe's file: relative directories are relative to its folder.
+        source: the recipe's file; relative directories are relative to its folder.
     """
     found: list[Diagnostic] = []
     model = _grown(recipe, _model(recipe, source, found), found)
@@ -140,7 +142,7 @@ def gather(recipe: Recipe, source: Path) -> tuple[Facts, list[Diagnostic]]:
 
 
 def _targets(recipe: Recipe, model: catalog.Model | None) -> Recipe:
-    """The recipe with every projection of the model as `lora.targets`, where it names none."""
+    """Fill in every projection of the model as `lora.targets` where the recipe names none."""
     if recipe.lora is None or model is None or "targets" in recipe.lora.model_fields_set:
         return recipe
     projections = (p for t in model.family.lora_targets(model.architecture) for p in t.projections)
@@ -169,7 +171,7 @@ def _model(recipe: Recipe, source: Path, found: list[Diagnostic]) -> catalog.Mod
 
 
 def _grown(recipe: Recipe, model: catalog.Model | None, found: list[Diagnostic]) -> catalog.Model | None:
-    """The model with the rows that the recipe gives its embedding and its head."""
+    """Return the model with the rows that the recipe adds to its embedding and its head."""
     rows = recipe.model.vocab_size
     if model is None or rows is None or rows == model.architecture.vocab_size:
         return model
@@ -191,7 +193,8 @@ def _grown(recipe: Recipe, model: catalog.Model | None, found: list[Diagnostic])
 
 
 def _at_commit(recipe: Recipe, model: catalog.Model | None, source: Path, found: list[Diagnostic]) -> Recipe:
-    """The recipe with the commit that its model was added at as the revision: what is checked is trained."""
+    """Set the recipe's model revision to the commit that the model was added at: the run trains what was
+    checked."""
     if model is None or model.added is None:
         return recipe
     added, given = model.added, recipe.model.revision
@@ -243,7 +246,7 @@ def _serve_accelerator(recipe: Recipe, found: list[Diagnostic]) -> Accelerator |
 
 
 def _outside(layers: str | Sequence[int], count: int) -> str:
-    """The place of the first layer that a model of so many does not have."""
+    """Return the position of the first listed layer that a model with `count` layers does not have."""
     index = next((i for i, layer in enumerate(layers) if isinstance(layer, int) and layer >= count), None)
     return "lora.layers" if index is None else f"lora.layers[{index}]"
 

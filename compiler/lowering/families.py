@@ -1,7 +1,7 @@
-"""What the compiler knows of a model family beside its arrays.
+"""What the compiler knows about a model family, besides its arrays.
 
-Most of it follows from the family's module in runtime/model/families/ and from a checkpoint's config.json.
-ROWS has what is exceptional; a new family needs none.
+Most of it follows from the family's module in runtime/model/families/ and from the checkpoint's config.json.
+ROWS holds the exceptions; a new family needs no entry.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TEMPLATE = """\
     {{ '<begin>assistant\\n' }}
 {%- endif -%}
 """
-"""Of a family without a template of its own in ROWS, with its own markers in place of these."""
+"""The chat template of a family without its own in ROWS; the family's own markers replace these."""
 
 GEMMA_TEMPLATE = """\
 {{ bos_token }}
@@ -90,11 +90,11 @@ class Tokens:
     """The tokenizer of a miniature.
 
     Attributes:
-        special: special tokens; a token's place is its id. The first four pad, end a text, begin one, and
-            stand for what is unknown.
-        chat_template: Jinja.
-        turn_end: id of the token that closes a turn.
-        begins: whether a text begins with the third one.
+        special: special tokens; a token's index is its id. The first four are for padding, for the end of a
+            text, for its beginning, and for unknown text.
+        chat_template: a Jinja template.
+        turn_end: the id of the token that closes a turn.
+        begins: whether a text begins with the third special token.
         media: ids of the tokens that stand for images and sound, by config.json's keys.
     """
 
@@ -110,14 +110,15 @@ class Served:
     """What vLLM-TPU does with a family.
 
     Attributes:
-        eight_bit: formats of eight bits that tpu-inference's JAX model loads and runs.
-        whole_head: whether it keeps an output head of its own whole on each device: it names no sharding.
-        split_heads: whether it splits each key and value head over all devices where those do not divide
-            them; others give a head to each.
-        tool_call_parser: the parser made for the family's markup.
-        switches: flags that a server of it needs, and why they cannot be switched off.
-        media_tokens: of the longest medium that a request may bring.
-        towers: what multimodal checkpoints have beside the text model, in words.
+        eight_bit: 8-bit formats that tpu-inference's JAX model loads and runs.
+        whole_head: whether each device keeps a whole copy of a separate output head, because the model
+            names no sharding for it.
+        split_heads: whether each key and value head is split over all devices where the number of devices
+            does not divide the number of heads; other families give each device a whole head.
+        tool_call_parser: the parser for the family's tool call markup.
+        switches: flags that a server of the family needs, and why they cannot be switched off.
+        media_tokens: tokens of the longest image, video or sound that a request may contain.
+        towers: what multimodal checkpoints have besides the text model, in words.
     """
 
     eight_bit: tuple[str, ...] = ()
@@ -130,19 +131,19 @@ class Served:
 
     @property
     def flags(self) -> Mapping[str, Any]:
-        """The switches as flags of the server."""
+        """Return the switches as flags of the server."""
         return dict.fromkeys(self.switches, True)
 
 
 @dataclass(frozen=True)
 class FamilyFacts:
-    """What the compiler knows of a family.
+    """What the compiler knows about a family.
 
     Attributes:
-        title: what to call it in a message.
-        tokens: of a miniature's tokenizer.
-        served: by vLLM-TPU.
-        chaotic: whether a run of its miniature differs from itself, so that parity measures that too.
+        title: the family's name in messages.
+        tokens: the tokenizer of its miniature.
+        served: what vLLM-TPU does with it.
+        chaotic: whether two runs of its miniature differ, so that parity measures this difference too.
     """
 
     title: str
@@ -153,7 +154,7 @@ class FamilyFacts:
 
 @dataclass(frozen=True)
 class Row:
-    """What differs in a family from what FamilyFacts has otherwise."""
+    """The exceptional values of a family, where they differ from the defaults of FamilyFacts."""
 
     tokens: Tokens | None = None
     served: Served = Served()
@@ -235,11 +236,11 @@ def _facts(family: Family) -> FamilyFacts:
 
 
 def _tokens(family: Family) -> Tokens:
-    """A tokenizer with the family's own markers of turns."""
+    """Return a tokenizer with the family's own turn markers."""
     begin, end = family.turn_markers or CHATML
     template = TEMPLATE.replace("<begin>", begin).replace("<end>", end)
     if (begin, end) == CHATML:
-        # As Qwen has them: a turn's end is the text's, and nothing begins one.
+        # As in Qwen's tokenizers: the token that ends a turn also ends the text, and no token begins a text.
         special = ("<|endoftext|>", end, begin, "<unk>", "<think>", "</think>")
         return Tokens(special, template, turn_end=1, begins=False)
     return Tokens((*COMMON, begin, end), template, turn_end=5)
@@ -250,30 +251,30 @@ FAMILIES: Mapping[str, FamilyFacts] = MappingProxyType(
 )
 
 ANY = _facts(Transformers())
-"""Of models that no family describes."""
+"""The facts of models that no family describes."""
 
 
 def facts_of(family: str) -> FamilyFacts:
-    """What the compiler knows of a family, by its name."""
+    """Return what the compiler knows about a family, by its name."""
     return FAMILIES.get(family, ANY)
 
 
 def titles() -> list[str]:
-    """What the families are called."""
+    """Return the names of the families, as messages show them."""
     return [facts.title for facts in FAMILIES.values()]
 
 
 SPELLED = {"smollm3": "SmolLM3", "granitemoe": "GraniteMoe"}
-"""Names of transformers' classes by model_type, where capitals stand within them."""
+"""Names of transformers' classes by model_type, where the capital letters do not follow from model_type."""
 
 LAYERS = {"Gemma4": "Gemma4Text", "Llama4": "Llama4Text"}
-"""What the class of a decoder layer begins with, where it is not what the causal model begins with."""
+"""The prefix of the decoder layer's class, where it differs from the prefix of the causal model's class."""
 
 
 def class_name(config: Mapping[str, Any]) -> str:
-    """How the names of transformers' classes of a checkpoint's text model begin: "Qwen3" of Qwen3ForCausalLM.
+    """Return the prefix of transformers' classes of a checkpoint's text model: "Qwen3" of Qwen3ForCausalLM.
 
-    The class follows from model_type, which also spells it: qwen3_moe is Qwen3Moe, qwen3_5_text Qwen3_5.
+    The prefix follows from model_type, and so does its spelling: qwen3_moe is Qwen3Moe, qwen3_5_text Qwen3_5.
     """
     text = text_config(config)
     kind = str(text.get("model_type") or models.family_of(config).model_types[-1]).removesuffix("_text")
@@ -283,7 +284,7 @@ def class_name(config: Mapping[str, Any]) -> str:
 
 
 def architecture_class(config: Mapping[str, Any]) -> str:
-    """The class that a checkpoint is loaded as: of `architectures`, else what model_type says."""
+    """Return the class that loads a checkpoint: from `architectures`, otherwise from model_type."""
     for name in config.get("architectures") or ():
         return str(name)
     if "text_config" not in config:
@@ -292,6 +293,6 @@ def architecture_class(config: Mapping[str, Any]) -> str:
 
 
 def decoder_layer(config: Mapping[str, Any]) -> str:
-    """transformers' class of a decoder layer, which FSDP gathers at a time."""
+    """Return transformers' class of a decoder layer. FSDP gathers the weights of one such layer at a time."""
     name = class_name(config)
     return f"{LAYERS.get(name, name)}DecoderLayer"

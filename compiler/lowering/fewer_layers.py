@@ -1,4 +1,4 @@
-"""A checkpoint's config.json with some of its layers, and the pattern that its layers repeat."""
+"""Reduce a checkpoint's config.json to some of its layers, and find the pattern that its layers repeat."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ FIRST = ("first_k_dense_replace", "max_window_layers")
 LAST = ("num_kv_shared_layers",)
 """Keys that say how many of the last layers are of one kind."""
 EVERY = ("no_rope_layer_interval", "decoder_sparse_step", "interleave_moe_layer_step")
-"""Keys that say which layers are of another kind: every second, third and so on."""
+"""Keys that say at which interval a layer is of another kind: every second, third and so on."""
 NOT_OF_LAYERS = ("architectures", "bos_token_id", "eos_token_id", "pad_token_id", *LISTED)
-"""Lists that may be as long as the model is deep and say nothing of each layer."""
+"""Lists that may happen to be as long as the model is deep, but have no value for each layer."""
 
 OUTER = ("tie_word_embeddings",)
-"""Keys of the text model that may stand beside its `text_config`."""
+"""Keys of the text model that may stand next to its `text_config`."""
 
 LONGEST = 16
-"""Layers of a pattern. What repeats after more is no pattern but a few stretches, each of one kind."""
+"""The longest pattern, in layers. A longer repetition is a few stretches of one kind each, not a pattern."""
 
 
 def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
-    """The text model's config.json with only some of its layers, which are numbered anew.
+    """Return the text model's config.json with only some of its layers, numbered anew.
 
-    A list as long as the model is deep says something of each layer, and is cut. `layer_types` is written out
-    where it differs between layers: what families derive it from counts from the first layer.
+    A list that is as long as the model is deep has a value for each layer, and is cut. `layer_types` is
+    written out if it differs between layers, because families derive it by counting from the first layer.
 
     Args:
         config: config.json, with or without a nested `text_config`.
-        layers: the layers to keep; one may be kept twice.
+        layers: the layers to keep; a layer may be kept twice.
     """
     family, text = family_of(config), text_config(config)
     architecture = family.architecture(config)
@@ -56,9 +56,9 @@ def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, A
 
 
 def pattern(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The first layers, as many as the pattern that a model's layers repeat is long.
+    """Return the first layers up to the length of the pattern that the model's layers repeat.
 
-    Where nothing is repeated within LONGEST layers they are the first of each kind.
+    If nothing repeats within LONGEST layers, return the first layer of each kind.
     """
     architecture, text = family_of(config).architecture(config), text_config(config)
     count = architecture.num_layers
@@ -78,12 +78,12 @@ def pattern(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def by_layer(architecture: Architecture) -> dict[str, tuple[Any, ...]]:
-    """The fields of an architecture that have a value for each layer, `layer_types` among them."""
+    """Return the fields of an architecture that have a value for each layer, including `layer_types`."""
     return {name: value for name in architecture.BY_LAYER if (value := getattr(architecture, name))}
 
 
 def period(kinds: Sequence[Any]) -> int:
-    """Length of the shortest run whose repetition is the whole sequence."""
+    """Return the length of the shortest run whose repetition gives the whole sequence."""
     return next(
         n for n in range(1, len(kinds) + 1) if all(kind == kinds[i % n] for i, kind in enumerate(kinds))
     )

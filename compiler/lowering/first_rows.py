@@ -1,4 +1,4 @@
-"""The first rows of a local file of data, read without the packages that train."""
+"""Read the first rows of a local data file, without the packages that training needs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from recipec.compiler.lowering.sources import ENDINGS, is_dataset
 from recipec.compiler.wording import listing
 
 LOOKED_AT = 200
-"""Rows that are read."""
+"""The number of rows that are read."""
 
 MOST = 8 << 20
-"""Characters of a line, or of a file that is one JSON list, that are read."""
+"""The number of characters that are read of a line, or of a file that is one JSON list."""
 
 
 def first_rows(file: Path) -> list[dict[str, Any]] | None:
-    """At most LOOKED_AT rows; None of a kind that this environment cannot read, or a data set's folder.
+    """Read at most LOOKED_AT rows; None for a format that this environment cannot read, or a data set's
+    folder.
 
     Raises:
-        OSError, EOFError, ValueError, RecursionError, csv.Error: it cannot be read.
+        OSError, EOFError, ValueError, RecursionError, csv.Error: the file cannot be read.
     """
     if is_dataset(file.name):
         if file.is_file():
@@ -47,10 +48,10 @@ def first_rows(file: Path) -> list[dict[str, Any]] | None:
 
 
 def _json_rows(text: io.TextIOWrapper, kind: str) -> Iterator[dict[str, Any]]:
-    """The rows of a file with one object a line, or of one list of objects.
+    """Yield the rows of a file with one object per line, or with one list of objects.
 
     Raises:
-        ValueError: a line is no object, or the list no JSON, with its place.
+        ValueError: a line is not an object, or the list is not valid JSON; the message has the position.
     """
     line = text.readline(MOST)
     if kind == "json" and line.lstrip().startswith("["):
@@ -70,7 +71,7 @@ def _json_rows(text: io.TextIOWrapper, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def _value(text: str, number: int) -> Any:
-    """The value of a JSON text that begins in a line of its file."""
+    """Parse a JSON text that begins at line `number` of its file."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

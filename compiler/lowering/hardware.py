@@ -1,19 +1,20 @@
-"""Which chips an accelerator's name or topology stands for.
+"""Find the chips that an accelerator's name or topology stands for.
 
 The number in a name counts TensorCores for v4, v5p and tpu7x, and chips for v5e and v6e: v5p-8 is four
-chips. All that is known of a generation is its entry of data/hardware.json, each price with its date:
+chips. Everything that is known about a generation is in its entry of data/hardware.json, each price with its
+date:
 
-- aliases: other spellings of it in the names that the Cloud console and tools show; gcloud: its own one.
-- compiler: what libtpu compiles for it with. chip_config: where libtpu's default is not how Cloud TPU shows a
-  chip (v4's two TensorCores are one device). cycles_ghz: the clock of its estimated cycles, the published
-  peak over what the matrix units do in a cycle.
-- attention_block: of splash attention's kernel. By the law that is fitted to published timings
-  (compiler/plan/kernels.py) both passes take 10 to 24 % less with 1024 on v6e and TPU7x, at lengths of 2048
-  and 4096, and more on v5p.
-- ici_gb_per_s: of all links of a chip, in both directions. dcn_gbit_per_s: of a chip to other slices.
+- aliases: other spellings in the names that the Cloud console and tools show; gcloud: gcloud's spelling.
+- compiler: libtpu's settings to compile for it. Its chip_config: set where libtpu's default differs from
+  how Cloud TPU exposes a chip (v4's two TensorCores are one device). cycles_ghz: the clock behind libtpu's
+  estimated cycles: the published peak divided by the work of the matrix units in one cycle.
+- attention_block: the block size of splash attention's kernel. By the formula fitted to published timings
+  (compiler/plan/kernels.py), both passes take 10 to 24 % less time with 1024 on v6e and TPU7x, at lengths of
+  2048 and 4096, and more on v5p.
+- ici_gb_per_s: all links of a chip, in both directions. dcn_gbit_per_s: from a chip to other slices.
 - vllm: support by tpu-inference's compatibility table: "advised" in helps, "tested", "experimental", or "no
-  kernel" where its ragged paged attention raises NotImplementedError. name and kernel_version: what
-  tpu-inference calls the chip, and the number that its kernels know it by.
+  kernel" where its ragged paged attention raises NotImplementedError. name and kernel_version:
+  tpu-inference's name of the chip, and the number that identifies the chip to its kernels.
 """
 
 from __future__ import annotations
@@ -63,33 +64,33 @@ class UnknownAccelerator(ValueError):
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A slice of one TPU generation, or virtual CPU devices.
+    """One or more slices of a TPU generation, or virtual CPU devices.
 
     Attributes:
         name: as in the recipe, aliases resolved: "v5p-8", "cpu-8".
         generation: "v5p", "cpu".
         chips: physical chips of all slices; for a CPU the number of virtual devices.
-        devices: what JAX shows: one per chip, two on tpu7x.
-        hosts: machines that the slices are made of: as Cloud TPU VMs, or as the recipe's mesh.hosts says.
+        devices: the number of JAX devices: one per chip, two on tpu7x.
+        hosts: machines of all slices: as Cloud TPU VMs, or as the recipe's mesh.hosts says.
         platform: "tpu" or "cpu".
         hbm_gib: memory of a chip that a program can use, in GiB, None for a CPU.
         bf16_tflops: peak of a chip in bfloat16, TFLOP/s, None for a CPU.
-        eight_bits, eight_bit_tflops: the type of products in eight bits that are faster, "int8" or "fp8", and
-            their peak; None where there are none, and for a CPU.
+        eight_bits, eight_bit_tflops: the 8-bit type, "int8" or "fp8", whose products are faster than those in
+            bfloat16, and their peak; None where no 8-bit type is faster, and for a CPU.
         topology: "2x2x1", None for a CPU.
         usd_per_chip_hour: on-demand list price, None where none is published.
         price_date: when that price was read.
-        runtime_version: of the Cloud TPU VM's image, None when there is no such VM.
+        runtime_version: the image of the Cloud TPU VM, None when there is no such VM.
         name_counts: what the number in the name counts: "tensorcores", "chips" or "devices".
         tensorcores_per_chip: 0 for a CPU.
-        fp8_kv_cache, fp8_matmul: whether vLLM serves with them on this generation.
+        fp8_kv_cache, fp8_matmul: whether vLLM can serve with these on this generation.
         hbm_gb_per_s, ici_gb_per_s: bandwidth of a chip's memory, and of its links in both directions, in
             10^9 bytes/s; None for a CPU.
-        slices: how many, joined over the data 's network (DCN).
-        gke_accelerator: what GKE's node label calls the generation: "tpu-v6e-slice"; None for a CPU.
+        slices: the number of slices, joined over the data center's network (DCN).
+        gke_accelerator: the generation in GKE's node label: "tpu-v6e-slice"; None for a CPU.
         gke_machine: the machine type of a node that has the whole slice, None where no single node has.
         gke_disk: the type of disk that its machines attach: "hyperdisk-balanced"; None for a CPU.
-        attention_block: tokens of splash attention's largest block, where the recipe names none; None for a
+        attention_block: tokens of splash attention's largest block, where the recipe sets none; None for a
             CPU.
     """
 
@@ -140,7 +141,7 @@ class Accelerator:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """List price of all chips together, None where none is published."""
+        """List price of all chips together in US$, None where none is published."""
         return None if self.usd_per_chip_hour is None else self.usd_per_chip_hour * self.chips
 
     def describe(self) -> str:
@@ -158,26 +159,27 @@ class Accelerator:
 
 @functools.cache
 def generations() -> Mapping[str, Mapping[str, Any]]:
-    """The generations of data/hardware.json by name."""
+    """Return the generations of data/hardware.json by name."""
     data: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
     return data
 
 
 def known_generation(name: str) -> str:
-    """A generation by its name or another spelling; what is unknown, as it is."""
+    """Return a generation's name for its name or another spelling; an unknown name is returned unchanged."""
     return next((known for known, data in generations().items() if name in data["aliases"]), name)
 
 
 def supported_by_vllm(*support: str) -> list[str]:
-    """The generations that tpu-inference supports so: "tested" and others of the module's docstring."""
+    """Return the generations with one of these levels of support by tpu-inference (see the module
+    docstring)."""
     return [name for name, data in generations().items() if data["vllm"]["support"] in support]
 
 
 def accelerator(mesh: MeshSection) -> Accelerator:
-    """The hardware that a recipe's `mesh` section asks for.
+    """Return the hardware that a recipe's `mesh` section asks for.
 
     Raises:
-        UnknownAccelerator: when the catalog does not have it.
+        UnknownAccelerator: the catalog does not have it.
     """
     found = from_topology(mesh.topology) if mesh.topology else from_name(mesh.accelerator or "")
     if found.platform == "cpu":
@@ -195,17 +197,20 @@ def accelerator(mesh: MeshSection) -> Accelerator:
 
 
 def arranged(slices: int, fsdp: int, tp: int, cp: int = 1) -> dict[str, int]:
-    """Sizes of a mesh's axes as a recipe gives them: fsdp, cp and tp of each slice, and dcn over several."""
+    """Return the mesh axes as a recipe gives them: fsdp, cp and tp of each slice, and dcn if there are
+    several."""
     several = {"dcn": slices} if slices > 1 else {}
     return {**several, "fsdp": fsdp, **({"cp": cp} if cp > 1 else {}), "tp": tp}
 
 
 def host_counts(mesh: MeshSection) -> list[int]:
-    """The numbers of machines that a recipe's accelerator can be: as Cloud TPU VMs, and on GKE as machines of
-    4 chips; of virtual CPU devices, processes that share them evenly.
+    """Return the possible numbers of hosts of a recipe's accelerator.
+
+    A TPU slice consists of Cloud TPU VMs, or on GKE of machines with 4 chips. Virtual CPU devices can be
+    shared evenly by several processes.
 
     Raises:
-        UnknownAccelerator: when the catalog does not have it.
+        UnknownAccelerator: the catalog does not have it.
     """
     found = from_topology(mesh.topology) if mesh.topology else from_name(mesh.accelerator or "")
     if found.platform == "cpu":
@@ -216,19 +221,19 @@ def host_counts(mesh: MeshSection) -> list[int]:
 
 
 def from_text(text: str) -> Accelerator:
-    """An accelerator by its name, "v6e-8", or by its topology, "v6e:2x4".
+    """Return an accelerator by its name, "v6e-8", or by its topology, "v6e:2x4".
 
     Raises:
-        UnknownAccelerator: when there is none such.
+        UnknownAccelerator: there is no such accelerator.
     """
     return from_topology(text) if ":" in text else from_name(text)
 
 
 def from_name(name: str) -> Accelerator:
-    """The hardware of a name such as "v5p-8", "v5litepod-8", "v6e-8", "tpu7x-8" or "cpu-8".
+    """Return the hardware of a name such as "v5p-8", "v5litepod-8", "v6e-8", "tpu7x-8" or "cpu-8".
 
     Raises:
-        UnknownAccelerator: when the catalog does not have it.
+        UnknownAccelerator: the catalog does not have it.
     """
     match = re.fullmatch(r"([a-z][a-z0-9]*)-([1-9][0-9]{0,5})", name.strip().lower())
     generation = known_generation(match[1]) if match else ""
@@ -254,10 +259,10 @@ def from_name(name: str) -> Accelerator:
 
 
 def from_topology(topology: str) -> Accelerator:
-    """The hardware of an explicit topology such as "v5p:2x2x1" or "v6e:2x4".
+    """Return the hardware of an explicit topology such as "v5p:2x2x1" or "v6e:2x4".
 
     Raises:
-        UnknownAccelerator: when the catalog does not have it.
+        UnknownAccelerator: the catalog does not have it.
     """
     generation, _, shape = topology.strip().lower().partition(":")
     generation = known_generation(generation)
@@ -277,7 +282,7 @@ def from_topology(topology: str) -> Accelerator:
 
 
 def known_names() -> list[str]:
-    """Every accelerator name of the catalog, and the CPU ones that are usual."""
+    """Return every accelerator name of the catalog, and the usual CPU names."""
     names = [f"cpu-{count}" for count in (1, 2, 4, 8)]
     for generation, data in generations().items():
         cores = _counted_per_chip(data)
@@ -341,7 +346,7 @@ def _cpu(devices: int) -> Accelerator:
 
 
 def _counted_per_chip(data: Mapping[str, Any]) -> int:
-    """What a chip adds to the number in a name."""
+    """Return how much one chip adds to the number in a name."""
     return int(data["tensorcores_per_chip"]) if data["name_counts"] == "tensorcores" else 1
 
 

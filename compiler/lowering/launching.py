@@ -1,4 +1,4 @@
-"""Which launchers fit a recipe, and what machines they make of its accelerator."""
+"""Choose the launchers that fit a recipe, and describe the machines of its accelerator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a launcher cannot run a recipe.
+    """The reason why a launcher cannot run a recipe.
 
     Attributes:
         reason: a sentence without its full stop.
@@ -29,10 +29,10 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Machines:
-    """What a recipe's accelerator is made of.
+    """The machines of a recipe's accelerator.
 
     Attributes:
-        slices, hosts_per_slice, chips_per_host: how many.
+        slices, hosts_per_slice, chips_per_host: counts.
         gke_machine: the machine type of a host on GKE, None where GKE has none of that size.
     """
 
@@ -43,7 +43,7 @@ class Machines:
 
 
 def machines(accelerator: Accelerator) -> Machines:
-    """The machines of a TPU accelerator."""
+    """Return the machines of a TPU accelerator."""
     hosts = accelerator.hosts // accelerator.slices
     chips = accelerator.chips // accelerator.hosts
     types = generations()[accelerator.generation]["gke"]["machines"]
@@ -51,13 +51,13 @@ def machines(accelerator: Accelerator) -> Machines:
 
 
 def launchers(recipe: Recipe, accelerator: Accelerator) -> list[str]:
-    """The kinds of launchers to emit, in the order of `KINDS`."""
+    """Return the kinds of launchers to emit, in the order of `KINDS`."""
     wanted = [kind for kind in KINDS if kind in recipe.launch.kind]
     return [kind for kind in wanted if obstacle(kind, recipe, accelerator) is None]
 
 
 def obstacle(kind: str, recipe: Recipe, accelerator: Accelerator) -> Obstacle | None:
-    """What keeps a launcher from running the recipe; None where it can."""
+    """Return what keeps a launcher from running the recipe; None if nothing does."""
     if accelerator.platform != "tpu":
         return Obstacle(f"{accelerator.name} is this machine's own CPU", "leave launch.kind out")
     on_vms = kind in ("tpu-vm", "skypilot")
@@ -128,5 +128,5 @@ def _gke_obstacle(kind: str, accelerator: Accelerator) -> Obstacle | None:
 
 
 def bucket_of(address: str) -> str | None:
-    """The bucket of a gs:// address, as an address; None for other places."""
+    """Return the bucket of a gs:// address, as an address; None for other paths."""
     return "/".join(address.split("/")[:3]) if address.startswith("gs://") else None

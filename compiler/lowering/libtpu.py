@@ -1,9 +1,9 @@
 """The flags of libtpu that a recipe's step is compiled with.
 
-data/libtpu.json has those that the pinned libtpu takes, as `python -m scripts.libtpu_flags` found them, and
-the profiles: flags of published runs on each generation (MaxText's benchmarks, Google's TPU recipes) that it
-takes, and of v5e v6e's threshold of windowed products (docs/planning.md has what it brings). `experts` has
-what those of models with experts had otherwise.
+data/libtpu.json lists the flags that the pinned libtpu accepts, as found by `python -m scripts.libtpu_flags`,
+and the profiles. A profile holds the accepted flags of published runs on a generation (MaxText's benchmarks,
+Google's TPU recipes). v5e's profile also has v6e's threshold of windowed products (docs/planning.md shows its
+effect). `experts` holds the values that differ for models with experts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DATA = Path(__file__).parents[1] / "data" / "libtpu.json"
 
 
 def flags(program: Program) -> tuple[str, ...]:
-    """As LIBTPU_INIT_ARGS takes them: ("--xla_tpu_scoped_vmem_limit_kib=65536",)."""
+    """Return the flags as LIBTPU_INIT_ARGS takes them: ("--xla_tpu_scoped_vmem_limit_kib=65536",)."""
     asked, named = program.recipe.xla, profile(program.recipe)
     found: dict[str, Any] = dict(profiles()[named])
     if program.family.expert_targets(program.architecture):
@@ -37,34 +37,34 @@ def flags(program: Program) -> tuple[str, ...]:
 
 
 def profile(recipe: Recipe) -> str:
-    """The profile that a recipe's `xla.profile` comes to."""
+    """Return the name of the profile that a recipe's `xla.profile` selects."""
     asked = recipe.xla.profile
     return own_profile(accelerator(recipe.mesh).generation) if asked == "auto" else asked
 
 
 def own_profile(generation: str) -> str:
-    """The profile of a generation; "none" for one without."""
+    """Return the name of a generation's profile; "none" for a generation without one."""
     return generation if generation in profiles() else "none"
 
 
 def profiles() -> Mapping[str, Mapping[str, Any]]:
-    """The flags of each profile."""
+    """Return the flags of each profile."""
     found: dict[str, dict[str, Any]] = _data()["profiles"]
     return found
 
 
 def known(name: str) -> bool:
-    """Whether the pinned libtpu takes a flag."""
+    """Return whether the pinned libtpu accepts a flag."""
     return name in _names()
 
 
 def near(name: str) -> str | None:
-    """A flag that is spelled nearly so."""
+    """Return the known flag with the most similar spelling."""
     return next(iter(get_close_matches(name, _names(), 1)), None)
 
 
 def version() -> str:
-    """Of libtpu, whose flags they are."""
+    """Return the version of libtpu that the flags belong to."""
     return str(_data()["libtpu"])
 
 

@@ -1,5 +1,5 @@
-"""From a loaded recipe to a program: settles what it means, and checks it against the model and the
-hardware. All errors are found in one pass, as far as the recipe can be understood."""
+"""Turn a loaded recipe into a program: resolve its meaning, and check it against the model and the hardware.
+One pass finds all errors, as far as the recipe can be understood."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recipec.spec.diagnostics import Diagnostic, has_errors, in_order
 from recipec.spec.load import Loaded, locate
 
 LASTING_GROUPS = ("02", "03", "06", "08")
-"""Groups of codes whose diagnostics are the same on every machine, whatever data lies beside the recipe."""
+"""Groups of diagnostic codes that are the same on every machine, whatever data lies next to the recipe."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Lowered:
 
 
 PLANNED = ("E0634", "E1301", "E1302")
-"""What cannot be run, and can be planned: a server whose plan shows that nothing fits, and checkpoints that
-not all hosts reach."""
+"""Errors of recipes that cannot run but can be planned: a server whose plan shows that it does not fit, and
+checkpoints that not all hosts can reach."""
 
 
 def lower(loaded: Loaded, planning: bool = False) -> Lowered:
-    """Checks a recipe and settles its program.
+    """Check a recipe and build its program.
 
     Args:
-        planning: whether the program is for planning alone, to which some errors are no obstacle.
+        planning: whether the program is only for planning, which some errors do not prevent.
     """
     recipe = loaded.recipe or loaded.tentative
     if recipe is None:

@@ -1,4 +1,4 @@
-"""The schedule and the optimizer of a recipe as expressions of optax: train.py states them, a plan evaluates
+"""Build a recipe's schedule and optimizer as optax expressions. train.py contains them, a plan evaluates
 them."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def hyperparameters(train: Train) -> dict[str, Value]:
-    """What the schedule and the optimizer are made of."""
+    """Return the constants that the schedule and the optimizer use."""
     optimizer, schedule = train.optimizer, train.schedule
     out: dict[str, Value] = {"LEARNING_RATE": optimizer.learning_rate}
     if schedule.warmup_ratio is not None:
@@ -26,7 +26,7 @@ def hyperparameters(train: Train) -> dict[str, Value]:
 
 
 def _of_optimizer(optimizer: Optimizer) -> dict[str, Value]:
-    """The constants that the optimizer is made of; the learning rate is the schedule's."""
+    """Return the optimizer's constants; the learning rate belongs to the schedule."""
     out: dict[str, Value] = {}
     if optimizer.name in ("adamw", "lion"):
         out |= {"B1": optimizer.b1, "B2": optimizer.b2}
@@ -42,11 +42,11 @@ def _of_optimizer(optimizer: Optimizer) -> dict[str, Value]:
 
 
 def schedule(train: Train) -> Call:
-    """The optax schedule, with the semantics of transformers' get_*_schedule_with_warmup."""
+    """Return the optax schedule, with the semantics of transformers' get_*_schedule_with_warmup."""
     peak, final = Name("LEARNING_RATE"), Name("FINAL_RATIO * LEARNING_RATE")
     warmup = Name("WARMUP_STEPS" if train.schedule.warmup_ratio is None else "warmup")
     ramp = Call("optax.linear_schedule", {"*0": 0.0, "*1": peak, "*2": warmup})
-    # optax refuses a decay of no steps, which a run that ends within its warm-up would have.
+    # optax refuses a decay of zero steps, which a run that ends within its warm-up would have.
     may_end_in_warmup = train.steps is None or train.schedule.warmup_ratio is not None
     end = Name(f"max(steps, {warmup.text} + 1)" if may_end_in_warmup else "steps")
     if train.schedule.name == "constant":
@@ -81,13 +81,13 @@ def _joined(first: Call, second: Call, boundary: Name) -> Call:
 
 
 def optimizer(recipe: Recipe) -> Call:
-    """The optax rule, of `schedule` and the hyperparameters."""
+    """Return the optax optimizer, which uses `schedule` and the hyperparameters."""
     settings = recipe.train.optimizer
     links = []
     if settings.max_grad_norm is not None:
         links.append(Call("optax.clip_by_global_norm", {"*0": Name("MAX_GRAD_NORM")}))
     if settings.name == "sgd" and settings.weight_decay:
-        # As in torch.optim.SGD: the decay is part of the gradient, and of its running sum.
+        # As in torch.optim.SGD: the decay is added to the gradient, and so to the momentum.
         links.append(Call("optax.add_decayed_weights", {"*0": Name("WEIGHT_DECAY")}))
     links += _adafactor(settings) if settings.name == "adafactor" else [_rule(settings)]
     if recipe.lora is not None and recipe.lora.plus_ratio is not None:
@@ -97,15 +97,15 @@ def optimizer(recipe: Recipe) -> Call:
 
 
 def own_rules(recipe: Recipe) -> list[str]:
-    """What `optimizer` calls of runtime.training.optimizers."""
+    """Return the functions of runtime.training.optimizers that `optimizer` calls."""
     found = source(optimizer(recipe))
     return [name for name in ("faster_b", "master_weights") if f"{name}(" in found]
 
 
 def _adafactor(settings: Optimizer) -> list[Call]:
-    """optax.adafactor's links, as transformers' Adafactor with scale_parameter and relative_step off.
+    """Return optax.adafactor's links, as transformers' Adafactor with scale_parameter and relative_step off.
 
-    optax's own does not multiply the weight decay by the learning rate.
+    optax's own adafactor does not multiply the weight decay by the learning rate.
     """
     decay = [Call("optax.add_decayed_weights", {"*0": Name("WEIGHT_DECAY")})] if settings.weight_decay else []
     return [

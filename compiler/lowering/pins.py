@@ -1,6 +1,6 @@
 """The package versions that this compiler's artifacts were tested with, from data/pins.json.
 
-Each set has the packages that a script imports ("direct") and what those need ("transitive").
+Each set has the packages that a script imports ("direct") and their dependencies ("transitive").
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Pins:
     """Versions by package, sorted by name.
 
     Attributes:
-        direct: what the generated scripts and the runtime import.
-        transitive: what those need.
+        direct: packages that the generated scripts and the runtime import.
+        transitive: dependencies of those packages.
     """
 
     direct: Mapping[str, str]
@@ -42,33 +42,33 @@ class Pins:
 
 @functools.cache
 def sets() -> Mapping[str, Any]:
-    """data/pins.json: the sets by environment."""
+    """Return data/pins.json: the sets by environment."""
     data: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
     return data
 
 
 def training(program: Program) -> Pins:
-    """The environment of train.py and merge.py."""
+    """Return the environment of train.py and merge.py."""
     return _logging(program, without_logging(program))
 
 
 def without_logging(program: Program) -> Pins:
-    """That environment but for what takes a run's numbers elsewhere."""
+    """Return that environment without the packages that send a run's metrics elsewhere."""
     return _reaching(program, _pins(f"train-{program.accelerator.platform}"))
 
 
 def torchax() -> Pins:
-    """What train_torchax.py needs beside the environment of train.py."""
+    """Return what train_torchax.py needs in addition to the environment of train.py."""
     return _pins("torchax")
 
 
 def evaluation() -> Pins:
-    """The environment of lm-eval, which serve/eval.sh runs."""
+    """Return the environment of lm-eval, which serve/eval.sh runs."""
     return _pins("eval")
 
 
 def trl(program: Program) -> Pins:
-    """The environment of train_trl.py."""
+    """Return the environment of train_trl.py."""
     pins = _pins("trl")
     if program.lora is not None and program.lora.quantize is not None:
         pins |= _pins("trl-quantized")
@@ -76,12 +76,12 @@ def trl(program: Program) -> Pins:
 
 
 def _reaching(program: Program, pins: Pins) -> Pins:
-    """With what reaches the addresses that a recipe names."""
+    """Add the packages that read and write the addresses which a recipe names."""
     return pins | _pins("gcs") if uses_gcs(program) else pins
 
 
 def _logging(program: Program, pins: Pins) -> Pins:
-    """With what takes a run's numbers to where the recipe says."""
+    """Add the packages that send a run's metrics to the recipe's destination."""
     log = program.recipe.train.log
     for name, asked in (("wandb", log.wandb_project), ("mlflow", log.mlflow_experiment)):
         pins = pins if asked is None else pins | _pins(name)
@@ -89,7 +89,7 @@ def _logging(program: Program, pins: Pins) -> Pins:
 
 
 def uses_gcs(program: Program) -> bool:
-    """Whether anything that a recipe reads or writes lies in Google Cloud Storage."""
+    """Return whether anything that a recipe reads or writes lies in Google Cloud Storage."""
     recipe = program.recipe
     places = [source.path for source in (*recipe.data.train, *recipe.data.eval)]
     places += [recipe.train.samples.prompts] if recipe.train.samples else []

@@ -1,4 +1,4 @@
-"""The program: a recipe whose meaning is settled. Emitters read this and nothing else."""
+"""The program: a recipe whose meaning is resolved. It is the only input of the emitters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Program:
-    """What a recipe means, after every check has passed.
+    """The meaning of a recipe, after every check has passed.
 
     Attributes:
         recipe: the resolved recipe: `extends`, `--set` and defaults applied.
@@ -29,16 +29,16 @@ class Program:
         family, architecture: of the model.
         config: its config.json, as `catalog.Model` has it.
         model_origin: "catalog", or the config.json that was read.
-        accelerator: what it trains on.
-        serve_accelerator: what it is served on, None without a `serve` section.
+        accelerator: the hardware that it trains on.
+        serve_accelerator: the hardware that serves it, None without a `serve` section.
         data_parallel: devices that see different samples: the size of the axis fsdp.
         accumulation_steps: micro-batches of one optimizer step.
         parameters: every array of the model with its final sharding.
         lora, adapters: None and () for full fine-tuning.
         rules: the recipe's sharding rules, first match wins.
         text: recipe.yaml of the artifact: the recipe as it was written.
-        notes: warnings and notes of the checks that hang on the recipe alone, not on files beside it.
-        installs_runtime: whether its artifact installs the runtime from its wheel, and has no copy beside it.
+        notes: warnings and notes of those checks that depend only on the recipe, not on files next to it.
+        installs_runtime: whether its artifact installs the runtime from its wheel instead of having a copy.
         notebook: whether its artifact has a notebook.
     """
 
@@ -62,7 +62,7 @@ class Program:
     notebook: bool = False
 
     def serving(self, **changes: object) -> Program:
-        """The program with a server of other settings."""
+        """Return the program with other settings of the server."""
         serve = self.recipe.server
         changed = self.recipe.model_copy(update={"serve": serve.model_copy(update=changes)})
         return replace(self, recipe=changed)
@@ -78,17 +78,18 @@ class Program:
 
     @property
     def base_parameters(self) -> int:
-        """Numbers in the model that the checkpoint fills."""
+        """The number of values in the model that the checkpoint provides."""
         return sum(math.prod(p.shape) for p in self.parameters if p.sources)
 
     @property
     def whole(self) -> tuple[Parameter, ...]:
-        """The parameters that are trained beside adapters."""
+        """The parameters that are trained in full in addition to adapters."""
         return trained_whole(self.parameters, self.lora)
 
     @property
     def trainable_parameters(self) -> int:
-        """Numbers that the optimizer changes: all, or those of adapters and of `whole`, as PEFT counts."""
+        """The number of values that the optimizer changes: all, or those of adapters and `whole` (as in
+        PEFT)."""
         if self.lora is None:
             return self.base_parameters
         whole = sum(math.prod(parameter.shape) for parameter in self.whole)
@@ -96,7 +97,7 @@ class Program:
 
     @property
     def used_adapter_parameters(self) -> float:
-        """Numbers of A and B that a token goes through: of experts, those of the ones that are chosen."""
+        """The number of values of A and B that one token uses; of experts, only those of the chosen ones."""
         experts, used = self.architecture.routing
         return sum(
             adapter.trained_size * (used / experts if adapter.target.experts else 1)
@@ -105,11 +106,12 @@ class Program:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Of the whole training machine: the recipe's price, else the catalog's; None without either."""
+        """US$ per hour of the whole training machine: the recipe's price, else the catalog's; None without
+        either."""
         given = self.recipe.cost.train_usd_per_hour
         return self.accelerator.usd_per_hour if given is None else given
 
     @property
     def reach(self) -> Reach:
-        """Which share of the parameters the adapters reach."""
+        """The share of the parameters that the adapters reach."""
         return reach(self.parameters, self.adapters)

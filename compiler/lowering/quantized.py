@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are stored quantized, told by what their tools write; few can be trained."""
+"""Recognize checkpoints with quantized weights by what quantization tools write; few can be trained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ METHODS = {
     "gptq": "GPTQ",
     "mxfp4": "MXFP4",
 }
-"""Names of the methods, by `quant_method` of a config.json; others are named as they stand there."""
+"""Display names of the methods, by `quant_method` of a config.json; others keep the name given there."""
 
 ENDINGS = {
     ".g_idx": "GPTQ",
@@ -26,12 +26,12 @@ ENDINGS = {
     ".SCB": "bitsandbytes",
     ".qweight": "AWQ",
 }
-"""How the names of tensors end that a method writes beside the weights or in their place; the first that any
-tensor has tells. GPTQ writes a `.qweight` too."""
+"""Suffixes of the tensors that a method stores next to the weights or instead of them. The first suffix that
+any tensor has decides, because GPTQ stores a `.qweight` too."""
 
 
 def by_config(config: Any) -> str | None:
-    """The method that a config.json names, None where it names none."""
+    """Return the method that a config.json names, None if it names none."""
     text = config.get("text_config") if isinstance(config, dict) else None
     for part in (config, text):
         for key in ("quantization_config", "compression_config"):
@@ -44,13 +44,14 @@ def _named(section: Any, key: str) -> str:
     if not isinstance(section, dict):
         return key
     method = section.get("quant_method")
-    if method is None:  # of older versions of bitsandbytes
+    if method is None:  # older versions of bitsandbytes
         return "bitsandbytes" if "load_in_4bit" in section or "load_in_8bit" in section else key
     return METHODS.get(str(method), str(method))
 
 
 def is_read(config: Any) -> bool:
-    """Whether the family of a config.json reads weights that are stored as it says."""
+    """Return whether the family of a config.json reads weights in the quantized format that the file
+    states."""
     try:
         return isinstance(config, dict) and family_of(config).reads(config.get("quantization_config"))
     except UnsupportedCheckpoint:
@@ -58,10 +59,10 @@ def is_read(config: Any) -> bool:
 
 
 def by_tensors(types: Mapping[str, str]) -> str | None:
-    """The method that the tensors' names or types show, None where they show none.
+    """Return the method that the tensors' names or types show, None if they show none.
 
     Args:
-        types: of each tensor, as safetensors names them.
+        types: the type of each tensor, as safetensors names it.
     """
     for ending, method in ENDINGS.items():
         if any(name.endswith(ending) for name in types):

@@ -1,4 +1,4 @@
-"""A recipe as recipe.lock.json has it: every default filled in, patterns as pairs in their order."""
+"""Convert a recipe to and from its form in recipe.lock.json, with all defaults and with patterns as pairs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from recipec.spec.language import Recipe
 
 PATTERNS = ("rank_pattern", "alpha_pattern")
-"""Of `lora`. As pairs: the first pattern that matches holds, and the lock's keys are sorted."""
+"""Keys of `lora` recorded as pairs: the first matching pattern wins, and the lock sorts its keys."""
 
 
 def to_record(recipe: Recipe) -> dict[str, Any]:
-    """The recipe with all its defaults, as JSON values; `extends` has been applied and is left out."""
+    """Return the recipe with all its defaults as JSON values; `extends` has been applied and is left out."""
     values: dict[str, Any] = recipe.model_dump(mode="json", exclude={"extends"})
     lora = values["lora"] or {}
     for name in PATTERNS:
@@ -23,7 +23,7 @@ def to_record(recipe: Recipe) -> dict[str, Any]:
 
 
 def from_record(values: Any) -> Any:
-    """A lock's recipe as the language has it; what is no recipe is left as it is."""
+    """Return a lock's recipe in the form of the language; an invalid recipe is returned unchanged."""
     if not isinstance(values, Mapping) or not isinstance(values.get("lora"), Mapping):
         return values
     lora = dict(values["lora"])

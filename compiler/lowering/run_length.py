@@ -1,9 +1,10 @@
-"""How long a run is: the one place that tells it, in steps and in hours.
+"""Compute how long a run is, in steps and in hours. No other module does.
 
-With `train.steps` it is exact. With `train.epochs` it follows from the rows that samples are laid into:
-counted by the code that train.py runs, where the data and its tokenizer are at hand (nothing is downloaded,
-no weights are needed, jax is not imported), else a range by the characters of local JSON-lines files. Hours
-are the user's, those of a run's metrics, or steps times the step of a plan.
+With `train.steps` the length is exact. With `train.epochs` it follows from the number of rows that the
+samples fill. Where the data and its tokenizer are on this machine, the code of train.py counts the rows
+(nothing is downloaded, no weights are needed, jax is not imported). Otherwise the length is a range,
+estimated from the characters of local JSON-lines files. Hours come from the user, from a run's metrics, or
+from steps times the step time of a plan.
 """
 
 from __future__ import annotations
@@ -34,31 +35,32 @@ if TYPE_CHECKING:
     from recipec.spec.language import DataSource, Recipe, Train
 
 LARGEST = 64 * 2**20
-"""Bytes of data that are counted while compiling; more would make it slow."""
+"""The most bytes of data that are counted while compiling; more would make it slow."""
 
 SAMPLED = 200
-"""Rows whose lengths are looked at."""
+"""The number of rows whose lengths are looked at."""
 
 CHARACTERS_PER_TOKEN = 4
-"""Of English text under a vocabulary of 262,144: rough, and only said as such."""
+"""Characters of a token of English text with a vocabulary of 262,144: a rough value, and only reported as
+such."""
 
 FEWEST_CHARACTERS, MOST_CHARACTERS = 2.5, 5.0
-"""Characters of a token, from code and other languages to plain English."""
+"""Characters of a token: the least, for code and other languages, and the most, for plain English."""
 
 FEWEST_MARKERS, MOST_MARKERS = 3, 10
-"""Tokens that a chat template writes around a turn."""
+"""Tokens that a chat template adds around a turn."""
 
 SPILL = 1.25
-"""Rows that packing makes, over those that a perfect one would, at the most that is likely."""
+"""The likely upper bound of the rows that packing makes, relative to those of a perfect packing."""
 
 ENOUGH_STEPS = 50
-"""Optimizer steps below which a run hardly learns."""
+"""Below this number of optimizer steps, a run hardly learns."""
 
 QUICK_PACKAGES = ("numpy", "tokenizers", "huggingface_hub")
-"""What counting takes without transformers, whose import takes seconds."""
+"""Packages that counting needs without transformers, whose import takes seconds."""
 
 QUICK_BYTES = 4 * 2**20
-"""Of data that is tokenized while a recipe is checked: a second or two."""
+"""The most bytes of data that are tokenized while a recipe is checked, which takes a second or two."""
 
 METRICS = "metrics.jsonl"
 
@@ -71,7 +73,7 @@ class LocalData:
 
     Attributes:
         rows: of all files together, up to each source's limit.
-        tokens: of a sample, on average: the least and the most that are likely; the same twice when counted.
+        tokens: the likely minimum and maximum of a sample's average tokens; equal if the tokens were counted.
         drawn: rows of an epoch, by the sources' weights.
     """
 
@@ -81,7 +83,7 @@ class LocalData:
 
     @property
     def mean_tokens(self) -> int:
-        """The middle of the two."""
+        """The mean of the two values of `tokens`."""
         return round(sum(self.tokens) / 2)
 
     def lengths(self) -> str:
@@ -94,13 +96,13 @@ class LocalData:
 
 @dataclass(frozen=True)
 class Length:
-    """Optimizer steps of a run.
+    """The number of optimizer steps of a run.
 
     Attributes:
-        least, steps: the least and the most that are likely; None when nothing is known.
-        bound: the most that are possible.
-        exact: whether `steps` is what will be run.
-        data: what the training files show; None when they are not all at hand.
+        least, steps: the likely minimum and maximum; None when nothing is known.
+        bound: the largest possible number.
+        exact: whether the run has exactly `steps` steps.
+        data: what the training files show; None when they are not all on this machine.
     """
 
     least: int | None
@@ -136,11 +138,11 @@ class Statistics:
     """The training data of a recipe, tokenized and laid into rows.
 
     Attributes:
-        samples: that are kept; of preferences, pairs.
-        dropped: rows of the files that are not.
+        samples: kept samples; pairs for preferences.
+        dropped: rows of the files that are not kept.
         rows: of an epoch, as train.global_batch_size counts them: both answers of a preference are one.
-        answers: rows of tokens in each of them: 2 of a preference, else 1.
-        tokens: real ones of an epoch.
+        answers: rows of tokens in each of them: 2 for a preference, else 1.
+        tokens: tokens of an epoch, without padding.
     """
 
     __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
@@ -153,19 +155,19 @@ class Statistics:
 
     @property
     def tokens_per_row(self) -> float:
-        """Real tokens of a row of max_length, on average."""
+        """Tokens of a row of max_length without padding, on average."""
         return self.tokens / (self.rows * self.answers)
 
     def steps(self, train: Train) -> int:
-        """Optimizer steps of a run, as runtime.data.prepare counts them."""
+        """Return the optimizer steps of a run, as runtime.data.prepare counts them."""
         return train.steps or _steps_of(train, self.rows)
 
 
 def run_length(recipe: Recipe, folder: Path) -> Length:
-    """The length of a recipe's run.
+    """Return the length of a recipe's run.
 
     Args:
-        folder: of the recipe: its relative data paths start there.
+        folder: the recipe's folder, which its data paths are relative to.
     """
     train, data = recipe.train, recipe.data
     found = None if any(escapes(source.path) for source in data.train) else read_local(folder, data.train)
@@ -192,17 +194,17 @@ def run_length(recipe: Recipe, folder: Path) -> Length:
 
 
 def _steps_of(train: Train, rows: float) -> int:
-    """Optimizer steps of all epochs over so many rows."""
+    """Return the optimizer steps of all epochs for a number of rows."""
     return (train.epochs or 1) * math.ceil(rows / train.global_batch_size)
 
 
 def held_out(fraction: float | None, rows: int) -> int:
-    """How many of so many rows data.eval_fraction holds out, as in runtime.data.sources."""
+    """Return how many of `rows` rows data.eval_fraction holds out, as in runtime.data.sources."""
     return 0 if fraction is None else math.ceil(fraction * rows)
 
 
 def warmup_steps(recipe: Recipe, steps: int) -> int:
-    """Steps of the warm-up in a run of so many steps."""
+    """Return the warm-up steps of a run with `steps` steps."""
     schedule = recipe.train.schedule
     if schedule.warmup_ratio is not None:
         return math.ceil(schedule.warmup_ratio * steps)
@@ -210,12 +212,12 @@ def warmup_steps(recipe: Recipe, steps: int) -> int:
 
 
 def _plain(recipe: Recipe) -> bool:
-    """Whether an epoch's tokens are those of all samples, once."""
+    """Return whether an epoch contains each sample exactly once."""
     return recipe.data.temperature is None and all(source.weight == 1 for source in recipe.data.train)
 
 
 def _counted(recipe: Recipe, folder: Path) -> Statistics | None:
-    """What the tokenizer makes of the data, where it is at hand and counting takes no more than seconds."""
+    """Count the data with its tokenizer, if both are on this machine and counting takes only seconds."""
     try:
         model = catalog.find(recipe.model.id, folder)
     except (catalog.UnknownModel, UnsupportedCheckpoint):
@@ -225,7 +227,7 @@ def _counted(recipe: Recipe, folder: Path) -> Statistics | None:
 
 
 def read_local(folder: Path, sources: Sequence[DataSource]) -> LocalData | None:
-    """Counts the rows of local JSON-lines files; None when one is elsewhere, missing or large."""
+    """Count the rows of local JSON-lines files; None if one is elsewhere, missing or too large."""
     rows, drawn, size = 0, 0, 0
     lengths: list[tuple[int, int]] = []
     for source in sources:
@@ -253,7 +255,8 @@ def read_local(folder: Path, sources: Sequence[DataSource]) -> LocalData | None:
 
 
 def _size(line: bytes) -> tuple[int, int]:
-    """Characters of the texts in one row, and the turns that a chat template would write."""
+    """Return the characters of the texts in one row, and the number of turns that a chat template would
+    write."""
     try:
         row = json.loads(line)
         return _text_length(row), _turns(row)
@@ -278,7 +281,7 @@ def _text_length(value: Any) -> int:
 
 
 class Store(Protocol):
-    """What compiler.plan.store offers."""
+    """The interface of compiler.plan.store that is used here."""
 
     def key(self, *parts: object) -> str: ...
 
@@ -293,14 +296,14 @@ STATISTICS: TypeAdapter[Statistics] = TypeAdapter(Statistics)
 def statistics(
     program: Subject, model: Path | None = None, data_dir: Path | None = None, store: Store | None = None
 ) -> Statistics | Unavailable:
-    """Counts the training data of a recipe; it takes as long as tokenizing does, unless it is in the store.
+    """Count the training data of a recipe. This takes as long as tokenizing, unless the store has the result.
 
     Args:
         model, data_dir: as for `at_hand.look`.
-        store: None for the one of plans.
+        store: the store for the result; None for the one that plans use.
 
     Raises:
-        ArtifactError: what was given is not there, or train.py would refuse the data.
+        ArtifactError: a given folder does not exist, or train.py would refuse the data.
     """
     if missing := _missing(PACKAGES):
         return missing
@@ -319,10 +322,10 @@ def statistics(
 
 
 def quick_statistics(program: Subject, store: Store | None = None) -> Statistics | Unavailable:
-    """The same where it takes no more than a second or two, and runs none of the recipe's code.
+    """Count as `statistics` does, if it takes at most a second or two and runs none of the recipe's code.
 
     Args:
-        store: None for the one of plans, whose counts are taken as well.
+        store: as for `statistics`, whose stored results are used as well.
     """
     if missing := _missing(QUICK_PACKAGES):
         return missing
@@ -344,7 +347,7 @@ def quick_statistics(program: Subject, store: Store | None = None) -> Statistics
         own = Path(found.model.tokenizer) if found.model.tokenizer else found.model_dir
         return _kept(store, key) or _tokenized(found, lambda: PlainTokenizer(own), store, key)
     except (ArtifactError, OSError, ValueError, KeyError, TypeError, AttributeError):
-        return Unavailable("the data or the tokenizer cannot be read")  # whoever uses them says why
+        return Unavailable("the data or the tokenizer cannot be read")  # the code that uses them reports why
 
 
 def _missing(packages: tuple[str, ...]) -> Unavailable | None:
@@ -362,7 +365,7 @@ def _plans() -> Store:
 
 def _kept(store: Store, key: str) -> Statistics | None:
     kept = store.get(key)
-    with suppress(ValidationError):  # an entry that cannot be read is made again
+    with suppress(ValidationError):  # an unreadable entry is counted again
         return None if kept is None else STATISTICS.validate_json(kept)
     return None
 
@@ -374,12 +377,12 @@ def _tokenized(found: AtHand, load: Callable[[], Any], store: Store, key: str) -
 
 
 def _count(found: AtHand, load: Callable[[], Any]) -> Statistics:
-    """Tokenizes and packs as train.py does."""
+    """Tokenize and pack the data as train.py does."""
     from recipec.runtime.data.prepare import prepare
     from recipec.runtime.errors import UserError
     from recipec.runtime.settings import TrainSettings
 
-    # Batches of one row: how many rows a batch has is no matter of the data.
+    # Batches of one row: the batch size does not matter for counting.
     alone = TrainSettings(epochs=1, global_batch_size=1, micro_batch_size=1)
     try:
         prepared = prepare(found.data, alone, 1, load(), found.data_dir, found.vocabulary)
@@ -399,14 +402,14 @@ def _count(found: AtHand, load: Callable[[], Any]) -> Statistics:
 def planned_length(
     program: Program, estimate: Estimate, counted: Statistics | Unavailable | None = None
 ) -> RunLength:
-    """The run's steps, hours and price, and its speed in real tokens.
+    """Return the run's steps, hours and price, and its speed in tokens without padding.
 
-    Hours are optimizer steps x micro-batches x the estimated step. Speed is that of a full micro-batch.
-    Without an estimate (0 s, of a step that the compiler refused) both are unknown: None, and 0 tokens/s.
-    Where the data can be read but not tokenized, steps, hours and price are bounds: the most they can be.
+    Hours are optimizer steps x micro-batches x the estimated step. The speed is that of a full micro-batch.
+    If there is no estimate (0 s, for a step that the compiler refused), both are unknown: None, and 0
+    tokens/s. If the data can be read but not tokenized, steps, hours and price are upper bounds.
 
     Args:
-        counted: of `statistics`; None when nobody asked.
+        counted: the result of `statistics`; None if it was not requested.
     """
     from recipec.compiler.plan.results import RunLength
 
@@ -451,7 +454,7 @@ def planned_length(
 
 
 def _basis(program: Program, counted: Statistics | Unavailable) -> str:
-    """What the length and the speed of a run rest on, in a sentence."""
+    """Describe in a sentence what the length and the speed of a run are based on."""
     recipe = program.recipe
     length = recipe.data.max_length
     if isinstance(counted, Statistics):
@@ -474,10 +477,10 @@ def _basis(program: Program, counted: Statistics | Unavailable) -> str:
 
 @dataclass(frozen=True)
 class Hours:
-    """How long training takes.
+    """The duration of training.
 
     Attributes:
-        source: where that comes from, a phrase; it says whether it is measured or an estimate.
+        source: a phrase that says where the hours come from, and whether they are measured or estimated.
     """
 
     hours: float
@@ -490,16 +493,16 @@ def training_hours(
     planned: RunLength | None = None,
     steps: int | None = None,
 ) -> Hours:
-    """How long training takes, from the first of these that is there.
+    """Return how long training takes, from the first of these sources that is available.
 
     Args:
-        given: by the user.
-        run: folder of a run, with its metrics.jsonl.
-        planned: of the recipe's plan.
-        steps: of the recipe, where it gives them.
+        given: hours that the user gave.
+        run: the folder of a run, with its metrics.jsonl.
+        planned: hours of the recipe's plan.
+        steps: the recipe's steps, if it gives them.
 
     Raises:
-        ArtifactError: when none of them says it, or what one says has no meaning.
+        ArtifactError: no source has the hours, or a source has an invalid value.
     """
     check_hours(given, "--train-hours")
     if given is not None:
@@ -523,15 +526,16 @@ def training_hours(
 
 
 def measured_hours(run: Path, steps: int | None = None) -> Hours:
-    """The duration of a run's steps, from its metrics.jsonl: compiling is part of the first, loading, saving
-    and evaluating are not in it.
+    """Return the duration of a run's steps, from its metrics.jsonl.
+
+    The first step includes compilation. Loading, saving and evaluating are not included.
 
     Args:
         run: the folder that train.py wrote metrics.jsonl to.
-        steps: that the recipe asks for, so that a run that ended before can be told; None where unknown.
+        steps: the steps that the recipe asks for, to recognize a run that ended early; None where unknown.
 
     Raises:
-        ArtifactError: when there are no metrics to read.
+        ArtifactError: there are no metrics to read.
     """
     path = run / METRICS
     way_out = "give the folder that train.py wrote its metrics to, or the hours with --train-hours"
@@ -554,18 +558,17 @@ def measured_hours(run: Path, steps: int | None = None) -> Hours:
 
 
 def check_hours(hours: float | None, flag: str) -> None:
-    """Refuses hours that are below 0, infinite or NaN.
+    """Refuse hours that are negative, infinite or NaN.
 
     Raises:
-        ArtifactError: naming the flag.
+        ArtifactError: the hours are invalid; the message names the flag.
     """
     if hours is not None and not 0 <= hours < math.inf:
         raise ArtifactError(f"{flag} is {hours:g}, which is no number of hours", f"for example {flag} 3.34")
 
 
 def _step_seconds(content: str) -> Iterator[tuple[int, float]]:
-    """(step, seconds) of each training step; lines that are cut off, and those of evaluations, are passed
-    over."""
+    """Yield (step, seconds) of each training step, skipping incomplete lines and those of evaluations."""
     for line in content.splitlines():
         entry = json_value(line)
         if not isinstance(entry, Mapping):

@@ -1,6 +1,6 @@
-"""The runtime's settings of a recipe, made here alone: scripts print them, plans and previews run with them.
+"""Build the runtime's settings of a recipe. Scripts print them; plans and previews run with them.
 
-What a run has no use for stays at the runtime's default.
+No other module builds these settings. A setting that the run does not use keeps the runtime's default.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def run_settings(program: Program) -> RunSettings:
-    """The settings of a program's run."""
+    """Return the settings of a program's run."""
     recipe, accelerator = program.recipe, program.accelerator
     return RunSettings(
         model=model_settings(recipe, program.family, accelerator),
@@ -54,7 +54,7 @@ def run_settings(program: Program) -> RunSettings:
 
 
 def model_settings(recipe: Recipe, family: Family, accelerator: Accelerator | None = None) -> ModelSettings:
-    """Of the `model` and `remat` sections."""
+    """Return the settings from the `model` and `remat` sections."""
     model = recipe.model
     chips = accelerator.attention_block if accelerator is not None else None
     return ModelSettings(
@@ -72,10 +72,11 @@ def model_settings(recipe: Recipe, family: Family, accelerator: Accelerator | No
 
 
 def data_settings(recipe: Recipe, folder: Path) -> DataSettings:
-    """Of the `data` section.
+    """Return the settings from the `data` section.
 
     Args:
-        folder: of the recipe: its template and its transform are found from anywhere.
+        folder: the recipe's folder. The paths of its template and its transform are resolved against it, so
+            that they work from any working folder.
     """
     data = recipe.data
     seed: Mapping[str, int] = {} if data.eval_fraction is None else {"eval_seed": data.eval_seed}
@@ -117,12 +118,12 @@ def _plain(value: Any) -> Any:
 
 
 def _template(template: str | None, folder: Path) -> str | None:
-    """A template, whose file is found from anywhere."""
+    """Return a template; a file's path is resolved so that it works from any working folder."""
     return template if template is None or is_inline(template) else str((folder / template).resolve())
 
 
 def _found(transform: str | None, folder: Path) -> str | None:
-    """A function that rows go through, whose file is found from anywhere."""
+    """Return the function that transforms rows; its file's path works from any working folder."""
     if transform is None:
         return None
     path, _, function = transform.partition(":")
@@ -130,7 +131,7 @@ def _found(transform: str | None, folder: Path) -> str | None:
 
 
 def train_settings(recipe: Recipe) -> TrainSettings:
-    """Of the `train` section, but for its optimizer and its schedule."""
+    """Return the settings from the `train` section, except its optimizer and its schedule."""
     train = recipe.train
     keys = OBJECTIVES[train.objective].reads(train.loss_type)
     used: dict[str, Any] = {name: getattr(train, name) for name in keys}
@@ -158,7 +159,7 @@ def train_settings(recipe: Recipe) -> TrainSettings:
 
 
 def checkpoint_settings(recipe: Recipe) -> CheckpointSettings:
-    """Of the `checkpoint` section."""
+    """Return the settings from the `checkpoint` section."""
     given, local = recipe.checkpoint, recipe.checkpoint.local
     own = None if local is None else LocalCheckpointSettings(local.directory, local.every_steps)
     return CheckpointSettings(given.directory, given.every_steps, given.keep, given.keep_best, own)

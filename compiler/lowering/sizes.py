@@ -1,4 +1,4 @@
-"""Bytes of numbers, and of what an optimizer keeps beside each number that it trains; sizes of a mesh."""
+"""Sizes in bytes of numbers and of the optimizer state of each trained number; sizes of mesh axes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 BYTES = {"bfloat16": 2, "float32": 4}
 
 MOMENTS = {"adamw": 2, "lion": 1, "adafactor": 0, "sgd": 0}
-"""Arrays as large as the weights that each optimizer keeps, without sgd's momentum."""
+"""The number of weight-sized arrays that each optimizer keeps, without sgd's momentum."""
 
 
 def tp_sizes(architecture: Architecture, devices: int) -> list[int]:
-    """The sizes of tp that divide the devices and the heads of every layer; one key/value head is kept whole
-    on each device."""
+    """Return the sizes of tp that divide the devices and the heads of every layer. A single key/value head is
+    replicated on each device."""
     layers = range(architecture.num_layers)
     counts = {architecture.heads(i) for i in layers} | {architecture.kv_heads(i) for i in layers} - {1}
     return [tp for tp in divisors(devices) if all(count % tp == 0 for count in counts)]
 
 
 def needs_master_weights(recipe: Recipe) -> bool:
-    """Whether a float32 copy of the weights is kept, which adapters do not need."""
+    """Return whether training keeps a float32 copy of the weights. Adapters do not need one."""
     return recipe.lora is None and recipe.model.dtype == "bfloat16" and recipe.train.optimizer.master_weights
 
 
 def beside_bytes(recipe: Recipe, size: int) -> int:
-    """Bytes of moments, of the float32 copy and of the reference, for each number that is trained.
+    """Return the bytes of moments, of the float32 copy and of the reference model, per trained number.
 
     Args:
         size: bytes of the number itself.

@@ -1,4 +1,5 @@
-"""What a recipe names, told by how it writes it: files, data sets, templates, chats, paths that lead out."""
+"""Classify what a recipe names by its spelling: files, data sets, templates, chats, paths out of the
+folder."""
 
 from __future__ import annotations
 
@@ -13,48 +14,48 @@ if TYPE_CHECKING:
 COMPRESSIBLE = (".jsonl", ".json", ".csv")
 ENDINGS = (*COMPRESSIBLE, ".parquet", ".arrow", ".array_record", ".arrayrecord")
 FILE = re.compile(r"\.((jsonl|json|csv)(\.(gz|zst))?|parquet|arrow|array_?record(-\d+-of-\d+)?)", re.I)
-"""The ending of a file's name that is read."""
+"""The file name endings of data that can be read."""
 
 TEXT_FORMATS = ("text", "prompt_completion")
-"""Formats of data that know no turns."""
+"""Data formats without turns."""
 
 IMPORTABLE = (".py", ".pyc", ".so", ".pyd")
 """Endings of the files that Python imports."""
 
 
 def is_dataset(path: str) -> bool:
-    """Whether a source is a Hugging Face data set, on the hub or a folder, by its name."""
+    """Return whether a source is a Hugging Face data set, on the hub or in a folder, by its name."""
     return re.search(rf"{FILE.pattern}$", path, re.I) is None
 
 
 def is_inline(template: str) -> bool:
-    """Whether `data.chat_template` is the template itself rather than a file's path."""
+    """Return whether `data.chat_template` is the template itself rather than a file's path."""
     return "{%" in template or "{{" in template or "\n" in template
 
 
 def asks_chats(recipe: Recipe) -> bool:
-    """Whether a prompt is a user's turn; else it is text to go on with."""
+    """Return whether a prompt is a user's turn; otherwise it is text that the model completes."""
     return not recipe.data.formats <= set(TEXT_FORMATS)
 
 
 def leads_out(folder: Path, path: str) -> bool:
-    """Whether a path below a folder is, by a link, one outside of it."""
+    """Return whether a path below a folder leads outside it through a link."""
     root = os.path.realpath(folder)
     try:
         real = os.path.realpath(folder / path)
-    except ValueError:  # a NUL
+    except ValueError:  # a NUL character
         return False
     return os.path.commonpath([root, real]) != root
 
 
 def names_nothing(address: str) -> bool:
-    """Whether an address has no bucket or host, or climbs out of it by `..`."""
+    """Return whether an address has no bucket or host, or leaves it through `..`."""
     parts = address.partition("://")[2].split("/")
     return "://" in address and not escapes(address) and (parts[0] in ("", ".") or ".." in parts)
 
 
 def escapes(path: str) -> bool:
-    """Whether a path of a recipe leads out of the recipe's folder, file:// and local:// too."""
+    """Return whether a recipe's path leads out of the recipe's folder; file:// and local:// do too."""
     if "://" in path:
         return path.lower().startswith(("file:", "local:"))
     parts = PurePosixPath(path.replace("\\", "/")).parts

@@ -1,4 +1,4 @@
-"""The tensors of a folder, from the headers of its safetensors: names, types and shapes, no values."""
+"""Read the tensors of a folder from the headers of its safetensors: names, types and shapes, no values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 LARGEST = 100_000_000
-"""Bytes of a header, and of the index; the limit that the safetensors library sets."""
+"""The largest size in bytes of a header, and of the index; the safetensors library sets the same limit."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A tensor: its file, its type as safetensors names it."""
+    """A tensor: its file, and its type as safetensors names it."""
 
     file: str
     dtype: str
@@ -25,11 +25,11 @@ class Listed:
 
 
 def tensors(folder: Path) -> dict[str, Listed] | None:
-    """Each tensor by its name; None for a folder without safetensors.
+    """Return each tensor by its name; None for a folder without safetensors.
 
     Raises:
         FileNotFoundError: a file that the index names is missing.
-        ValueError: a file is no safetensors file.
+        ValueError: a file is not a valid safetensors file.
     """
     if (folder / SINGLE).is_file():
         files = [SINGLE]
@@ -44,7 +44,7 @@ def tensors(folder: Path) -> dict[str, Listed] | None:
 
 
 def _files(index: Path) -> list[str]:
-    """The names of the files that an index names, which lie beside it."""
+    """Return the names of the files that an index lists; the files lie next to it."""
     if index.stat().st_size > LARGEST:
         raise ValueError(f"{INDEX} has more than {LARGEST:,} bytes")
     content = _json(index.read_bytes(), INDEX)

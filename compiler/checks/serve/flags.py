@@ -1,7 +1,7 @@
-"""Flags of the server, and variables of its environment.
+"""Check flags of the server, and variables of its environment.
 
-Flags are those that vLLM has, and none that a key sets already; variables those that the server reads, and
-none that lets others in.
+A flag must exist in vLLM and must not be set by a key of the recipe. A variable must be one that the server
+reads, and must not open the server to others.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MISPLACED = {
     "ssl-certfile": "the health check and the client scripts use plain HTTP",
     "root-path": "the health check and the client scripts use /health and /v1",
 }
-"""Flags that the rest of the artifact does not go with, and why."""
+"""Flags that do not work with the rest of the artifact, and why."""
 
 CODE = {
     "code-revision": "names a revision of the code in the weights' repository",
@@ -74,10 +74,10 @@ CODE = {
     "worker-cls": "imports a class by its name",
     "worker-extension-cls": "imports a class by its name",
 }
-"""Flags by which the server runs code that is not vLLM's."""
+"""Flags by which the server runs code from outside vLLM."""
 
 KNOWN_EXECUTORS = ("ray", "mp", "uni", "external_launcher")
-"""Values of --distributed-executor-backend that are no class's."""
+"""Values of --distributed-executor-backend that do not name a class."""
 
 CODE_KEYS = (
     *("auto_map", "ec_connector_module_path", "inductor_passes", "kv_connector_module_path"),
@@ -101,7 +101,7 @@ OPEN_FLAGS = {
     "trust-request-chat-template": "lets a request send a chat template, which is a program",
     "trust-request-mm-kwargs": "lets a request choose how its media are processed",
 }
-"""Flags by which whoever reaches the server may do more than ask the model."""
+"""Flags that let clients do more than ask the model, or that expose what they ask."""
 
 CODES = {"unknown": "E0623", "abbreviated": "E0624", "value": "E0625", "key": "E0626"}
 
@@ -173,7 +173,7 @@ def _flags(serve: Serve, needed: Mapping[str, str]) -> Iterator[Diagnostic]:
 
 
 def _runs_code(own: str, flag: str, value: Any) -> str | None:
-    """What code a flag has the server run, None where it has none."""
+    """Return what code a flag makes the server run, None if it runs none."""
     if value in (None, False, "") or flag == f"no-{own}":
         return None
     if own == "distributed-executor-backend" and value in KNOWN_EXECUTORS:
@@ -190,7 +190,7 @@ def _runs_code(own: str, flag: str, value: Any) -> str | None:
 
 
 def _keys(value: Any) -> Iterator[str]:
-    """The keys of a configuration at any depth, in text that is JSON too."""
+    """Yield the keys of a configuration at any depth, also inside JSON texts."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             value = json.loads(value)
@@ -203,7 +203,7 @@ def _keys(value: Any) -> Iterator[str]:
 
 
 def _set_by_key(flag: str, own: str) -> str | None:
-    """The key that sets a flag, also where vLLM would take the flag's name for the beginning of it."""
+    """Return the key that sets a flag, also if vLLM would read the flag as an abbreviation of another."""
     if flag in KEYS or own in KEYS:
         return KEYS.get(flag) or KEYS[own]
     stands_for = abbreviated(flag)
@@ -211,7 +211,7 @@ def _set_by_key(flag: str, own: str) -> str | None:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether two flags set the same: they are one, or one is a key of the other's configuration."""
+    """Return whether two flags set the same value: equal flags, or a configuration and one of its keys."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
@@ -254,7 +254,7 @@ def _parsers(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
 
 
 def _structured_outputs(serve: Serve) -> Iterator[Diagnostic]:
-    """Options of one backend that another is asked for, which vLLM refuses when it starts."""
+    """Report options of one backend when another backend is selected. vLLM refuses them at startup."""
     known = features.features()["structured_outputs"]
     given, places = _configuration(serve, "structured-outputs-config")
     backend = given.get("backend", "auto")
@@ -281,7 +281,8 @@ def _structured_outputs(serve: Serve) -> Iterator[Diagnostic]:
 
 
 def _configuration(serve: Serve, flag: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The keys of a configuration, as a mapping or by dotted flags, and the place of each in the recipe."""
+    """Return the keys of a configuration, given as a mapping or by dotted flags, and their paths in the
+    recipe."""
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     for name, value in serve.extra_args.items():
@@ -296,22 +297,22 @@ def _configuration(serve: Serve, flag: str) -> tuple[dict[str, Any], dict[str, s
 
 
 def _argument(serve: Serve, flag: str) -> str:
-    """The place of a flag in the recipe."""
+    """Return the path of a flag in the recipe."""
     name = next((name for name in serve.extra_args if vllm.dashed(name) == flag), flag)
     return join(("serve", "extra_args", name))
 
 
 REFUSED_VARIABLES = {
     "sets what code the server's processes run, or where it comes from": re.compile(
-        # The interpreter's, the shell's, the dynamic linker's and what it loads into any process.
+        # Of the interpreter, the shell, the dynamic linker, and of libraries that it loads into any process.
         r"PYTHON.*|LD_.*|DYLD_.*|BASH_ENV|ENV|BASH_FUNC.*|SHELLOPTS|BASHOPTS|IFS|PATH|SHELL|GCONV_PATH|"
         r"GLIBC_TUNABLES|NODE_OPTIONS|OPENSSL_(CONF|ENGINES|MODULES)|"
         # Libraries: TPU_LIBRARY_PATH, PJRT_NAMES_AND_LIBRARY_PATHS, MOSAIC_GPU_NVSHMEM_SO_PATH and the like.
         r".*_(LIBRARY|LIBRARIES|LIB|SO|BC|LIBDEVICE)_(PATH|DIR)S?|(TPU|PJRT)_.*LIBRARY.*|HALIDE_LIB|"
-        # Compilers and what else is called, and where they look.
+        # Compilers and other programs that are called, and their search paths.
         r"CC|CXX|CFLAGS|CXXFLAGS|LDFLAGS|(C|CPLUS|HALIDE)_INCLUDE(_PATH)?|CPATH|CUDACXX|PYTORCH_NVCC|OMP_PREFIX|"
         r"(CUDA|CUDNN|ROCM|MOSAIC_GPU_CUDA)_(HOME|PATH|ROOT)|TRITON_.*_PATH|TORCH_ADDR2LINE_BINARY|"
-        # Code and pickles that are loaded again, also from a server, and functions that are named.
+        # Code and pickles that are loaded again, also from a server, and names of functions to call.
         r"TORCH_EXTENSIONS_DIR|TORCHINDUCTOR_(.*_DIR|REDIS_.*|.*REMOTE_CACHE.*)|TRITON_(CACHE|OVERRIDE)_DIR|"
         r"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD|TORCH_PYTHON_NATIVE_USER_GRAPH_ORDER_FN|RAY_RUNTIME_ENV_HOOK|"
         r"HF_MODULES_CACHE|TRUST_REMOTE_CODE|VLLM_PLUGINS|VLLM_ALLOW_INSECURE_SERIALIZATION|"
@@ -328,8 +329,8 @@ REFUSED_VARIABLES = {
         r"VLLM_(LOOPBACK_IP|DP_MASTER_IP|RPC_BASE_PATH|.*_SIDE_CHANNEL_HOST|MOONCAKE_BOOTSTRAP_PORT)"
     ),
 }
-"""Variables of the server's libraries that a recipe may not set: by what they do, in the words of the
-diagnostic, patterns of their names in capital letters."""
+"""Variables of the server's libraries that a recipe may not set: regular expressions of their names in
+capital letters, by what the variables do (in the words of the diagnostic)."""
 
 OPEN_VARIABLES = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "lets a request load adapters from the server's disk",
@@ -338,10 +339,10 @@ OPEN_VARIABLES = {
     "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "writes every answer into the log",
     "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "lets an address in a request redirect to another address",
 }
-"""Variables by which whoever reaches the server may do more than ask the model, where they are not 0."""
+"""Variables that, if not 0, let clients do more than ask the model, or that expose its answers."""
 
 CLOSE = 0.85
-"""How alike two names of environment variables are when one is taken for a misspelling of the other."""
+"""From this similarity on, an unknown variable's name is taken for a misspelling of a known one."""
 
 
 def _variables(serve: Serve) -> Iterator[Diagnostic]:
@@ -384,13 +385,14 @@ def _variables(serve: Serve) -> Iterator[Diagnostic]:
 
 
 def _refused(name: str) -> str | None:
-    """What a variable does that a recipe may not set."""
+    """Return what a variable does that a recipe may not set; None for other variables."""
     found = (does for does, names in REFUSED_VARIABLES.items() if names.fullmatch(name.upper()))
     return next(found, None)
 
 
 def _misspelled(name: str) -> tuple[str, str | None] | None:
-    """What to say of a variable that neither vLLM nor tpu-inference reads, if it looks like one of theirs."""
+    """Return a message and a help for a misspelled variable of vLLM or tpu-inference, None for other
+    names."""
     own, tpu = (vllm.catalog()["environment"][which] for which in ("vllm", "tpu_inference"))
     if name in own or name in tpu:
         return None

@@ -1,4 +1,4 @@
-"""The server on paper: what fits its key/value cache, and settings that its compiled step recommends."""
+"""Check the planned server: what fits its key/value cache, and settings that its compiled step recommends."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from recipec.spec.language import Serve
 
 BLOCK = 1024
-"""Tokens of the decode blocks that are recommended: what the compiled step was looked at with."""
+"""Tokens of the recommended decode blocks: the size with which the compiled step was examined."""
 
 LEAST_GAIN = 0.05
-"""Of a decode step's estimated time, for which block sizes are worth a note."""
+"""The share of a decode step's estimated time that block sizes have to save to be worth a note."""
 
 SIZED_BY_HAND = ("num-gpu-blocks-override", "kv-cache-memory-bytes")
-"""Flags that say how large the cache is, so that it does not follow from the memory."""
+"""Flags that set the cache's size directly, so that it does not follow from the memory."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -48,7 +48,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _lengths(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
-    """Requests that the client scripts would send and vLLM would refuse."""
+    """Report requests that the client scripts would send and vLLM would refuse."""
     recipe, most = facts.recipe, serve.max_model_len
     output = recipe.benchmark.output_length
     refused = [n for n in recipe.benchmark.input_lengths if n + output > most]
@@ -68,14 +68,15 @@ def _lengths(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
 
 
 def _planned(facts: Facts, serve: Serve) -> Server | Diagnostic | None:
-    """One replica of the server, or what keeps it from being planned; None where another check says that."""
+    """Plan one replica of the server; return a diagnostic if it cannot be planned, and None if another check
+    says why."""
     from recipec.compiler.plan.roofline.bounds import server_of
 
     model, accelerator = facts.model, facts.serve_accelerator
     if model is None or accelerator is None or accelerator.hbm_gib is None:
         return None
     if has_errors(hardware.check(facts)):
-        # Estimates of a server that does not start help nobody.
+        # Estimates of a server that does not start are useless.
         return None
     program = Program(
         recipe=facts.recipe,
@@ -96,7 +97,7 @@ def _planned(facts: Facts, serve: Serve) -> Server | Diagnostic | None:
     )
     try:
         server = server_of(program)
-        server.limits  # noqa: B018 (a flag's value may have no meaning)
+        server.limits  # noqa: B018 (raises if a flag's value is invalid)
         return server
     except ArtifactError as error:
         share = next((n for n in serve.extra_args if vllm.dashed(n) == "gpu-memory-utilization"), "")
@@ -121,7 +122,8 @@ def _cache(server: Server, serve: Serve) -> Iterator[Diagnostic]:
 
 
 def _heads(facts: Facts, server: Server, serve: Serve) -> Iterator[Diagnostic]:
-    """What fewer devices a replica would save where a device stores copies or padding of key/value heads."""
+    """Note where fewer devices per replica would save memory, because devices store copies or padding of
+    key/value heads."""
     from recipec.compiler.plan.roofline.bounds import server_of
 
     tp, assumed = serve.tensor_parallel_size, server.caches
@@ -154,12 +156,12 @@ def _heads(facts: Facts, server: Server, serve: Serve) -> Iterator[Diagnostic]:
 
 
 def _token_bytes(kinds: Sequence[Cache], devices: int) -> float:
-    """Of a token in all layers, on all devices of a replica together."""
+    """Return the bytes of one token in all layers, summed over all devices of a replica."""
     return sum(kind.bytes_per_token for kind in kinds) * devices
 
 
 def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
-    """Sizes that the decode kernel refuses."""
+    """Report block sizes that the decode kernel refuses."""
     where = "serve.decode_block_sizes"
     if serve.decode_block_sizes is None:
         where = f"serve.env.{blocks.VARIABLE}"
@@ -197,7 +199,7 @@ def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
 
 
 def _blocks(server: Server, serve: Serve) -> Iterator[Diagnostic]:
-    """Whether decode blocks are set where they save reads, and not where they do nothing."""
+    """Recommend decode blocks where they save reads, and report them where they have no effect."""
     from recipec.compiler.plan.roofline.cache import decode_block
 
     windowed = [kind for kind in server.caches if kind.window and kind.head_dim != blocks.SMALL_HEAD]
@@ -233,7 +235,7 @@ def _blocks(server: Server, serve: Serve) -> Iterator[Diagnostic]:
 
 
 def _useless(serve: Serve, server: Server, windowed: list[Cache], block: int) -> str | None:
-    """Why set block sizes change no reads, None where they may."""
+    """Return why the given block sizes do not change reads, None if they may."""
     if blocks.batched_kernel(serve):
         return f"{blocks.BATCHED} runs another kernel, which ignores these block sizes"
     if not windowed:

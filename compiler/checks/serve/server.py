@@ -1,4 +1,4 @@
-"""Serving: the accelerator's data types, devices and memory; vLLM's limits; the image."""
+"""Check serving: the accelerator's data types, devices and memory; vLLM's limits; the image."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _devices(serve: Serve, accelerator: Accelerator) -> Iterator[Diagnostic]:
 
 
 def _one_host(serve: Serve) -> str:
-    """A slice of one host that has as many devices as the server takes, as a help."""
+    """Suggest a slice of one host with as many devices as the server needs."""
     need = serve.tensor_parallel_size * serve.data_parallel_size
     (generation,) = supported_by_vllm("advised")
     slices = [from_name(name) for name in known_names() if name.startswith(f"{generation}-")]
@@ -135,7 +135,7 @@ def _heads(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
 
 
 def _possible_sizes(facts: Facts) -> list[int]:
-    """The sizes of tensor_parallel_size that the model's heads and the accelerator's devices take."""
+    """Return the sizes of tensor_parallel_size that the model's heads and the accelerator's devices allow."""
     assert facts.model is not None
     architecture, accelerator = facts.model.architecture, facts.serve_accelerator
     counts = {architecture.kv_heads(i) for i in range(architecture.num_layers)}
@@ -148,7 +148,7 @@ def _possible_sizes(facts: Facts) -> list[int]:
 
 
 def _split(facts: Facts, most: int) -> str:
-    """The largest size that is possible and not above another, with the replicas that it leaves room for."""
+    """Return the largest possible size up to `most`, with the number of replicas that then fit."""
     size = max(n for n in _possible_sizes(facts) if n <= most)
     accelerator = facts.serve_accelerator
     replicas = f", data_parallel_size: {accelerator.devices // size}" if accelerator else ""
@@ -171,7 +171,7 @@ def _memory(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
 
 
 def _weight_gib(facts: Facts) -> tuple[float, float] | None:
-    """GiB of a device that the weights take, and that vLLM uses; None where they cannot be told."""
+    """Return the GiB per device of the weights, and the GiB that vLLM uses; None if they are unknown."""
     serve, accelerator = facts.recipe.serve, facts.serve_accelerator
     if serve is None or facts.model is None or accelerator is None or accelerator.hbm_gib is None:
         return None
@@ -181,7 +181,8 @@ def _weight_gib(facts: Facts) -> tuple[float, float] | None:
 
 
 def _fitting(facts: Facts, serve: Serve) -> str:
-    """The smallest tensor_parallel_size that the weights fit, or what else makes them fit."""
+    """Suggest the smallest tensor_parallel_size with which the weights fit, or another way to make them
+    fit."""
     accelerator, sizes = facts.serve_accelerator, _weight_gib(facts)
     assert facts.model is not None and accelerator is not None and sizes is not None
     whole, most = sizes[0] * serve.tensor_parallel_size, sizes[1]
@@ -195,7 +196,8 @@ def _fitting(facts: Facts, serve: Serve) -> str:
 
 
 def _share(serve: Serve) -> float:
-    """Of the device's memory, for weights: vLLM's default, or more where the recipe gives it more."""
+    """Return the share of the device's memory for weights: vLLM's default, or the recipe's if it is
+    larger."""
     try:
         return max(DEFAULT_SHARE, memory_share(serve.extra_args))
     except ArtifactError:
@@ -242,7 +244,7 @@ def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
 
 
 def _media(facts: Facts, serve: Serve, given: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    """A picture or video that no step is large enough for, where it may not be cut."""
+    """Report a step too small for a video, if media may not be split over several steps."""
     if facts.model is None:
         return
     served = facts_of(facts.model.family.name).served
@@ -287,5 +289,5 @@ def _image(serve: Serve) -> Iterator[Diagnostic]:
 
 
 def _pinned(image: str) -> str:
-    """How an image is pinned to what its registry has now."""
+    """Show how to pin an image to what its registry has now."""
     return f"image: {image}@sha256:..., which `docker buildx imagetools inspect {image}` shows"

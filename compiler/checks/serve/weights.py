@@ -1,4 +1,4 @@
-"""What is served, and to whom: where the weights come from, adapters, the address, replicas."""
+"""Check what is served, and to whom: the weights' origin, adapters, the address, replicas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from recipec.spec.language import Recipe, Serve
 
 FOLDER = re.compile(r"[\w./~@+=-]+")
-"""Characters of a folder that shells, YAML, Docker and Kubernetes all read alike."""
+"""Matches folders that shells, YAML, Docker and Kubernetes all read the same way."""
 
 BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[\w.@+=-]+)*/?")
 
@@ -60,7 +60,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _malformed(model: str) -> Iterator[Diagnostic]:
-    """What is wrong with `serve.model` as a folder, an address or an id."""
+    """Report what is wrong with `serve.model` as a folder, an address or an id."""
     where = "serve.model"
     if "://" in model:
         if not BUCKET.fullmatch(model) or "/../" in f"{model}/":
@@ -94,7 +94,7 @@ def _malformed(model: str) -> Iterator[Diagnostic]:
 
 
 def _unlike(recipe: Recipe, serve: Serve, model: str) -> Iterator[Diagnostic]:
-    """Weights that are hardly those that `serve.weights` says."""
+    """Report weights that probably do not match `serve.weights`."""
     where, hub = "serve.model", "://" not in model and not catalog.is_directory(model)
     if serve.weights == "merged" and model == recipe.model.id:
         yield Diagnostic(
@@ -133,7 +133,7 @@ def _folder(path: str) -> str:
 
 
 def _adapter(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
-    """What vLLM refuses of `weights: adapter`, and what tpu-inference has no code for."""
+    """Report what vLLM refuses with `weights: adapter`, and what tpu-inference does not implement."""
     recipe, where = facts.recipe, "serve.weights"
     if recipe.lora is None or not recipe.merge.adapter:
         added = "lora: {rank: 16}" if recipe.lora is None else "merge: {adapter: true}"
@@ -205,7 +205,7 @@ def _adapter(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
 
 
 def _beside_projections(facts: Facts) -> list[str]:
-    """What the recipe adapts that is no projection: experts, router."""
+    """Return what the recipe adapts that is not a projection: experts, router."""
     lora = facts.recipe.lora
     if lora is None:
         return []
