@@ -14,6 +14,7 @@ A micro-batch is a dict of arrays, B rows of T tokens, padded on the right:
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -139,7 +140,7 @@ class Step:
     rows: Sequence[Row]
 
 
-class Schedule:
+class Schedule(ABC):
     """Decide which rows are in which micro-batch of a run, by number.
 
     Args:
@@ -158,8 +159,9 @@ class Schedule:
         self._window = shape.rows * accumulation
         self._step = lru_cache(maxsize=2)(self._step_of)
 
+    @abstractmethod
     def _step_of(self, step: int) -> Step:
-        raise NotImplementedError
+        """Return the rows of an optimizer step."""
 
     @property
     def rows(self) -> int:
@@ -177,6 +179,7 @@ class Schedule:
 
     def close(self) -> None:
         """End reading ahead."""
+        self._step.cache_clear()
 
     def micro_batch(self, index: int, rows: Sequence[int] | None = None) -> Batch:
         """Build micro-batch number `index` of the run, from 0.
