@@ -100,8 +100,8 @@ def first(trace: Trace) -> float:
 
 @pytest.mark.e2e
 def test_a_run_continues_on_another_backend(place: Callable[[str], Place]) -> None:
-    """TRL's adapter goes on in train.py, and train.py's in TRL: the next loss is that of the library left."""
-    here = place("llama")
+    """TRL's adapter continues in train.py, and train.py's in TRL: the next loss is the first library's."""
+    here = place("gemma4")
     for backend in (Backend.TUNIX, Backend.TRL):
         if not (here.folder / backend.value).is_dir():
             here.train(backend, backend.value)
