@@ -15,7 +15,7 @@ from recipec.runtime.model.initial import initial_adapters
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.decoders import EVERY, make
-from tests.runtime.references import save_adapter, twenty_steps
+from tests.runtime.references import Alike, save_adapter, twenty_steps
 
 METHODS = {
     "init": "zero_a",
@@ -24,6 +24,15 @@ METHODS = {
     "z_loss": 1e-3,
     "neftune_noise_alpha": 5.0,
 }
+
+
+def held(alike: Alike) -> None:
+    """Hold a run to PEFT's: losses, gradients, and what training moved."""
+    print(alike)
+    assert alike.losses <= 1e-5 * alike.of_loss
+    assert alike.gradients <= 1e-4
+    assert alike.parameters <= 0.02 * alike.moved
+    assert alike.moved > 5e-3
 
 
 @pytest.mark.parametrize("case", ["gemma1", "granite"])
@@ -35,11 +44,7 @@ def test_twenty_steps_of_all_methods_at_once_are_those_of_peft(case: str, tmp_pa
     with jax.default_matmul_precision("highest"):
         axes = {"fsdp": 2, "tp": 2}
         alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=EVERY, **METHODS)
-    print(alike)
-    assert alike.losses <= 1e-5 * alike.of_loss
-    assert alike.gradients <= 1e-4
-    assert alike.parameters <= 0.02 * alike.moved
-    assert alike.moved > 5e-3
+    held(alike)
 
 
 @pytest.mark.parametrize(
@@ -54,11 +59,7 @@ def test_twenty_steps_of_dora_are_those_of_peft(case: str, targets: tuple[str, .
     with jax.default_matmul_precision("highest"):
         axes, more = {"fsdp": 2, "tp": 2}, {"kind": "dora", "plus_ratio": 2.0}
         alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=targets, **more)
-    print(alike)
-    assert alike.losses <= 1e-5 * alike.of_loss
-    assert alike.gradients <= 1e-4
-    assert alike.parameters <= 0.02 * alike.moved
-    assert alike.moved > 5e-3
+    held(alike)
 
 
 @pytest.mark.parametrize(
@@ -81,11 +82,7 @@ def test_twenty_steps_from_the_weights_principal_part_are_those_of_peft(
     targets = EVERY if case == "phi3" else ("q_proj", "v_proj", "down_proj")
     with jax.default_matmul_precision("highest"):
         alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=targets, **methods)
-    print(alike)
-    assert alike.losses <= 1e-5 * alike.of_loss
-    assert alike.gradients <= 1e-4
-    assert alike.parameters <= 0.02 * alike.moved
-    assert alike.moved > 5e-3
+    held(alike)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +108,7 @@ def test_twenty_steps_with_whole_modules_are_those_of_peft(
         alike = twenty_steps(
             tmp_path / "base", model, axes, tmp_path / "run", targets=targets, train_also=whole, **more
         )
-    print(alike)
-    assert alike.losses <= 1e-5 * alike.of_loss
-    assert alike.gradients <= 1e-4
-    assert alike.parameters <= 0.02 * alike.moved
-    assert alike.moved > 5e-3
+    held(alike)
 
 
 def test_a_bfloat16_model_keeps_whole_modules_in_float32(tmp_path: Path) -> None:
