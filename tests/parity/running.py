@@ -69,9 +69,6 @@ class Place:
         rows = [json.dumps(row_of(row, recipe["data"].get("format", "chat"))) for row in conversations(48)]
         (folder / "train.jsonl").write_text("\n".join(rows) + "\n")
         self.program = _program(folder / "recipe.yaml", backends)
-        # Scripts run in this process: what another artifact imported has another family.
-        for name in [name for name in sys.modules if name.partition(".")[0] == "runtime"]:
-            del sys.modules[name]
         write(folder / "generated", {"tiny": emit(self.program, others(backends))})
 
     @property
@@ -100,6 +97,7 @@ class Place:
 
         torch.set_num_threads(1)  # on models this small, more of them mostly wait for each other
         path = self.artifact / script
+        _forget_other_runtimes(self.artifact)
         arguments = ["--model", self.folder / "model", "--output", self.folder / output, *options]
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
             patch.setattr(sys, "argv", [str(path), *map(str, arguments)])
@@ -114,6 +112,14 @@ class Place:
                 jax.config.update("jax_default_matmul_precision", precision)
                 jax.config.update("jax_disable_most_optimizations", False)
         assert ended.value.code == 0, f"{script} ended with {ended.value.code}"
+
+
+def _forget_other_runtimes(artifact: Path) -> None:
+    """Unload the `runtime` of another artifact: it has another family. This process runs the scripts of several."""
+    loaded = sys.modules.get("runtime")
+    if loaded is not None and not Path(loaded.__path__[0]).is_relative_to(artifact):
+        for name in [name for name in sys.modules if name.partition(".")[0] == "runtime"]:
+            del sys.modules[name]
 
 
 def merged_tensors(folder: Path) -> dict[str, Any]:
