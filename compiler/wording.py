@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipec.runtime.model.families.base import CHUNKED, FULL, LINEAR, SLIDING
+from recipec.runtime.model.families.base import CHUNKED, FULL, HYBRID, LINEAR, NONE, SLIDING
 
 
 def listing(items: Iterable[object], last: str = "and") -> str:
@@ -55,7 +55,10 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in out)
 
 
-KINDS = {SLIDING: "local", CHUNKED: "chunked", LINEAR: "linear", FULL: "global"}
+KINDS = {
+    **{SLIDING: "local", CHUNKED: "chunked", LINEAR: "linear", HYBRID: "hybrid", FULL: "global"},
+    NONE: "feed-forward",
+}
 """Names of layers by their kind of attention."""
 
 

@@ -47,6 +47,7 @@ SERVED = {"jax": "natively", "torch": "through torch", "transformers": "through 
 
 PLANNED = {
     "cohere2": ("CohereLabs/c4ai-command-r7b-12-2024", "v5e-8"),
+    "falcon_h1": ("tiiuae/Falcon-H1-0.5B-Base", "v5e-8"),
     "gemma1": ("google/gemma-7b", "v5e-8"),
     "glm4": ("zai-org/GLM-4-9B-0414", "v5e-8"),
     "glm4_moe": ("zai-org/GLM-4.5-Air", "tpu7x-8"),

@@ -323,40 +323,31 @@ def make_stablelm(directory: Path, seed: int = 0, **overrides: Any) -> Any:
     return write(transformers.StableLmForCausalLM, config, directory, 1, seed)
 
 
-def make_falcon_h1(directory: Path, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Falcon-H1 checkpoint in float32 and return transformers' model: attention parallel to Mamba 2
-    in every layer, a different value for every multiplier, chunks that do not divide a row.
+def make_bamba(directory: Path, seed: int = 0, **overrides: Any) -> Any:
+    """Write a Bamba checkpoint in float32 and return transformers' model: one layer of Mamba 2, one of
+    attention, chunks that do not divide a row.
 
     Args:
         directory: is created.
         seed: of the weights.
-        overrides: fields of FalconH1Config.
+        overrides: fields of BambaConfig.
     """
     import transformers
 
-    config = transformers.FalconH1Config(
+    config = transformers.BambaConfig(
         **{
             "vocab_size": VOCAB,
             "hidden_size": 48,
             "intermediate_size": 90,
             "num_hidden_layers": 2,
+            "attn_layer_indices": [1],
             "num_attention_heads": 6,
             "num_key_value_heads": 2,
-            "head_dim": 10,
-            "mamba_d_ssm": 56,
-            "mamba_n_heads": 7,
+            "mamba_n_heads": 12,
             "mamba_d_head": 8,
+            "mamba_n_groups": 2,
             "mamba_d_state": 12,
             "mamba_chunk_size": 5,
-            "lm_head_multiplier": 0.7,
-            "embedding_multiplier": 1.3,
-            "key_multiplier": 0.9,
-            "attention_in_multiplier": 1.1,
-            "attention_out_multiplier": 0.9,
-            "ssm_in_multiplier": 0.8,
-            "ssm_out_multiplier": 1.2,
-            "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
-            "mlp_multipliers": [0.8, 1.1],
             "max_position_embeddings": 512,
             "pad_token_id": 0,
             "eos_token_id": 1,
@@ -364,4 +355,4 @@ def make_falcon_h1(directory: Path, seed: int = 0, **overrides: Any) -> Any:
             **overrides,
         }
     )
-    return write(transformers.FalconH1ForCausalLM, config, directory, 1, seed)
+    return write(transformers.BambaForCausalLM, config, directory, 1, seed)

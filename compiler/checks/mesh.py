@@ -11,7 +11,6 @@ from recipec.compiler.lowering.hardware import arranged, from_name, host_counts,
 from recipec.compiler.lowering.sizes import BYTES, beside_bytes, tp_sizes
 from recipec.compiler.wording import divisors, flow, in_layers, listing, mesh_axes, plural
 from recipec.runtime.model.families import Architecture
-from recipec.runtime.model.families.base import LINEAR
 from recipec.runtime.model.partition_rules import TOKENS, dealt_length, shards
 from recipec.spec.diagnostics import Diagnostic
 
@@ -148,7 +147,7 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
     reason = ""
     if architecture.expert_layers:
         reason = f"the experts of {title} sort all tokens of a device"
-    elif LINEAR in architecture.layer_types:
+    elif architecture.stateful:
         reason = f"layers of {title} carry a state from token to token"
     if reason:
         other = {name: size for name, size in axes.items() if name != TOKENS}

@@ -133,8 +133,9 @@ def _of(backend: Backend, program: Program) -> Iterator[Diagnostic]:
 def _goes_on(program: Program) -> str:
     """Return the part of a model whose state transformers carries across samples of a row, or ""."""
     a, length = program.architecture, program.recipe.data.max_length
-    if LINEAR in a.layer_types:
-        return "gated delta nets in torch ignore the borders between samples of a row"
+    if a.stateful:
+        what = "gated delta nets" if LINEAR in a.layer_types and getattr(a, "delta", None) else "Mamba mixers"
+        return f"{what} in torch ignore the borders between samples of a row"
     if not isinstance(a, DecoderArchitecture):
         return ""
     if a.chunk is not None and a.chunk < length:

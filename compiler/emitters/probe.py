@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SHAPES = "probe_models.json"
 HEADS = (
     *("num_attention_heads", "num_key_value_heads", "num_global_key_value_heads"),
-    *("linear_num_key_heads", "linear_num_value_heads"),
+    *("linear_num_key_heads", "linear_num_value_heads", "mamba_n_heads", "mamba_num_heads"),
 )
 """The config.json keys whose values tp splits."""
 

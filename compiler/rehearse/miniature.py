@@ -291,6 +291,13 @@ LONGEST = 4096
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts")
 
+STATES = (
+    ("linear_num_key_heads", "linear_num_value_heads"),
+    ("mamba_n_heads", "mamba_n_groups"),
+    ("mamba_num_heads", "n_groups"),
+)
+"""Keys for the numbers of heads, or of heads and groups, of a layer with a state."""
+
 NOT_TAKEN = (
     *("torch_dtype", "transformers_version", "_name_or_path", "auto_map", "architectures"),
     "quantization_config",  # a miniature is written in the type that it is trained in
@@ -401,13 +408,13 @@ def _sized(text: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
         "shared_expert_intermediate_size": hidden,
         "linear_key_head_dim": s.head_dim,
         "linear_value_head_dim": s.head_dim,
+        **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_d_state", "ssm_state_size"), s.head_dim),
     }
     given |= {key: min(s.step, text.get(key) or 0) for key in EXPERTS}
     given |= {key: min(2, text.get(key) or 0) for key in EXPERTS_PER_TOKEN}
-    linear = [text.get(f"linear_num_{name}_heads") or 1 for name in ("key", "value")]
-    given |= dict(
-        zip(("linear_num_key_heads", "linear_num_value_heads"), _heads(linear, s.tp, 2), strict=True)
-    )
+    for keys in STATES:
+        given |= dict(zip(keys, _heads([text.get(key) or 1 for key in keys], s.tp, 2), strict=True))
+    given["mamba_d_ssm"] = given["mamba_n_heads"] * s.head_dim
     return out | {key: value for key, value in given.items() if text.get(key)}
 
 
@@ -432,7 +439,7 @@ def _scaled(value: Any, sizes: Sizes, key: str = "") -> Any:
     # Divisors and factors made for logits of thousands of features would flatten those of a few features.
     if key == "logits_scaling" and value:
         return min(value, 4.0)
-    if key == "logit_scale" and value:
+    if key in ("logit_scale", "lm_head_multiplier") and value:
         return max(value, 0.25)
     return value
 

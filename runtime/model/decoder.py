@@ -6,7 +6,7 @@ recomputation and the output head use the same code for both. It generates no te
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from . import layers
-from .families.base import CHUNKED, LINEAR
+from .families.base import CHUNKED
 from .families.description import Norm
-from .layers import HEADS, MLP, STREAM, Config, Einsum, Embedder, Normalization, RematConfig, unit
+from .layers import HEADS, MLP, STREAM, Config, Einsum, Embedder, Normalization, RematConfig, scaled, unit
 from .remat import recomputed
 from .rope import rotate, sin_cos
 from .sharding import constrain
@@ -176,34 +176,54 @@ class Attention(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """One layer: attention and the feed-forward block, with their norms."""
+    """One layer: attention, a state, or both, and the feed-forward block, with their norms."""
 
     def __init__(self, config: Config, layer: int) -> None:
         a = config.architecture
         self.config = config
         for name in a.places.names:
             setattr(self, name, Normalization(a.norm, (a.hidden_size,), config.dtype))
-        self.attn = _attention(config, layer)
-        self.mlp = _feed_forward(config, layer)
+        parts = a.parts(layer)
+        self.attn = _attention(config, layer, parts)
+        self.mamba = _mamba(config) if "mamba" in parts else None
+        self.mlp = _feed_forward(config, layer) if "mlp" in parts else None
 
     def block(
         self, x: jax.Array, positions: jax.Array, turn: Turn | None, mask: jax.Array | None
     ) -> jax.Array:
         places = self.config.architecture.places
-        normed = self.normed(places.before_attention, x)
-        attended = self.normed(places.after_attention, self.attn(normed, positions, turn, mask))
-        if places.parallel:
-            return x + self.scaled(attended) + self.scaled(self.mlp(normed))
-        x = x + self.scaled(attended)
-        out = self.mlp(self.normed(places.before_mlp, x))
+        if self.attn is not None or self.mamba is not None:
+            normed = self.normed(places.before_attention, x)
+            mixed = self.normed(places.after_attention, self.mixed(normed, positions, turn, mask))
+            if places.parallel:
+                return x + self.scaled(mixed) + self.scaled(self.fed(normed))
+            x = x + self.scaled(mixed)
+        if self.mlp is None:
+            return x
+        out = self.fed(self.normed(places.before_mlp, x))
         return x + self.scaled(self.normed(places.after_mlp, out))
+
+    def mixed(
+        self, x: jax.Array, positions: jax.Array, turn: Turn | None, mask: jax.Array | None
+    ) -> jax.Array:
+        """Return the output of attention, of the state, or their sum."""
+        scales, out = self.config.architecture.scales, []
+        if self.mamba is not None:
+            out.append(scaled(self.mamba(x), scales.mamba_output))
+        if self.attn is not None:
+            attended = self.attn(scaled(x, scales.attention_input), positions, turn, mask)
+            out.append(scaled(attended, scales.attention_output))
+        return sum(out[1:], out[0])
+
+    def fed(self, x: jax.Array) -> jax.Array:
+        assert self.mlp is not None
+        return scaled(self.mlp(x), self.config.architecture.scales.mlp_output)
 
     def normed(self, name: str | None, x: jax.Array) -> jax.Array:
         return x if name is None else getattr(self, name)(x)
 
     def scaled(self, x: jax.Array) -> jax.Array:
-        scale = self.config.architecture.residual_scale
-        return x if scale == 1 else (x.astype(jnp.float32) * scale).astype(x.dtype)
+        return scaled(x, self.config.architecture.residual_scale)
 
     def __call__(self, *args: Any) -> jax.Array:
         if self.config.remat_config is RematConfig.DECODER:
@@ -211,12 +231,18 @@ class DecoderLayer(nnx.Module):
         return self.block(*args)
 
 
-def _attention(config: Config, layer: int) -> nnx.Module:
-    if config.architecture.layer_types[layer] != LINEAR:
-        return Attention(config, layer)
+def _attention(config: Config, layer: int, parts: Collection[str]) -> nnx.Module | None:
+    if "delta" not in parts:
+        return Attention(config, layer) if "attention" in parts else None
     from .delta import DeltaNet
 
     return DeltaNet(config)
+
+
+def _mamba(config: Config) -> nnx.Module:
+    from .mamba import Mamba
+
+    return Mamba(config)
 
 
 def _feed_forward(config: Config, layer: int) -> nnx.Module:

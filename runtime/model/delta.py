@@ -25,9 +25,7 @@ from .families.description import Norm
 from .layers import HEADS, STREAM, Config, Einsum, Normalization, RematConfig
 from .remat import recomputed
 from .sharding import constrain
-
-CHUNK = 64
-"""Tokens of a chunk. Larger chunks cost larger products of [C, C], smaller chunks cost more states."""
+from .states import CHUNK, by_chunk, by_token, causal_conv, decays
 
 NORM_EPS = 1e-6
 """Added to the squared length of queries and keys, as in transformers."""
@@ -89,28 +87,6 @@ class DeltaNet(nnx.Module):
         return self.block(*args)
 
 
-def causal_conv(x: jax.Array, weight: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """Convolve each channel along the row; a token sees itself and earlier tokens.
-
-    Taps outside of a token's own segment read zeros. Sums are float32.
-
-    Args:
-        x: [B, T, D].
-        weight: [D, W], the token's own tap last.
-        segment_ids: int32[B, T]; tokens of one segment lie together.
-
-    Returns:
-        An array of x's shape and dtype.
-    """
-    wide, weight = x.astype(jnp.float32), weight.astype(jnp.float32)
-    out = wide * weight[:, -1]
-    for back in range(1, min(weight.shape[1], x.shape[1])):
-        earlier = jnp.pad(wide[:, :-back], ((0, 0), (back, 0), (0, 0)))
-        same = jnp.pad(segment_ids[:, back:] == segment_ids[:, :-back], ((0, 0), (back, 0)))
-        out += jnp.where(same[..., None], earlier * weight[:, -1 - back], 0)
-    return out.astype(x.dtype)
-
-
 def gated_delta_rule(
     q: jax.Array,
     k: jax.Array,
@@ -127,16 +103,13 @@ def gated_delta_rule(
     n * K // N; nothing is repeated. Rows are split over the mesh's dcn and fsdp and key heads over tp, each
     where it divides.
 
-    For a chunk with tokens i and the state S before it, let D_ij = exp(g_j+1 + ... + g_i) if j <= i is in i's
-    segment, else 0. d_i is the same product from the chunk's beginning, for the segment that continues into
-    the chunk. The tokens' updates U, [C, Dv], then solve a triangular system (the WY form of arXiv
-    2406.06484, section 3.2, with decay), and the other terms are products of matrices:
+    For a chunk with tokens i, the state S before it, and its decays D and d (states.decays), the tokens'
+    updates U, [C, Dv], solve a triangular system (the WY form of arXiv 2406.06484, section 3.2, with decay),
+    and the other terms are products of matrices:
 
         U = (I + beta tril(K K^T * D, -1))^-1 beta (V - d K S)
         O = d Q S + (Q K^T * D) U
         S <- d_C S + K^T (D_C U)
-
-    A segment border is thus a zero in D and d: no exponent is infinite, and no gradient is undefined.
 
     Args:
         q, k: [B, T, K, Dk].
@@ -150,33 +123,19 @@ def gated_delta_rule(
         [B, T, N, Dv] in q's dtype.
     """
     (rows, length, heads, width), dtype = q.shape, q.dtype
-    extra = -length % chunk
-
-    def by_chunk(x: jax.Array) -> jax.Array:
-        """Reshape [B, T, ...] to [chunks, B, ..., C]; value heads to [K, N / K]."""
-        x = jnp.pad(x, ((0, 0), (0, extra), *((0, 0) for _ in x.shape[2:])))
-        return jnp.moveaxis(x.reshape(rows, -1, chunk, *x.shape[2:]), (1, 2), (0, -1))
 
     def keys(x: jax.Array) -> jax.Array:
         x = constrain(x.astype(jnp.float32), ("fsdp", None, "tp", None))
-        return by_chunk(x * jax.lax.rsqrt(jnp.sum(jnp.square(x), -1, keepdims=True) + NORM_EPS))
+        return by_chunk(x * jax.lax.rsqrt(jnp.sum(jnp.square(x), -1, keepdims=True) + NORM_EPS), chunk)
 
     def values(x: jax.Array) -> jax.Array:
         x = x.astype(jnp.float32).reshape(rows, length, heads, -1, *x.shape[3:])
-        return by_chunk(constrain(x, ("fsdp", None, "tp", *(None for _ in x.shape[3:]))))
+        return by_chunk(constrain(x, ("fsdp", None, "tp", *(None for _ in x.shape[3:]))), chunk)
 
     q, k, v, g, beta = keys(q) * width**-0.5, keys(k), values(v), values(g), values(beta)
-    ids = by_chunk(segment_ids)
-    before = jnp.pad(ids[:-1, :, -1:], ((1, 0), (0, 0), (0, 0)))
-    place = jnp.arange(chunk)
-    later = place[:, None] > place
-    seen = (place[:, None] >= place) & (ids[..., :, None] == ids[..., None, :])
-    # Summed from j on: a difference of two sums over the chunk would be rounded at the sums' size.
-    sums = jnp.cumsum(jnp.where(later, g[..., :, None], 0), axis=-2)
-    within = jnp.where(seen[:, :, None, None], jnp.exp(sums), 0)
-    carried = jnp.where((ids == before)[:, :, None, None], jnp.exp(jnp.cumsum(g, axis=-1)), 0)
+    within, carried = decays(g, by_chunk(segment_ids, chunk))
     overlap = jnp.einsum("cbkdi,cbkdj->cbkij", k, k)[:, :, :, None] * within * beta[..., None]
-    inverse = unit_lower_inverse(jnp.where(later, overlap, 0))
+    inverse = unit_lower_inverse(jnp.tril(overlap, -1))
     attention = jnp.einsum("cbkdi,cbkdj->cbkij", q, k)[:, :, :, None] * within
 
     def step(state: jax.Array, one: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
@@ -193,8 +152,8 @@ def gated_delta_rule(
     state = constrain(state, ("fsdp", "tp", None, None, None))
     chunks = (q, k, v, beta, inverse, attention, carried, within[..., -1, :])
     _, out = jax.lax.scan(step, state, chunks)
-    out = jnp.moveaxis(out, (0, -1), (1, 2)).reshape(rows, length + extra, -1, v.shape[4])
-    return constrain(out[:, :length].astype(dtype), ("fsdp", None, "tp", None))
+    out = by_token(out, length).reshape(rows, length, -1, v.shape[4])
+    return constrain(out.astype(dtype), ("fsdp", None, "tp", None))
 
 
 @jax.custom_vjp

@@ -69,6 +69,11 @@ def unit(x: jax.Array, axes: tuple[int, ...], eps: float) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True) + eps)
 
 
+def scaled(x: jax.Array, scale: float) -> jax.Array:
+    """Multiply by a model's constant, in float32."""
+    return x if scale == 1 else (x.astype(jnp.float32) * scale).astype(x.dtype)
+
+
 class Einsum(nnx.Module):
     """A product with a weight, and an optional bias.
 
@@ -140,7 +145,8 @@ class MLP(nnx.Module):
             return Einsum("BTI,IO->BTO", (features_in, features_out), config.dtype, "kernel", bias)
 
         if not a.gated:
-            self.c_fc, self.c_proj = dense(d, f), dense(f, d)
+            for name, sizes in zip(a.mlp, ((d, f), (f, d)), strict=True):
+                setattr(self, name, dense(*sizes))
             return
         if "gate_up" in a.fused:
             self.gate_up_proj = Einsum("BTD,DCF->BTCF", (d, 2, f), config.dtype, "kernel")
@@ -152,13 +158,14 @@ class MLP(nnx.Module):
         a = self.config.architecture
         activation = ACTIVATIONS[a.activation]
         if not a.gated:
-            return self.c_proj(constrain(activation(self.c_fc(x)), STREAM))
+            into, out_of = (getattr(self, name) for name in a.mlp)
+            return out_of(constrain(activation(into(x)), STREAM))
         if "gate_up" in a.fused:
             both = self.gate_up_proj(x)
             gate, up = both[:, :, 0], both[:, :, 1]
         else:
             gate, up = self.gate_proj(x), self.up_proj(x)
-        return self.down_proj(constrain(activation(gate) * up, STREAM))
+        return self.down_proj(constrain(activation(scaled(gate, a.scales.gate)) * up, STREAM))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         if self.config.remat_config is RematConfig.BLOCK:

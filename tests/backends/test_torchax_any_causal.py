@@ -1,4 +1,4 @@
-"""Models that no family describes, as transformers computes them: StableLM and Falcon-H1, against PEFT.
+"""Models that no family describes, as transformers computes them: StableLM and Bamba, against PEFT.
 
 Float32, awkward shapes, virtual devices. One model's gradients are in `make test`, the rest in `make e2e`.
 """
@@ -29,13 +29,13 @@ SPLIT = {"fsdp": 4, "tp": 2}
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
 MODELS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "stablelm": (tiny.make_stablelm, ATTENTION),
-    "falcon_h1": (tiny.make_falcon_h1, (*ATTENTION, "in_proj")),
+    "bamba": (tiny.make_bamba, (*ATTENTION, "in_proj", "out_proj")),
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_can_carry_lora_are_the_linear_layers(name: str, tmp_path: Path) -> None:
-    """But for Falcon-H1's out_proj, which PEFT refuses. All tensors are parameters, as they are stored."""
+    """All tensors are parameters, as they are stored."""
     import torch
 
     model = MODELS[name][0](tmp_path)
@@ -45,7 +45,7 @@ def test_what_can_carry_lora_are_the_linear_layers(name: str, tmp_path: Path) ->
     linear = {
         module.removeprefix("model.")
         for module, layer in model.model.named_modules(prefix="model")
-        if isinstance(layer, torch.nn.Linear) and not module.endswith("out_proj")
+        if isinstance(layer, torch.nn.Linear)
     }
     targets = base.family.lora_targets(base.architecture)
     assert {module for target in targets for module in target.modules} == linear
@@ -78,8 +78,8 @@ def test_twenty_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 def test_one_embedding_serves_as_head(tmp_path: Path) -> None:
-    """And cuts and mixes of Falcon-H1 hold where rows are split alone."""
-    tiny.make_falcon_h1(tmp_path, tie_word_embeddings=True, mamba_rms_norm=True, num_hidden_layers=1)
+    """And cuts and mixes of Bamba hold where rows are split alone."""
+    tiny.make_bamba(tmp_path, tie_word_embeddings=True)
     built = build(tmp_path, {"fsdp": 8, "tp": 1}, targets=("in_proj", "v_proj"))
     assert "lm_head.weight" not in built.arrays
     check_gradients(built, batch(0))

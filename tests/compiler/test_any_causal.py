@@ -120,7 +120,7 @@ def test_what_it_does_not_do_is_refused(
 @pytest.mark.parametrize(
     ("kind", "tensors", "why"),
     [
-        ("falcon_h1", TENSORS | MAMBA, "carry a state from token to token"),
+        ("bamba", TENSORS | MAMBA, "carry a state from token to token"),
         ("stablelm", TENSORS | MAMBA, "carry a state from token to token"),
         ("gemma3n_text", TENSORS, "not known to separate"),
     ],
@@ -215,4 +215,4 @@ def test_an_added_id_is_known_by_its_list_of_tensors(lowered: Lower, tmp_path: P
 def test_the_table_is_of_the_pinned_transformers() -> None:
     table = json.loads(catalog.CAUSAL.read_text(encoding="utf-8"))
     assert table["transformers"] == pins.sets()["train-cpu"]["direct"]["transformers"]
-    assert table["packed"]["stablelm"] and not table["packed"]["falcon_h1"] and "t5" not in table["packed"]
+    assert table["packed"]["stablelm"] and not table["packed"]["bamba"] and "t5" not in table["packed"]

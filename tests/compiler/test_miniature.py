@@ -27,6 +27,7 @@ MODELS = [
     "meta-llama/Llama-3.1-8B-Instruct",
     "Qwen/Qwen2.5-7B-Instruct",
     "Qwen/Qwen3-8B",
+    "tiiuae/Falcon-H1-0.5B-Instruct",
 ]
 
 YARN = {

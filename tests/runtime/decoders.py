@@ -13,6 +13,8 @@ LIMIT = 1e-5
 """Relative to the largest logit, and to a loss: the float32 noise of either library."""
 EVERY = (r".*_proj(_\w+)?", "c_fc")
 """LoRA targets that select every projection of each family."""
+CLOSED = {"falcon_h1": (r"(.*\.)?(?!out)\w+_proj",)}
+"""Targets of the families whose out_proj PEFT refuses."""
 
 SIZES = {
     "vocab_size": tiny.VOCAB,
@@ -184,6 +186,28 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "llama4": {"model_type": "llama4_text", **LLAMA4},
     "cohere2": {"model_type": "cohere2", **WINDOWS, "logit_scale": 2.0},
+    "falcon_h1": {
+        "model_type": "falcon_h1",
+        "mamba_d_ssm": 60,
+        "mamba_n_heads": 6,
+        "mamba_n_groups": 3,
+        "mamba_d_state": 7,
+        "mamba_d_conv": 3,
+        "mamba_chunk_size": 8,
+        "mamba_proj_bias": True,
+        "projectors_bias": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "lm_head_multiplier": 0.7,
+        "embedding_multiplier": 3.0,
+        "key_multiplier": 0.9,
+        "attention_in_multiplier": 1.1,
+        "attention_out_multiplier": 0.9,
+        "ssm_in_multiplier": 0.8,
+        "ssm_out_multiplier": 1.2,
+        "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+        "mlp_multipliers": [0.8, 1.1],
+    },
     "mistral-mistral3": {"wrapper": "mistral3", "model_type": "mistral", "sliding_window": None},
     "ministral3-mistral3": {
         "wrapper": "mistral3",
@@ -246,7 +270,7 @@ SHORT = {"qwen2", "phi3-longrope", "granite", "olmoe", "granitemoe", "cohere2", 
 
 
 ALWAYS = ("phi3",)
-E2E = ("qwen3_moe", "olmo2", "starcoder2", "cohere2", "qwen3_next", "glm4_moe", "llama4")
+E2E = ("qwen3_moe", "olmo2", "starcoder2", "cohere2", "qwen3_next", "glm4_moe", "llama4", "falcon_h1")
 
 
 def marked(case: str) -> Any:

@@ -105,7 +105,7 @@ def test_the_convolution_sees_its_own_sequence_alone() -> None:
     import jax
     import torch
 
-    from recipec.runtime.model.delta import causal_conv
+    from recipec.runtime.model.states import causal_conv
 
     random = np.random.default_rng(0)
     ids = segments(11, [[1, 2, 5, 3], [7], []])

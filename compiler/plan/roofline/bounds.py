@@ -22,7 +22,6 @@ from recipec.compiler.plan.roofline.results import Cache, Load, Step, Weights
 from recipec.compiler.plan.roofline.weights import layer_head_dim, weights
 from recipec.compiler.plan.shapes import seen_pairs
 from recipec.compiler.serving.memory import memory_share
-from recipec.runtime.model.families.base import LINEAR
 
 ALL_REDUCES = 2
 """All-reduces of each layer: after the output projection of attention, and after that of the MLP."""
@@ -115,7 +114,7 @@ class Server:
         written = sequence_bytes(self.caches, prompt, None)
         a = self.program.architecture
         seen = self._attention(
-            [0.0 if kind == LINEAR else seen_pairs(a, i, prompt) for i, kind in enumerate(a.layer_types)]
+            [seen_pairs(a, i, prompt) if a.scores(i) else 0.0 for i in range(a.num_layers)]
         )
         return self._step(
             sequences=1,
@@ -177,10 +176,9 @@ class Server:
         return sum(one.read_bytes * (used if one.name == "experts" else 1.0) for one in self.weights)
 
     def _windows(self) -> list[float]:
-        """Return the most tokens that each layer sees: infinite without a window, 0 for a state."""
+        """Return the most tokens that each layer sees: infinite without a window, 0 without scores."""
         a = self.program.architecture
-        seen = [float(a.window(layer) or "inf") for layer in range(a.num_layers)]
-        return [0.0 if kind == LINEAR else most for kind, most in zip(a.layer_types, seen, strict=True)]
+        return [float(a.window(i) or "inf") if a.scores(i) else 0.0 for i in range(a.num_layers)]
 
     def _attention(self, pairs: Sequence[float]) -> float:
         """Return attention's FLOPs, of scores and of values, from the query-key pairs in each layer."""

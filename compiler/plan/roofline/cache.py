@@ -21,11 +21,10 @@ from recipec.compiler.serving.blocks import (
     default_block,
     read_tokens,
 )
-from recipec.runtime.model.families.base import LINEAR
+from recipec.runtime.model.families.base import HYBRID, LINEAR
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
-    from recipec.runtime.model.families.description import Delta
     from recipec.spec.language import Serve
 
 WORD_BYTES = 4
@@ -58,7 +57,7 @@ def caches(program: Program) -> list[Cache]:
     a, serve = program.architecture, program.recipe.server
     tp, number_bytes = serve.tensor_parallel_size, DTYPES[serve.kv_cache_dtype][1]
     kinds: dict[tuple[int | None, int, int], list[int]] = {}
-    for layer in (i for i, kind in enumerate(a.layer_types) if kind != LINEAR):
+    for layer in filter(a.scores, range(a.num_layers)):
         kinds.setdefault((a.window(layer), a.kv_heads(layer), layer_head_dim(a, layer)), []).append(layer)
     out = []
     for (window, heads, head_dim), layers in kinds.items():
@@ -83,28 +82,28 @@ def caches(program: Program) -> list[Cache]:
 
 
 def _states(program: Program) -> list[Cache]:
-    """Return the states of gated delta nets: a float32 matrix for each value head, and the convolution's past
-    inputs."""
+    """Return the states of gated delta nets or Mamba mixers: a float32 matrix for each head, and the
+    convolution's past inputs."""
     a, tp = program.architecture, program.recipe.server.tensor_parallel_size
-    delta: Delta | None = getattr(a, "delta", None)
-    if delta is None:
+    state = a.state
+    if state is None:
         return []
-    layers, heads = a.layer_types.count(LINEAR), -(-delta.value_heads // tp)
-    one = heads * delta.key_dim * delta.value_dim * 4 + delta.features / tp * (delta.taps - 1) * 2
-    state = Cache(
+    layers, heads = a.layer_types.count(LINEAR) + a.layer_types.count(HYBRID), -(-state.heads // tp)
+    one = heads * state.width * state.head_dim * 4 + state.convolved / tp * (state.taps - 1) * 2
+    kept = Cache(
         name="linear",
         layers=layers,
         shared=0,
         window=None,
-        heads=delta.value_heads,
-        head_dim=delta.value_dim,
+        heads=state.heads,
+        head_dim=state.head_dim,
         device_heads=heads,
         bytes_per_token=0.0,
         unpadded_bytes_per_token=0.0,
         read_bytes_per_token=0.0,
         bytes_per_sequence=layers * one,
     )
-    return [state]
+    return [kept]
 
 
 def windows_bound(program: Program, kinds: Sequence[Cache]) -> bool:

@@ -36,7 +36,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Cache:
-    """The key/value cache of layers of one kind, or the states of gated delta nets.
+    """The key/value cache of layers of one kind, or the states of gated delta nets or Mamba mixers.
 
     Attributes:
         name: "local", "global", "linear", or "all" where a model has one kind.

@@ -56,6 +56,7 @@ TOWERS = {"Gemma 4 31B": LARGE_TOWER, "Gemma 4 26B-A4B": LARGE_TOWER}
 KEYS = re.compile(r"attn\.(kv_einsum|k_einsum|k_proj|v_proj)\.w$")
 ATTENTION = re.compile(r"attn\.(qkv_einsum|q_einsum|attn_vec_einsum|q_proj|o_proj)\.w$")
 DELTA = re.compile(r"attn\.(in_proj_\w+|out_proj)\.(kernel|w)$")
+MAMBA = re.compile(r"mamba\.(in_proj|out_proj)\.(kernel|w)$")
 MLP = re.compile(r"\.mlp\.(shared\.)?\w+_proj\.kernel$|\.mlp\.c_\w+\.kernel$")
 
 
@@ -144,6 +145,8 @@ def _text(program: Program) -> Iterator[Weights]:
             yield _used("attention", linear, split, local)
         elif DELTA.search(path):
             yield _used("gated delta nets", by_server, split, numbers / tp)
+        elif MAMBA.search(path):
+            yield _used("Mamba mixers", by_server, split, numbers / tp)
         elif MLP.search(path):
             yield _used("MLP", linear, split, numbers / tp)
         elif EXPERTS.search(path.removesuffix("_bias")):

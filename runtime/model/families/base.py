@@ -26,7 +26,10 @@ FULL = "full_attention"
 SLIDING = "sliding_attention"
 LINEAR = "linear_attention"
 CHUNKED = "chunked_attention"
-"""Kinds of attention of a layer, with transformers' names."""
+HYBRID = "hybrid"
+NONE = "none"
+"""Kinds of attention of a layer, with transformers' names. A LINEAR layer carries a state from token to
+token. A HYBRID one has full attention and a state. A layer of kind NONE has only a feed-forward block."""
 
 
 MOST_LAYERS = 1000
@@ -69,8 +72,8 @@ class UnsupportedCheckpoint(ValueError):
 class Architecture:
     """The sizes that every family has; each family's own class adds its other sizes.
 
-    `layer_types` holds FULL, SLIDING, LINEAR or CHUNKED for each layer. BY_LAYER names the fields that hold
-    one value per layer.
+    `layer_types` holds the kind of attention of each layer. BY_LAYER names the fields that hold one value per
+    layer.
     """
 
     BY_LAYER: ClassVar[tuple[str, ...]] = ("layer_types",)
@@ -87,6 +90,20 @@ class Architecture:
     @property
     def num_layers(self) -> int:
         return len(self.layer_types)
+
+    @property
+    def state(self) -> State | None:
+        """Return what a layer carries from token to token; None if no layer does."""
+        return None
+
+    @property
+    def stateful(self) -> bool:
+        """Return whether a layer carries a state from token to token."""
+        return LINEAR in self.layer_types or HYBRID in self.layer_types
+
+    def scores(self, layer: int) -> bool:
+        """Return whether a layer has attention by scores."""
+        return self.layer_types[layer] not in (LINEAR, NONE)
 
     @property
     def routing(self) -> tuple[int, int]:
@@ -115,6 +132,22 @@ class Architecture:
         """Return the most tokens that a token of a layer sees, itself included; None for all earlier ones."""
         size: int | None = getattr(self, "sliding_window", None)
         return size if self.layer_types[layer] == SLIDING else None
+
+
+@dataclass(frozen=True)
+class State:
+    """What a layer carries from token to token of a row.
+
+    Attributes:
+        heads: each has a matrix of [width, head_dim].
+        convolved: features of the convolution before it, which sees `taps` tokens, the token itself included.
+    """
+
+    heads: int
+    head_dim: int
+    width: int
+    convolved: int
+    taps: int
 
 
 EXPERTS = re.compile(r"\.(moe\.(gating_einsum|linear)|experts\.(gate_up|down))$")

@@ -8,7 +8,7 @@ carry LoRA.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from .base import (
     CHUNKED,
     FULL,
     LINEAR,
+    NONE,
     SLIDING,
     Architecture,
     Family,
@@ -40,8 +41,11 @@ from .description import (
     Experts,
     ExpertTensors,
     Growth,
+    Mamba,
+    Names,
     Norm,
     Places,
+    Scales,
 )
 from .rotary import read_ropes
 
@@ -54,8 +58,11 @@ __all__ = [
     "ExpertTensors",
     "Experts",
     "Growth",
+    "Mamba",
+    "Names",
     "Norm",
     "Places",
+    "Scales",
 ]
 
 DROPOUT = (
@@ -153,7 +160,9 @@ class DecoderFamily(Family):
             )
         layer_types = different.pop("layer_types", None) or self.layer_types(config)
         turns = different.get("turns") or (True,) * len(layer_types)
-        turned = [k for k, turned in zip(layer_types, turns, strict=True) if turned and k != LINEAR]
+        turned = [
+            k for k, turned in zip(layer_types, turns, strict=True) if turned and k not in (LINEAR, NONE)
+        ]
         ropes = self.ropes(config, turned, head_dim)
         fields: dict[str, Any] = {
             "tied": flag(config, "tie_word_embeddings"),
@@ -203,11 +212,11 @@ class DecoderFamily(Family):
     def parameters(self, architecture: Architecture) -> list[Parameter]:
         a = described(architecture)
         d = a.hidden_size
-        embedding = plain("embed_tokens.weight", (a.vocab_size, d))
+        embedding = plain(f"{a.names.embedding}.weight", (a.vocab_size, d))
         out = [Parameter("embedder.input_embedding", (a.vocab_size, d), ("tp", "fsdp"), (embedding,))]
         for i in range(a.num_layers):
             out += self.layer(a, i)
-        out += _norm(a.norm, "final_norm", "norm", d)
+        out += _norm(a.norm, "final_norm", a.names.norm, d)
         if not a.tied:
             head = linear("lm_head.weight", d, a.vocab_size, whole=True)
             out.append(Parameter("lm_head.w", (d, a.vocab_size), ("fsdp", "tp"), (head,)))
@@ -215,22 +224,23 @@ class DecoderFamily(Family):
 
     def layer(self, a: DecoderArchitecture, i: int) -> list[Parameter]:
         """Return the arrays of a layer."""
-        layer = f"layers.{i}"
-        experts = a.experts_of(i)
-        dense = "mlp" if a.experts is None else a.experts.tensors.block
-        block = (
-            _mlp(a, f"{layer}.mlp", f"{layer}.{dense}") if experts is None else _mixture(a, experts, layer)
-        )
-        out = [*self.attention(a, i), *block]
+        layer, parts = f"layers.{i}", a.parts(i)
+        out = _mamba(a, i) if "mamba" in parts else []
+        if "delta" in parts or "attention" in parts:
+            out += self.attention(a, i)
+        if (experts := a.experts_of(i)) is not None:
+            out += _mixture(a, experts, layer)
+        elif "mlp" in parts:
+            out += _mlp(a, f"{layer}.mlp", f"{layer}.{_dense(a)}")
         for name in a.places.names:
             out += _norm(a.norm, f"{layer}.{name}", f"{layer}.{name}", a.hidden_size)
         return out
 
     def attention(self, a: DecoderArchitecture, i: int) -> list[Parameter]:
         """Return the arrays of a layer's attention."""
-        if a.layer_types[i] == LINEAR:
+        if "delta" in a.parts(i):
             return _delta(a, i)
-        path, name = f"layers.{i}.attn", f"layers.{i}.self_attn"
+        path, name = f"layers.{i}.attn", f"layers.{i}.{a.names.attention}"
         d, n, k, h = a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim
         widths = {"q": n, "k": k, "v": k}
         projected = {"qkv": n + 2 * k} if "qkv" in a.fused else widths
@@ -253,24 +263,17 @@ class DecoderFamily(Family):
 
     def lora_targets(self, architecture: Architecture) -> list[LoraTarget]:
         a = described(architecture)
-        attention = ("qkv_proj",) if "qkv" in a.fused else ("q_proj", "k_proj", "v_proj")
-        delta = a.delta_projections
-        flat = [name for name, features in delta.items() if len(features) == 1]
         out = []
         for i in range(a.num_layers):
             layer = f"layers.{i}"
-            linear = a.layer_types[i] == LINEAR
-            module, last = ("linear_attn", "out_proj") if linear else ("self_attn", "o_proj")
-            for name in (*(delta if linear else attention), last):
-                weight = f"{layer}.attn.{name}.{'kernel' if name in flat else 'w'}"
-                contract = (0, 1) if name == last else (0,)
-                out.append(LoraTarget(i, weight, contract, (f"{module}.{name}",)))
-            experts, block, path = a.experts_of(i), "mlp", f"{layer}.mlp"
-            if a.experts is not None:
-                block = a.experts.tensors.block
+            for module, name, weight in _mixers(a, i):
+                contract = (0, 1) if name in ("o_proj", "out_proj") else (0,)
+                out.append(LoraTarget(i, f"{layer}.{weight}", contract, (f"{module}.{name}",)))
+            experts, block, path = a.experts_of(i), _dense(a), f"{layer}.mlp"
             if experts is not None:
                 block, path = f"{block}.{experts.tensors.shared}", f"{path}.shared"
-            for name in _mlp_names(a) if experts is None or experts.shared else ():
+            fed = "mlp" in a.parts(i) and (experts is None or experts.shared)
+            for name in _mlp_names(a) if fed else ():
                 out.append(LoraTarget(i, f"{path}.{name}.kernel", (0,), (f"{block}.{name}",)))
         return out
 
@@ -416,9 +419,55 @@ def _projection(path: str, name: str, hidden: int, heads: int, head_dim: int) ->
     return Parameter(f"{path}.w", (hidden, heads, head_dim), ("fsdp", "tp", None), (source,))
 
 
+def _dense(a: DecoderArchitecture) -> str:
+    """Return the name of the feed-forward blocks' module."""
+    return a.names.mlp if a.experts is None else a.experts.tensors.block
+
+
+def _mixers(a: DecoderArchitecture, i: int) -> Iterator[tuple[str, str, str]]:
+    """Yield a layer's projections outside of its feed-forward block: their module, their name, and the path
+    of their weight in the layer."""
+    parts, names = a.parts(i), a.names
+    if "mamba" in parts and a.mamba is not None:
+        yield names.mamba, "in_proj", "mamba.in_proj.kernel"
+        if not a.mamba.closed:
+            yield names.mamba, "out_proj", "mamba.out_proj.w"
+    if "delta" in parts:
+        for name, features in a.delta_projections.items():
+            yield names.delta, name, f"attn.{name}.{'kernel' if len(features) == 1 else 'w'}"
+        yield names.delta, "out_proj", "attn.out_proj.w"
+    if "attention" in parts:
+        for name in (*(("qkv_proj",) if "qkv" in a.fused else ("q_proj", "k_proj", "v_proj")), "o_proj"):
+            yield names.attention, name, f"attn.{name}.w"
+
+
+def _mamba(a: DecoderArchitecture, i: int) -> list[Parameter]:
+    """Return the arrays of a layer's Mamba mixer."""
+    path, name, m = f"layers.{i}.mamba", f"layers.{i}.{a.names.mamba}", a.mamba
+    assert m is not None
+    d, features, taps = a.hidden_size, sum(m.projected), (m.convolved, m.taps)
+    into, back = f"{name}.in_proj", f"{name}.out_proj"
+    conv = Source(f"{name}.conv1d.weight", (m.convolved, 1, m.taps), taps, (0, 1))
+    source, output = linear(f"{into}.weight", d, features), f"{path}.out_proj"
+    out = [
+        Parameter(f"{path}.in_proj.kernel", (d, features), ("fsdp", "tp"), (source,)),
+        Parameter(f"{path}.conv1d", taps, ("tp", None), (conv,)),
+        *(_vector(f"{path}.{one}", f"{name}.{one}", m.heads) for one in ("A_log", "D", "dt_bias")),
+    ]
+    if "in" in m.biases:
+        out.append(_vector(f"{path}.in_proj.bias", f"{into}.bias", features))
+    if "conv" in m.biases:
+        out.append(_vector(f"{path}.conv1d_bias", f"{name}.conv1d.bias", m.convolved))
+    if m.norm_parts:
+        out.append(_vector(f"{path}.norm", f"{name}.norm.weight", m.inner))
+    source = output_projection(f"{back}.weight", m.heads, m.head_dim, d)
+    out.append(Parameter(f"{output}.w", (m.heads, m.head_dim, d), ("tp", None, "fsdp"), (source,)))
+    return [*out, _vector(f"{output}.bias", f"{back}.bias", d)] if "out" in m.biases else out
+
+
 def _delta(a: DecoderArchitecture, i: int) -> list[Parameter]:
     """Return the arrays of a layer's gated delta net."""
-    path, name = f"layers.{i}.attn", f"layers.{i}.linear_attn"
+    path, name = f"layers.{i}.attn", f"layers.{i}.{a.names.delta}"
     assert a.delta is not None
     d, n, h, channels = a.hidden_size, a.delta.value_heads, a.delta.value_dim, a.delta.features
     into = []

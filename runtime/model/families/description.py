@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ..rope import Rope
-from .base import CHUNKED, LINEAR, Architecture
+from .base import CHUNKED, HYBRID, LINEAR, NONE, Architecture, State
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
 """The activations of config.json that runtime/model/decoder.py supports."""
@@ -50,7 +51,7 @@ class Places:
     @property
     def names(self) -> tuple[str, ...]:
         places = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
-        return tuple(name for name in places if name is not None)
+        return tuple(dict.fromkeys(name for name in places if name is not None))
 
 
 AFTER = Places(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
@@ -83,6 +84,90 @@ class Delta:
         """Return the features of queries, keys, values and gates that belong to one key head."""
         values = self.value_heads // self.key_heads * self.value_dim
         return self.key_dim, self.key_dim, values, values
+
+
+@dataclass(frozen=True)
+class Mamba:
+    """The sizes of a Mamba 2 mixer (runtime/model/mamba.py).
+
+    Attributes:
+        heads, head_dim: of the state; `groups` divides the heads, and those of a group share b and c.
+        state: features of b and c.
+        taps: tokens that its convolution sees, the token itself included.
+        biases: what has a bias: "in" and "out" for the projections, "conv" for the convolution.
+        shortest, longest: limits of a step.
+        norm_parts: how many parts of the output are normalized, each by itself; 0 for no norm.
+        gate_last: whether the gate multiplies after that norm.
+        input_scale: factor of its input.
+        scales: factors of the projected gate, x, b, c and step.
+        closed: whether `out_proj` carries no LoRA: PEFT refuses it in families whose kernels read its weight
+            without the adapter.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    taps: int
+    biases: tuple[str, ...] = ()
+    shortest: float = 0.0
+    longest: float = math.inf
+    norm_parts: int = 0
+    gate_last: bool = False
+    input_scale: float = 1.0
+    scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    closed: bool = False
+
+    @property
+    def inner(self) -> int:
+        """Return the features of x, of the gate, and of the output."""
+        return self.heads * self.head_dim
+
+    @property
+    def projected(self) -> tuple[int, int, int, int, int]:
+        """Return the features of gate, x, b, c and step, which one projection makes in this order."""
+        return self.inner, self.inner, self.groups * self.state, self.groups * self.state, self.heads
+
+    @property
+    def convolved(self) -> int:
+        """Return the features of x, b and c together."""
+        return sum(self.projected[1:4])
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Factors within a layer (maximal update parametrization).
+
+    Attributes:
+        attention_input, attention_output: of attention.
+        mamba_output: of the Mamba mixer.
+        gate: of the feed-forward block's gate, before its activation.
+        mlp_output: of the feed-forward block.
+    """
+
+    attention_input: float = 1.0
+    attention_output: float = 1.0
+    mamba_output: float = 1.0
+    gate: float = 1.0
+    mlp_output: float = 1.0
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of a checkpoint's tensors and modules.
+
+    Attributes:
+        embedding, norm: of the model; the norm is the last one.
+        attention, delta, mamba, mlp: the modules in a layer. With experts, ExpertTensors names the
+            feed-forward block instead.
+    """
+
+    embedding: str = "embed_tokens"
+    norm: str = "norm"
+    attention: str = "self_attn"
+    delta: str = "linear_attn"
+    mamba: str = "mamba"
+    mlp: str = "mlp"
 
 
 @dataclass(frozen=True)
@@ -192,7 +277,9 @@ class DecoderArchitecture(Architecture):
         sliding_window: tokens that a token of a SLIDING layer sees, itself included.
         chunk: tokens of a chunk, counted from a sample's first; a token of a CHUNKED layer sees only its own
             chunk.
-        delta: of LINEAR layers.
+        delta, mamba: of LINEAR layers; only one of them is there. `mamba` is also of HYBRID layers, where it
+            reads the same input as attention, and both outputs are added.
+        lone: whether a layer has one block: its attention or state, or in NONE layers the feed-forward block.
         output_gate: whether the query projection also makes a gate, by whose sigmoid attention's output is
             multiplied; within a head, the gate's features come after the query's.
         sinks: whether each head has its own extra logit, which takes a share of the softmax and adds nothing.
@@ -201,6 +288,7 @@ class DecoderArchitecture(Architecture):
             in layers that rotate.
         biases: projections with a bias: "q", "k", "v", "o", "mlp".
         gated: whether the feed-forward block multiplies by a gate.
+        mlp: the names of the projections into and out of a feed-forward block without a gate.
         activation: one of ACTIVATIONS.
         experts: these replace the feed-forward block.
         routed: whether each layer has experts; () if all do.
@@ -209,6 +297,8 @@ class DecoderArchitecture(Architecture):
         attention_scale: factor of the scores.
         embedding_scale, residual_scale, logit_scale: factors of embeddings, of each block's output and of the
             logits.
+        scales: factors within a layer.
+        names: of tensors and modules.
         query_growth: how queries grow with their position; None if they do not.
         dropout: dropout and noise that config.json asks for within the model during training, by key; they
             are not applied.
@@ -225,12 +315,15 @@ class DecoderArchitecture(Architecture):
     sliding_window: int | None = None
     chunk: int | None = None
     delta: Delta | None = None
+    mamba: Mamba | None = None
+    lone: bool = False
     output_gate: bool = False
     sinks: bool = False
     qk_norm: str = ""
     normed_turns: bool = False
     biases: tuple[str, ...] = ()
     gated: bool = True
+    mlp: tuple[str, str] = ("c_fc", "c_proj")
     activation: str = "silu"
     experts: Experts | None = None
     routed: tuple[bool, ...] = ()
@@ -238,16 +331,41 @@ class DecoderArchitecture(Architecture):
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    scales: Scales = Scales()
+    names: Names = Names()
     query_growth: Growth | None = None
     dropout: tuple[tuple[str, float], ...] = ()
 
+    @property
+    def state(self) -> State | None:
+        """Return what a layer carries from token to token; None if no layer does."""
+        if self.delta is not None:
+            d = self.delta
+            return State(d.value_heads, d.value_dim, d.key_dim, d.features, d.taps)
+        if (m := self.mamba) is not None:
+            return State(m.heads, m.head_dim, m.state, m.convolved, m.taps)
+        return None
+
+    def parts(self, layer: int) -> tuple[str, ...]:
+        """Return the blocks of a layer: some of "attention", "delta", "mamba" and "mlp"."""
+        kind, state = self.layer_types[layer], "mamba" if self.delta is None else "delta"
+        first = {LINEAR: (state,), HYBRID: (state, "attention"), NONE: ()}.get(kind, ("attention",))
+        return first if self.lone and first else (*first, "mlp")
+
     def heads(self, layer: int) -> int:
-        delta = self.delta
-        return self.num_heads if delta is None or self.layer_types[layer] != LINEAR else delta.value_heads
+        return self._heads(layer)[0]
 
     def kv_heads(self, layer: int) -> int:
-        delta = self.delta
-        return self.num_kv_heads if delta is None or self.layer_types[layer] != LINEAR else delta.key_heads
+        return self._heads(layer)[1]
+
+    def _heads(self, layer: int) -> tuple[int, int]:
+        """Return the heads of queries, and of keys and values. A Mamba mixer has one kind: its groups need
+        not be split."""
+        if "delta" in (parts := self.parts(layer)) and self.delta is not None:
+            return self.delta.value_heads, self.delta.key_heads
+        if self.mamba is not None and "mamba" in parts and "attention" not in parts:
+            return self.mamba.heads, self.mamba.heads
+        return self.num_heads, self.num_kv_heads
 
     @property
     def delta_projections(self) -> dict[str, tuple[int, ...]]:
@@ -277,8 +395,9 @@ class DecoderArchitecture(Architecture):
         return dict(self.ropes).get(self.layer_types[layer])
 
     def experts_of(self, layer: int) -> Experts | None:
-        """Return the experts of a layer; None if its feed-forward block has none."""
-        return self.experts if not self.routed or self.routed[layer] else None
+        """Return the experts of a layer; None if it has no feed-forward block, or one without experts."""
+        has = "mlp" in self.parts(layer) and (not self.routed or self.routed[layer])
+        return self.experts if has else None
 
     @property
     def routing(self) -> tuple[int, int]:
@@ -292,8 +411,3 @@ class DecoderArchitecture(Architecture):
     def balanced(self) -> bool:
         """Return whether scores are a softmax: transformers has no such loss for routers with sigmoids."""
         return self.experts is not None and self.experts.scores != "sigmoid"
-
-    @property
-    def mlp(self) -> tuple[str, str]:
-        """Return the names of the projections into and out of a feed-forward block without a gate."""
-        return "c_fc", "c_proj"

@@ -37,8 +37,6 @@ RECURRENT = re.compile(r"(conv1d|A_log|dt_bias|time_mix|linear_attn|ssm|mamba|re
 ATTENTION = re.compile(r"\b(self_attn|attn|attention)\.")
 NO_LINEAR = re.compile(r"norm|conv|embed|router|expert|(^|\.)gate$|bias|scale", re.IGNORECASE)
 """Two-dimensional weights of modules that are not linear layers, by the module's name within the layer."""
-MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
-"""Model types whose out_proj PEFT 0.21 cannot adapt: their kernels read its weight without the adapter."""
 LAYERS_APART = re.compile(r"interval|period|offset|pattern|layer_ind|_layers_|first_k|max_window_layers")
 """Parts of config.json keys that distinguish layers by number."""
 IGNORED = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache")
@@ -196,9 +194,7 @@ class Transformers(Family):
             match = LAYER.fullmatch(name)
             if match is None or len(shape) != 2 or not is_linear(match[2]):
                 continue
-            module = match[2].removesuffix(".weight")
-            if architecture.model_type not in MAMBA or module.rpartition(".")[2] != "out_proj":
-                out.append(LoraTarget(int(match[1]), name, (1,), (module,)))
+            out.append(LoraTarget(int(match[1]), name, (1,), (match[2].removesuffix(".weight"),)))
         return sorted(out, key=lambda target: target.layer)
 
     def tunix_module(self) -> Any:

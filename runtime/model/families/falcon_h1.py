@@ -1,0 +1,112 @@
+"""Falcon-H1: attention and a Mamba 2 mixer side by side in each layer, and a multiplier for every part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from .base import CHATML, HYBRID, UnsupportedCheckpoint, built_in, integer, number
+from .decoder import DecoderArchitecture, DecoderFamily, Mamba, Names, Places, Scales, flag
+from .ssm import divided, limits
+
+
+class FalconH1(DecoderFamily):
+    name = "falcon_h1"
+    title = "Falcon-H1"
+    model_types = ("falcon_h1",)
+    turn_markers = CHATML
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 128_000,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+        "mamba_d_ssm": 1024,
+        "mamba_n_heads": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_conv_bias": True,
+        "mamba_norm_before_gate": True,
+    }
+
+    def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
+        built_in(config, "hidden_act", "silu", self.title)
+        gate, output = multipliers(config, "mlp_multipliers", 2)
+        scales = Scales(
+            multiplier(config, "attention_in_multiplier"),
+            multiplier(config, "attention_out_multiplier"),
+            multiplier(config, "ssm_out_multiplier"),
+            gate,
+            output,
+        )
+        described = super().describe(
+            config,
+            places=Places(before_mlp="pre_ff_layernorm"),
+            mamba=mamba(config),
+            embedding_scale=multiplier(config, "embedding_multiplier"),
+            logit_scale=multiplier(config, "lm_head_multiplier"),
+            scales=scales,
+            names=Names(norm="final_layernorm", mlp="feed_forward"),
+            **different,
+        )
+        # Keys are multiplied, and so are all scores.
+        scale = described.attention_scale * multiplier(config, "key_multiplier")
+        return replace(described, attention_scale=scale)
+
+    def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        return (HYBRID,) * integer(config, "num_hidden_layers")
+
+
+def mamba(config: Mapping[str, Any]) -> Mamba:
+    """Return the sizes of the mixers."""
+    heads, groups = divided(config, "mamba_n_heads", "mamba_n_groups")
+    given = {key: value for key, value in config.items() if value is not None}
+    expanded = integer(config, "mamba_expand") * integer(config, "hidden_size")
+    inner = integer(given, "mamba_d_ssm", expanded)
+    head_dim = given.get("mamba_d_head", "auto")
+    head_dim = inner // heads if head_dim == "auto" else integer(config, "mamba_d_head")
+    if heads * head_dim != inner:
+        raise UnsupportedCheckpoint(
+            f"config.json: mamba_d_ssm is {inner}, which is not {heads} heads of {head_dim}", "mamba_d_ssm"
+        )
+    biases = {"in": "mamba_proj_bias", "conv": "mamba_conv_bias", "out": "projectors_bias"}
+    shortest, longest = limits(config)
+    return Mamba(
+        heads,
+        head_dim,
+        groups,
+        integer(config, "mamba_d_state"),
+        integer(config, "mamba_d_conv"),
+        biases=tuple(part for part, key in biases.items() if flag(config, key)),
+        shortest=shortest,
+        longest=longest,
+        norm_parts=groups if flag(config, "mamba_rms_norm") else 0,
+        gate_last=flag(config, "mamba_norm_before_gate"),
+        input_scale=multiplier(config, "ssm_in_multiplier"),
+        scales=multipliers(config, "ssm_multipliers", 5),
+        closed=True,
+    )
+
+
+def multiplier(config: Mapping[str, Any], key: str) -> float:
+    return float(number(config, key, 1.0))
+
+
+def multipliers(config: Mapping[str, Any], key: str, count: int) -> tuple[Any, ...]:
+    """Read a list of multipliers; without it all are 1."""
+    given = config.get(key)
+    if given is None:
+        return (1.0,) * count
+    if not isinstance(given, list | tuple) or len(given) != count:
+        raise UnsupportedCheckpoint(f"config.json: {key} does not hold {count} multipliers", key)
+    return tuple(float(number({key: value}, key, 1.0)) for value in given)
+
+
+FAMILY = FalconH1()

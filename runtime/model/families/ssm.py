@@ -1,0 +1,50 @@
+"""What the families with Mamba 2 mixers read of a config.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .base import UnsupportedCheckpoint, integer
+
+LIMITS = "time_step_limit"
+
+
+def divided(config: Mapping[str, Any], heads: str, groups: str) -> tuple[int, int]:
+    """Return the numbers of heads and of groups, by their keys.
+
+    Raises:
+        UnsupportedCheckpoint: unless the groups divide the heads.
+    """
+    n, k = integer(config, heads), integer(config, groups)
+    if n % k:
+        raise UnsupportedCheckpoint(f"config.json: {groups} is {k}, which does not divide {n} heads", groups)
+    return n, k
+
+
+def limits(config: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the shortest and the longest step: `time_step_limit`, by default from 0 to infinity.
+
+    transformers' torch code uses `time_step_min` in some models instead. Its kernels and vLLM do not.
+    """
+    given = config.get(LIMITS)
+    if given is None:
+        return 0.0, math.inf
+    pair = [_float(value) for value in given] if isinstance(given, list | tuple) else []
+    if len(pair) != 2 or not 0 <= pair[0] < pair[1]:
+        raise UnsupportedCheckpoint(
+            f"config.json: {LIMITS} is {given!r}, not a shortest and a longest step", LIMITS
+        )
+    return pair[0], pair[1]
+
+
+def _float(value: Any) -> float:
+    """Read a number, also as transformers 5 writes infinity: {"__float__": "Infinity"}. Without one: nan."""
+    value = value.get("__float__") if isinstance(value, Mapping) else value
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return math.nan
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return math.nan

@@ -1,0 +1,107 @@
+"""Mamba 2's scan against its plain recurrence, a packed row against its sequences, and the mixer against
+transformers' own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.runtime.test_delta import by_sequence, close, segments
+from tests.runtime.training import QUICK
+
+PACKED = [[1, 39, 24, 1, 66], [127], [150], []]
+CASES = {
+    # name: mesh axes, groups, heads, tokens, the lengths of each row's sequences, heads of one device
+    "packed, groups split": ({"fsdp": 2, "tp": 2}, 2, 6, 150, PACKED, 3),
+    "packed, a group's heads split": ({"fsdp": 2, "tp": 2}, 1, 4, 150, PACKED, 2),
+    "less than a chunk, tp divides nothing": ({"fsdp": 1, "tp": 2}, 3, 3, 9, [[4, 4], [9], []], 3),
+}
+
+
+def recurrent(x: Any, step: Any, rate: Any, b: Any, c: Any) -> Any:
+    """One sequence [1, T, ...] with torch, token by token."""
+    import torch
+
+    repeat = x.shape[2] // b.shape[2]
+    b, c = (one.repeat_interleave(repeat, dim=2) for one in (b, c))
+    state = torch.zeros(1, x.shape[2], b.shape[3], x.shape[3], dtype=x.dtype)
+    out = []
+    for t in range(x.shape[1]):
+        kept = torch.exp(step[:, t] * rate[0, 0])[..., None, None]
+        state = state * kept + b[:, t, :, :, None] * (step[:, t, :, None] * x[:, t])[:, :, None]
+        out.append((state * c[:, t, :, :, None]).sum(2))
+    return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_packed_row_is_its_sequences_one_by_one(case: tuple[Any, ...]) -> None:
+    """Outputs and gradients, as the recurrence and torch's autograd have them in float64."""
+    import jax
+    import torch
+
+    from recipec.runtime.model.mamba import scan
+    from recipec.runtime.model.mesh import arrange
+
+    axes, groups, heads, length, rows, of_device = case
+    ids, count = segments(length, rows), len(rows)
+    random = np.random.default_rng([length, groups])
+    x = random.standard_normal((count, length, heads, 7))
+    step = np.exp(random.uniform(-6, 2, (count, length, heads)))
+    rate = -np.exp(random.uniform(-4, 2, heads))
+    b, c = (random.standard_normal((count, length, groups, 5)) for _ in range(2))
+    arrays = [one.astype(np.float32) for one in (x, step, rate, b, c)]
+    upstream = random.standard_normal(x.shape).astype(np.float32)
+    upstream[ids == 0] = 0
+
+    tensors = [torch.tensor(one, dtype=torch.float64, requires_grad=True) for one in arrays]
+    wide = [*tensors[:2], tensors[2].expand(count, length, heads), *tensors[3:]]
+    wanted = by_sequence(recurrent, ids, *wide)
+    wanted.backward(torch.tensor(upstream, dtype=torch.float64))
+
+    def both(*arrays: Any) -> Any:
+        out, pull = jax.vjp(lambda *arrays: scan(*arrays, segment_ids=ids), *arrays)
+        return out, pull(upstream)
+
+    with arrange(axes, jax.devices()[: np.prod(list(axes.values()))]):
+        out, gradients = jax.jit(both, compiler_options=QUICK).lower(*arrays).compile()(*arrays)
+    assert np.isfinite(out).all()
+    assert close(np.asarray(out) * (ids > 0)[..., None, None], wanted)
+    for gradient, tensor in zip(gradients, tensors, strict=True):
+        assert close(gradient, tensor.grad)
+    assert out.sharding.shard_shape(out.shape) == (count // axes["fsdp"], length, of_device, 7)
+
+
+@pytest.mark.parametrize(
+    ("norm", "changes"),
+    [
+        ("none", {}),
+        ("after the gate", {"mamba_rms_norm": True, "mamba_norm_before_gate": False}),
+        ("before it", {"mamba_rms_norm": True, "mamba_norm_before_gate": True, "mamba_conv_bias": False}),
+        ("short steps", {"time_step_limit": [0.05, 0.3]}),
+    ],
+)
+def test_the_mixer_is_transformers_own(norm: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """Packed sequences through the first layer's mixer, each by itself in transformers."""
+    import jax
+    import torch
+
+    from recipec.runtime.model import layers
+    from tests.runtime import decoders, training
+
+    model = decoders.make("falcon_h1", tmp_path, num_hidden_layers=1, **changes)
+    _, built = training.build(tmp_path, {"fsdp": 1, "tp": 1}, remat="none", targets=("q_proj",))
+    ids = segments(21, [[9, 12], [3, 5, 8]])
+    x = np.random.default_rng(0).standard_normal((2, 21, 48)).astype(np.float32)
+    with torch.no_grad():
+        wanted = by_sequence(model.model.layers[0].mamba.torch_forward, ids, torch.tensor(x))
+    own = layers.segments
+    try:
+        layers.segments = lambda: ids
+        with jax.default_matmul_precision("highest"):
+            found = built.model.layers[0].mamba.block(x)
+    finally:
+        layers.segments = own
+    assert close(np.asarray(found) * (ids > 0)[..., None], wanted)
