@@ -57,6 +57,7 @@ PLANNED = {
     "ministral3": ("mistralai/Ministral-3-8B-Base-2512", "v5e-8"),
     "mistral": ("mistralai/Mistral-7B-v0.1", "v5e-8"),
     "mixtral": ("mistralai/Mixtral-8x7B-v0.1", "v6e-8"),
+    "nemotron_h": ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", "v5e-8"),
     "olmo2": ("allenai/OLMo-2-1124-7B", "v5e-8"),
     "olmo3": ("allenai/Olmo-3-1025-7B", "v5e-8"),
     "olmoe": ("allenai/OLMoE-1B-7B-0125", "v5e-8"),

@@ -1497,10 +1497,16 @@ UNAVAILABLE: dict[str, Code] = {
     ),
     "E0937": Code(
         "packed rows that transformers treats as one sample",
-        "transformers' gated delta nets in torch ignore sample borders within a row. A sample would start "
-        "from the state of the sample before it. Llama 4's chunks and its query scaling count from the first "
-        "token of a row. train.py starts each sample anew.",
+        "transformers' gated delta nets and Mamba mixers in torch ignore sample borders within a row. A "
+        "sample would start from the state of the sample before it. Llama 4's chunks and its query scaling "
+        "count from the first token of a row. train.py starts each sample anew.",
         "Write `data.packing: false`, or build without that `--backend`.",
+    ),
+    "E0957": Code(
+        "a state that transformers carries wrongly",
+        "transformers 5.12's torch code of Nemotron-H sums over the wrong axis when it carries the state of "
+        "a Mamba mixer from one chunk of tokens to the next. Its GPU kernels and train.py do not.",
+        "Write a `data.max_length` of at most the model's chunk_size, or build without the `--backend`.",
     ),
     "E0938": Code(
         "eight-bit products with TorchAX",

@@ -11,6 +11,7 @@ from recipec.compiler.lowering.hardware import arranged, from_name, host_counts,
 from recipec.compiler.lowering.sizes import BYTES, beside_bytes, tp_sizes
 from recipec.compiler.wording import divisors, flow, in_layers, listing, mesh_axes, plural
 from recipec.runtime.model.families import Architecture
+from recipec.runtime.model.families.base import NONE
 from recipec.runtime.model.partition_rules import TOKENS, dealt_length, shards
 from recipec.spec.diagnostics import Diagnostic
 
@@ -284,8 +285,9 @@ def _arrangements(facts: Facts) -> str:
 def _by_count(architecture: Architecture, of: str) -> dict[int, list[int]]:
     """Group layers by their number of heads (`of` is "heads" or "kv_heads")."""
     out: dict[int, list[int]] = {}
-    for layer in range(architecture.num_layers):
-        out.setdefault(getattr(architecture, of)(layer), []).append(layer)
+    for layer, kind in enumerate(architecture.layer_types):
+        if kind != NONE:
+            out.setdefault(getattr(architecture, of)(layer), []).append(layer)
     return out
 
 

@@ -8,7 +8,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from recipec.runtime.model.families.base import LINEAR
+from recipec.runtime.model.families.base import LINEAR, text_config
 from recipec.runtime.model.families.description import DecoderArchitecture
 from recipec.runtime.training.objectives import keeps_copy
 from recipec.spec.diagnostics import Diagnostic
@@ -121,12 +121,28 @@ def _of(backend: Backend, program: Program) -> Iterator[Diagnostic]:
             f"remove the line, or build without --backend {backend.value}",
             at_key=True,
         )
+    yield from _wrong_state(backend, program)
     if program.recipe.data.packing and (why := _goes_on(program)):
         yield Diagnostic(
             "E0937",
             f"--backend {backend.value}: transformers' {why}",
             "data.packing",
             f"packing: false, or build without --backend {backend.value}",
+        )
+
+
+def _wrong_state(backend: Backend, program: Program) -> Iterator[Diagnostic]:
+    """Refuse rows of more than one chunk, if transformers' torch code carries the state wrongly."""
+    if not (chunk := program.family.chunk_in_torch):
+        return
+    chunk = text_config(program.config).get("chunk_size") or chunk
+    if program.architecture.stateful and program.recipe.data.max_length > chunk:
+        yield Diagnostic(
+            "E0957",
+            f"--backend {backend.value}: transformers' torch code of {program.family.title} carries the "
+            f"state of a Mamba mixer wrongly beyond {chunk} tokens",
+            "data.max_length",
+            f"max_length: {chunk}, or build without --backend {backend.value}",
         )
 
 

@@ -29,8 +29,8 @@ LONGEST = 16
 def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
     """Return the text model's config.json with only some of its layers, numbered anew.
 
-    A list that is as long as the model is deep has a value for each layer, and is cut. `layer_types` is
-    written out if it differs between layers, because families derive it by counting from the first layer.
+    A list that is as long as the model is deep has a value for each layer, and is cut. The kinds of layers
+    are written out if they differ, because families derive them by counting from the first layer.
 
     Args:
         config: config.json, with or without a nested `text_config`.
@@ -51,7 +51,7 @@ def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, A
         elif key in LAST and isinstance(value, int):
             out[key] = sum(i >= count - value for i in layers)
     if "layer_types" in text or len(set(architecture.layer_types)) > 1:
-        out["layer_types"] = [architecture.layer_types[i] for i in layers]
+        out |= family.kinds(config, layers)
     return out
 
 

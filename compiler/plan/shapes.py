@@ -21,6 +21,7 @@ VECTORS = ("bias", "norm.w")
 """Ends of the names of biases and norms. These arrays have two dimensions for several heads or experts."""
 OUTPUT = "self_attn.o_proj"
 DOWN = "mlp.down_proj"
+"""Attention's output projection and the down projection, whatever a family's names for them."""
 
 
 @dataclass
@@ -84,11 +85,12 @@ def shapes(program: Program, row_length: int) -> Shapes:
     for target in program.family.lora_targets(a):
         layer, shape = layers[target.layer], by_path[target.weight]
         inputs = math.prod(shape[axis] for axis in target.contract)
-        result = math.prod(shape) / inputs
-        layer.products["+".join(target.projections)] = result
-        if target.projections[0] in (OUTPUT, DOWN):
-            layer.tails[target.projections[0]] = float(math.prod(shape))
-        if target.projections == (OUTPUT,):
+        name = "+".join(target.projections)
+        name = {a.output: OUTPUT, a.down: DOWN}.get(name, name)
+        layer.products[name] = math.prod(shape) / inputs
+        if name in (OUTPUT, DOWN):
+            layer.tails[name] = float(math.prod(shape))
+        if name == OUTPUT:
             layer.attended = float(inputs)
     for number, layer in enumerate(layers):
         layer.pairs = seen_pairs(a, number, row_length)

@@ -49,7 +49,7 @@ def write_checkpoint(
         embedding_scale: standard deviation of the token embeddings, which sets how far the logits are
             from flat: about 8 times this at hidden size 64.
     """
-    from recipec.runtime.model.random_weights import random_tensor
+    from recipec.runtime.model.random_weights import is_embedding, random_tensor
 
     family = family_of(config)
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def write_checkpoint(
     offset = family.norm_offset(family.architecture(config))
     tensors = {name: random_tensor(name, shape, offset, seed) for name, shape in _tensors(config)}
     for name in tensors:
-        if "embed_tokens" in name or name == "lm_head.weight":
+        if is_embedding(name) or name == "lm_head.weight":
             tensors[name] *= embedding_scale
     _write_shards(partial, {name: _cast(tensor, dtype) for name, tensor in tensors.items()}, shards)
     _write_json(partial / "config.json", dict(config) | {"dtype": dtype})
@@ -406,6 +406,8 @@ def _sized(text: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
         "intermediate_size_mlp": 2 * _multiple(HIDDEN, s.step),
         "moe_intermediate_size": hidden,
         "shared_expert_intermediate_size": hidden,
+        "moe_shared_expert_intermediate_size": hidden,
+        "moe_latent_size": s.head_dim,
         "linear_key_head_dim": s.head_dim,
         "linear_value_head_dim": s.head_dim,
         **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_d_state", "ssm_state_size"), s.head_dim),

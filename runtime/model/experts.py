@@ -43,8 +43,8 @@ BY_ROWS = jax.lax.RaggedDotDimensionNumbers(
 LIMIT, SLOPE = 7.0, 1.702
 """The limit and the slope of gpt-oss's experts, built into transformers' GptOssExperts."""
 
-Activation = Callable[[jax.Array, jax.Array], jax.Array]
-"""(gate, up) -> the features of an expert."""
+Activation = Callable[..., jax.Array]
+"""(gate, up) -> the features of an expert; without a gate, (up) -> these."""
 Stored = Any
 """An array, or the QArray that quantize.py stores for it."""
 
@@ -134,9 +134,10 @@ def run(
         x: [B, T, D].
         weights: float32[B, T, K].
         choices: int32[B, T, K].
-        arrays: `gate_up` [E, D, 2, F], `down` [E, F, D] and, if experts have biases, `gate_up_bias`
-            [E, 2, F] and `down_bias` [E, D]; if experts are adapted, the arrays of `adapters_of` too. Codes
-            and scales of quantized weights are gathered as such, and each device dequantizes its own.
+        arrays: `gate_up` [E, D, 2, F], or [E, D, 1, F] without a gate, `down` [E, F, D] and, if experts have
+            biases, `gate_up_bias` [E, 2, F] and `down_bias` [E, D]; if experts are adapted, the arrays of
+            `adapters_of` too. Codes and scales of quantized weights are gathered as such, and each device
+            dequantizes its own.
         on_inputs: whether the weights are multiplied with the experts' inputs.
 
     Returns:
@@ -266,7 +267,7 @@ def _features(
     if (bias := arrays.get("gate_up_bias")) is not None:
         of_row = jnp.repeat(jnp.arange(len(bias)), sizes, total_repeat_length=len(rows))
         both = both + bias.reshape(len(bias), -1)[of_row]
-    return activation(*jnp.split(both, 2, -1))
+    return activation(*jnp.split(both, arrays["gate_up"].shape[2], -1))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

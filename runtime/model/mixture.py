@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from .balance import note
-from .experts import adapters_of, clamped, route, run
-from .families.description import Experts
+from .experts import Activation, adapters_of, clamped, route, run
+from .families.description import LATENT, Experts
 from .layers import ACTIVATIONS, MLP, STREAM, Config, Einsum, RematConfig
 from .remat import recomputed
 from .sharding import constrain
@@ -19,9 +19,9 @@ from .sharding import constrain
 class ExpertWeights(nnx.Module):
     """The weights of a layer's experts."""
 
-    def __init__(self, experts: Experts, hidden: int, dtype: Any) -> None:
+    def __init__(self, experts: Experts, hidden: int, gated: bool, dtype: Any) -> None:
         e, f = experts.count, experts.size
-        self.gate_up = nnx.Param(jnp.zeros((e, hidden, 2, f), dtype))
+        self.gate_up = nnx.Param(jnp.zeros((e, hidden, 2 if gated else 1, f), dtype))
         self.down = nnx.Param(jnp.zeros((e, f, hidden), dtype))
         if experts.biases:
             self.gate_up_bias = nnx.Param(jnp.zeros((e, 2, f), dtype))
@@ -45,7 +45,10 @@ class Mixture(nnx.Module):
         self.described = experts
         self.router = Einsum("BTI,IO->BTO", (d, experts.count), dtype, "kernel", int(experts.biases))
         self.correction = nnx.Param(jnp.zeros(experts.count, jnp.float32)) if experts.correction else None
-        self.experts = ExpertWeights(experts, d, dtype)
+        self.experts = ExpertWeights(experts, experts.latent or d, config.architecture.gated, dtype)
+        for name, sizes in zip(LATENT, ((d, experts.latent), (experts.latent, d)), strict=True):
+            if experts.latent:
+                setattr(self, name, Einsum("BTI,IO->BTO", sizes, dtype, "kernel"))
         if experts.shared:
             self.shared = MLP(config, experts.shared)
         if experts.shared_gate:
@@ -58,9 +61,16 @@ class Mixture(nnx.Module):
         correction = None if self.correction is None else self.correction.get_value()
         weights, choices = route(logits, e, correction)
         note(logits, choices)
-        gated = clamped if e.clamped else lambda gate, up: activation(gate) * up
-        read, arrays = self.experts.arrays(x)
-        out = run(read, weights, choices, arrays, gated, e.on_inputs)
+        features: Activation = clamped
+        if not e.clamped:
+            features = (
+                (lambda gate, up: activation(gate) * up) if self.config.architecture.gated else activation
+            )
+        into, out_of = (getattr(self, name, None) for name in LATENT)
+        read, arrays = self.experts.arrays(x if into is None else into(x))
+        out = run(read, weights, choices, arrays, features, e.on_inputs)
+        if out_of is not None:
+            out = out_of(out)
         if e.shared:
             shared = self.shared(x)
             out = out + (jax.nn.sigmoid(self.shared_gate(x)) * shared if e.shared_gate else shared)

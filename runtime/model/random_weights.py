@@ -26,6 +26,11 @@ BLOCK = 1 << 20
 """A block of random numbers that large tensors repeat: the time to compute does not depend on the values."""
 
 
+def is_embedding(name: str) -> bool:
+    """Return whether a tensor is the embedding of tokens, by its name in any family."""
+    return "embed_tokens" in name or name.endswith((".embeddings.weight", ".embedding.weight"))
+
+
 def random_tensor(name: str, shape: tuple[int, ...], offset: float, seed: int) -> np.ndarray:
     """Return float32: matrices keep their input's variance, norms stay near the one that changes nothing.
 
@@ -35,7 +40,7 @@ def random_tensor(name: str, shape: tuple[int, ...], offset: float, seed: int) -
     """
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     values = generator.standard_normal(shape, dtype=np.float32)
-    if "embed_tokens" in name or "position_embedding" in name or name == "lm_head.weight":
+    if is_embedding(name) or "position_embedding" in name or name == "lm_head.weight":
         return values
     if len(shape) > 1:
         return values * deviation(shape)
@@ -69,7 +74,7 @@ def write_text_model(folder: Path, config: Mapping[str, Any], seed: int = 0) -> 
         for source in parameter.sources:
             name = source.full_name(prefix)
             tensors[name] = random_tensor(name, source.shape, offset, seed)
-            if "embed_tokens" in name or name == "lm_head.weight":
+            if is_embedding(name) or name == "lm_head.weight":
                 tensors[name] *= np.float32(0.5)
     save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(dict(config) | {"dtype": "float32"}), encoding="utf-8")
@@ -103,7 +108,7 @@ class RandomCheckpoint(HFCheckpoint):
         if len(source.shape) < 2:
             offset = self.family.norm_offset(self.architecture)
             return random_tensor(name, source.shape, offset, 0).reshape(source.reshape)[start:stop]
-        scale = np.float32(0.02) if "embed_tokens" in name else deviation(source.shape)
+        scale = np.float32(0.02) if is_embedding(name) else deviation(source.shape)
         return np.resize(_block(float(scale)), shape)
 
 

@@ -15,8 +15,6 @@ from .contradictions import config_keys, layer_of
 from .headers import FLOATING
 
 CONFIG = "config.json"
-EMBEDDING = "embed_tokens.weight"
-"""The text tensor that every family has; the checkpoint's prefix comes before it."""
 HEAD = "lm_head.weight"
 ORIGINAL = "quantized checkpoints cannot be trained or merged; use the original one"
 ONE_CHECKPOINT = f"{CONFIG} and the weights must be of one checkpoint"
@@ -62,7 +60,12 @@ class Fault:
 
 def prefix_of(family: Family, tensors: Mapping[str, object]) -> str | None:
     """Return the prefix of a checkpoint's text tensors; None if there is no text embedding."""
-    return next((prefix for prefix in family.prefixes if prefix + EMBEDDING in tensors), None)
+    return next((prefix for prefix, name in embeddings(family) if name in tensors), None)
+
+
+def embeddings(family: Family) -> list[tuple[str, str]]:
+    """Return the names that the text embedding may have, each with its prefix."""
+    return [(prefix, f"{prefix}{name}.weight") for prefix in family.prefixes for name in family.embeddings]
 
 
 def faults(

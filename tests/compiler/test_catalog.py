@@ -81,6 +81,7 @@ PUBLISHED = {
     "Qwen/Qwen3-235B-A22B": 235_093_634_560,
     "Qwen/Qwen3-Coder-480B-A35B-Instruct": 480_154_875_392,
     "Qwen/Qwen3-Coder-Next": 79_674_391_296,
+    "nvidia/NVIDIA-Nemotron-3-Nano-4B-BF16": 3_973_556_832,
     "openai/gpt-oss-20b": 20_914_757_184,
     "openai/gpt-oss-120b": 116_829_156_672,
     "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,

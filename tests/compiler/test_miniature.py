@@ -28,6 +28,8 @@ MODELS = [
     "Qwen/Qwen2.5-7B-Instruct",
     "Qwen/Qwen3-8B",
     "tiiuae/Falcon-H1-0.5B-Instruct",
+    "nvidia/NVIDIA-Nemotron-3-Nano-4B-BF16",
+    "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
 ]
 
 YARN = {

@@ -13,7 +13,7 @@ LIMIT = 1e-5
 """Relative to the largest logit, and to a loss: the float32 noise of either library."""
 EVERY = (r".*_proj(_\w+)?", "c_fc")
 """LoRA targets that select every projection of each family."""
-CLOSED = {"falcon_h1": (r"(.*\.)?(?!out)\w+_proj",)}
+CLOSED = dict.fromkeys(("falcon_h1", "nemotron_h", "nemotron_h-latent"), (r"(.*\.)?(?!out)\w+_proj",))
 """Targets of the families whose out_proj PEFT refuses."""
 
 SIZES = {
@@ -54,6 +54,17 @@ NETS = {
 }
 MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 36}
 """A number of experts that no mesh axis divides; a token uses some of them."""
+STATES = {
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 10,
+    "n_groups": 3,
+    "ssm_state_size": 7,
+    "conv_kernel": 3,
+    "chunk_size": 64,  # transformers 5.12 carries states wrongly from chunk to chunk here, in torch
+    # transformers' torch code limits steps by this; its kernels do not.
+    "time_step_min": 1e-9,
+    "rescale_prenorm_residual": False,
+}
 LLAMA4 = {
     "num_hidden_layers": 4,
     "attention_chunk_size": 5,
@@ -208,6 +219,30 @@ CASES: dict[str, dict[str, Any]] = {
         "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
         "mlp_multipliers": [0.8, 1.1],
     },
+    "nemotron_h": {
+        "model_type": "nemotron_h",
+        "layers_block_type": ["mamba", "mlp", "attention", "mamba", "moe"],
+        **STATES,
+        "use_bias": True,
+        "moe_intermediate_size": 36,
+        "moe_shared_expert_intermediate_size": 20,
+        "n_routed_experts": 12,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+    },
+    "nemotron_h-latent": {
+        "model_type": "nemotron_h",
+        "layers_block_type": ["moe", "mamba", "attention"],
+        **STATES,
+        "use_conv_bias": False,
+        "moe_intermediate_size": 36,
+        "moe_latent_size": 28,
+        "moe_shared_expert_intermediate_size": 20,
+        "n_routed_experts": 7,
+        "num_experts_per_tok": 2,
+    },
     "mistral-mistral3": {"wrapper": "mistral3", "model_type": "mistral", "sliding_window": None},
     "ministral3-mistral3": {
         "wrapper": "mistral3",
@@ -270,7 +305,17 @@ SHORT = {"qwen2", "phi3-longrope", "granite", "olmoe", "granitemoe", "cohere2", 
 
 
 ALWAYS = ("phi3",)
-E2E = ("qwen3_moe", "olmo2", "starcoder2", "cohere2", "qwen3_next", "glm4_moe", "llama4", "falcon_h1")
+E2E = (
+    "qwen3_moe",
+    "olmo2",
+    "starcoder2",
+    "cohere2",
+    "qwen3_next",
+    "glm4_moe",
+    "llama4",
+    "falcon_h1",
+    "nemotron_h",
+)
 
 
 def marked(case: str) -> Any:

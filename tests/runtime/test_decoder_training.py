@@ -23,9 +23,18 @@ def highest() -> Any:
 
 
 @pytest.mark.e2e
-def test_adapters_of_experts_train_alike_where_these_are_split_over_devices(tmp_path: Path) -> None:
-    model = make("qwen3_moe", tmp_path / "base", num_experts=6)
-    axes, targets = {"fsdp": 2, "ep": 2, "tp": 2}, ("q_proj", "experts", "router")
+@pytest.mark.parametrize(
+    ("case", "count", "targets"),
+    [
+        ("qwen3_moe", "num_experts", ("q_proj", "experts", "router")),
+        ("nemotron_h-latent", "n_routed_experts", ("q_proj", "in_proj", "experts")),
+    ],
+)
+def test_adapters_of_experts_train_alike_where_these_are_split_over_devices(
+    case: str, count: str, targets: tuple[str, ...], tmp_path: Path
+) -> None:
+    model = make(case, tmp_path / "base", **{count: 6})
+    axes = {"fsdp": 2, "ep": 2, "tp": 2}
     alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=targets)
     assert alike.losses <= LIMIT * alike.of_loss
     assert alike.gradients <= 1e-4

@@ -3,6 +3,7 @@ transformers' own."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_a_packed_row_is_its_sequences_one_by_one(case: tuple[Any, ...]) -> None
     wanted.backward(torch.tensor(upstream, dtype=torch.float64))
 
     def both(*arrays: Any) -> Any:
-        out, pull = jax.vjp(lambda *arrays: scan(*arrays, segment_ids=ids), *arrays)
+        out, pull = jax.vjp(partial(scan, segment_ids=ids), *arrays)
         return out, pull(upstream)
 
     with arrange(axes, jax.devices()[: np.prod(list(axes.values()))]):

@@ -123,6 +123,11 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "rank_pattern": [["in_proj_ba|v_proj", 2]],
         "alpha_pattern": [["q_proj|in_proj_qkvz", 3.0]],
     },
+    "nemotron_h": {
+        "targets": ["q_proj", "in_proj", "up_proj", "experts"],
+        "dropout": 0.0,
+        "rank_pattern": [[r"experts\.down_proj", 2]],
+    },
     "mixtral": {"quantize": "nf4", "layers": [1], "alpha_pattern": [["o_proj", 1.5]]},
     "granitemoe": {"targets": ["k_proj", "o_proj"], "rslora": True, "rank_pattern": [["o_proj", 2]]},
 }

@@ -101,9 +101,8 @@ def config_of(program: Program) -> dict[str, Any]:
     """
     config = copy.deepcopy(dict(program.config))
     text = config.get("text_config", config)
-    types = program.architecture.layer_types
-    if len(set(types)) > 1:
-        text["layer_types"] = list(types)
+    if len(set(program.architecture.layer_types)) > 1:
+        text.update(program.family.kinds(program.config, range(program.architecture.num_layers)))
     serve = program.recipe.serve
     least = serve.max_model_len if serve else 0
     text["max_position_embeddings"] = max(text.get("max_position_embeddings") or 0, least)

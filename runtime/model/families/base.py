@@ -120,6 +120,16 @@ class Architecture:
         """Return whether transformers has a load-balancing loss for the experts."""
         return False
 
+    @property
+    def output(self) -> str:
+        """Return the name of attention's output projection in a layer."""
+        return "self_attn.o_proj"
+
+    @property
+    def down(self) -> str:
+        """Return the name of the down projection in a layer."""
+        return "mlp.down_proj"
+
     def heads(self, layer: int) -> int:
         """Return the query heads of a layer."""
         return self.num_heads
@@ -278,7 +288,9 @@ class Family(ABC):
     """Model types of multimodal checkpoints whose `text_config` may be of this family."""
     prefixes: tuple[str, ...]
     """Prefixes of a checkpoint's text tensors, e.g. "model.language_model."; the checkpoint's own prefix is
-    the one under which `embed_tokens.weight` is found."""
+    the one under which the embedding is found."""
+    embeddings: tuple[str, ...] = ("embed_tokens",)
+    """The names of the embedding in checkpoints, without the prefix; the first is the published one."""
     loaded_as: Mapping[str, str] = MappingProxyType({"language_model.model.": "model.language_model."})
     """Prefixes of older multimodal checkpoints, and of the modules that transformers 5 loads them into."""
     flash_attention: bool
@@ -293,6 +305,9 @@ class Family(ABC):
     """Whether transformers' embedding itself multiplies by `embedding_scale`."""
     eager: bool = False
     """Whether transformers has only eager attention for it, because scores are soft-capped or have sinks."""
+    chunk_in_torch: int = 0
+    """The tokens up to which transformers' torch code computes the model right, unless config.json has a
+    `chunk_size`: it carries the state from chunk to chunk wrongly. 0 for any number."""
     tunix: bool = True
     """Whether Tunix has the model; otherwise the TorchAX backend trains transformers' own."""
 
@@ -327,6 +342,11 @@ class Family(ABC):
             small: the miniature's text config, as that module makes it.
         """
         return {}
+
+    def kinds(self, config: Mapping[str, Any], layers: Sequence[int]) -> Mapping[str, Any]:
+        """Return the keys of the text's config.json that name the kinds of its layers, for some layers."""
+        types = self.architecture(config).layer_types
+        return {"layer_types": [types[i] for i in layers]}
 
     def further_layers(self, config: Mapping[str, Any]) -> int:
         """Return how many layers a checkpoint may hold after the model's own, to predict further tokens. They

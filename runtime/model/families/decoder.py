@@ -36,6 +36,7 @@ from .base import (
 from .description import (
     ACTIVATIONS,
     AFTER,
+    LATENT,
     DecoderArchitecture,
     Delta,
     Experts,
@@ -114,17 +115,21 @@ class DecoderFamily(Family):
     def architecture_of(
         self, config: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]
     ) -> DecoderArchitecture:
-        """Read as `architecture` does; tensors' names tell if experts are stored one by one or together.
+        """Read as `architecture` does; tensors' names tell if experts are stored one by one or together, and
+        the embedding's name.
 
         Args:
-            tensors: empty if only config.json is known; experts are then stored as the family publishes them.
+            tensors: empty if only config.json is known; they are then named as the family publishes them.
         """
         a = self.architecture(config)
+        for name in self.embeddings:
+            if any(f"{prefix}{name}.weight" in tensors for prefix in self.prefixes):
+                a = replace(a, names=replace(a.names, embedding=name))
         if a.experts is None or not tensors:
             return a
         names = a.experts.tensors
         # Only the decoder's own layers: the others (mtp.*) may store their experts differently.
-        firsts = [f"layers.{i}.{names.block}.{names.each[0].format(0)}" for i in range(a.num_layers)]
+        firsts = [f"layers.{i}.{names.block}.{names.each[-1].format(0)}" for i in range(a.num_layers)]
         apart = any(f"{prefix}{first}" in tensors for prefix in self.prefixes for first in firsts)
         return replace(a, experts=replace(a.experts, tensors=replace(names, apart=apart)))
 
@@ -231,7 +236,7 @@ class DecoderFamily(Family):
         if (experts := a.experts_of(i)) is not None:
             out += _mixture(a, experts, layer)
         elif "mlp" in parts:
-            out += _mlp(a, f"{layer}.mlp", f"{layer}.{_dense(a)}")
+            out += _mlp(a, f"{layer}.mlp", f"{layer}.{a.dense}")
         for name in a.places.names:
             out += _norm(a.norm, f"{layer}.{name}", f"{layer}.{name}", a.hidden_size)
         return out
@@ -269,7 +274,9 @@ class DecoderFamily(Family):
             for module, name, weight in _mixers(a, i):
                 contract = (0, 1) if name in ("o_proj", "out_proj") else (0,)
                 out.append(LoraTarget(i, f"{layer}.{weight}", contract, (f"{module}.{name}",)))
-            experts, block, path = a.experts_of(i), _dense(a), f"{layer}.mlp"
+            experts, block, path = a.experts_of(i), a.dense, f"{layer}.mlp"
+            for name in LATENT if experts is not None and experts.latent else ():
+                out.append(LoraTarget(i, f"{path}.{name}.kernel", (0,), (f"{block}.{name}",)))
             if experts is not None:
                 block, path = f"{block}.{experts.tensors.shared}", f"{path}.shared"
             fed = "mlp" in a.parts(i) and (experts is None or experts.shared)
@@ -419,11 +426,6 @@ def _projection(path: str, name: str, hidden: int, heads: int, head_dim: int) ->
     return Parameter(f"{path}.w", (hidden, heads, head_dim), ("fsdp", "tp", None), (source,))
 
 
-def _dense(a: DecoderArchitecture) -> str:
-    """Return the name of the feed-forward blocks' module."""
-    return a.names.mlp if a.experts is None else a.experts.tensors.block
-
-
 def _mixers(a: DecoderArchitecture, i: int) -> Iterator[tuple[str, str, str]]:
     """Yield a layer's projections outside of its feed-forward block: their module, their name, and the path
     of their weight in the layer."""
@@ -541,6 +543,7 @@ def _mlp(a: DecoderArchitecture, path: str, module: str, features: int = 0) -> l
 def _mixture(a: DecoderArchitecture, experts: Experts, layer: str) -> list[Parameter]:
     """Return the arrays of a layer's experts, of their router and of the shared expert."""
     d, e, f, names = a.hidden_size, experts.count, experts.size, experts.tensors
+    wide, halves = experts.latent or d, 2 if a.gated else 1
     path, module = f"{layer}.mlp", f"{layer}.{names.block}"
     router = f"{module}.{names.router}"
     out = [Parameter(f"{path}.router.kernel", (d, e), (None, None), (linear(f"{router}.weight", d, e),))]
@@ -550,16 +553,22 @@ def _mixture(a: DecoderArchitecture, experts: Experts, layer: str) -> list[Param
         source = plain(f"{router}.e_score_correction_bias", (e,))
         out.append(Parameter(f"{path}.correction", (e,), (None,), (source,), buffer=True, wide=True))
     if names.apart:
-        gate, up, down = (f"{module}.{name}" for name in names.each)
-        into = tuple(linear(one.format(i), d, f) for i in range(e) for one in (gate, up))
-        back = tuple(linear(down.format(i), f, d) for i in range(e))
+        *ups, down = (f"{module}.{name}" for name in names.each)
+        into = tuple(linear(one.format(i), wide, f) for i in range(e) for one in ups)
+        back = tuple(linear(down.format(i), f, wide) for i in range(e))
         stack: tuple[int, ...] = (0, 2)
     else:
         both, down = (f"{module}.{name}" for name in names.together)
-        into, back, stack = (_gate_up(both, names, e, d, f),), (_down(down, names, e, d, f),), (0,)
+        into, back, stack = (_up(both, names, (e, wide, halves, f)),), (_down(down, names, e, wide, f),), (0,)
     spec: Spec = ("ep", "fsdp", None, "tp")
-    out.append(Parameter(f"{path}.experts.gate_up", (e, d, 2, f), spec, into, stack=stack))
-    out.append(Parameter(f"{path}.experts.down", (e, f, d), ("ep", "tp", "fsdp"), back))
+    out.append(Parameter(f"{path}.experts.gate_up", (e, wide, halves, f), spec, into, stack=stack))
+    out.append(Parameter(f"{path}.experts.down", (e, f, wide), ("ep", "tp", "fsdp"), back))
+    for name, sizes, over in zip(
+        LATENT, ((d, wide), (wide, d)), (("fsdp", None), (None, "fsdp")), strict=True
+    ):
+        if experts.latent:
+            source = linear(f"{module}.{name}.weight", *sizes)
+            out.append(Parameter(f"{path}.{name}.kernel", sizes, over, (source,)))
     if experts.biases:
         both, down = (f"{module}.{name}_bias" for name in names.together)
         split = (2, f) if not names.alternate else (f, 2)
@@ -609,14 +618,15 @@ def _words(word: str, module: str) -> tuple[str, ...]:
     return (word,) if word in module else (word, module.rpartition(".")[2])
 
 
-def _gate_up(name: str, names: ExpertTensors, e: int, d: int, f: int) -> Source:
-    """Describe the tensor that becomes all experts' gate and up, [E, D, 2, F]."""
-    halves = (f, 2) if names.alternate else (2, f)
+def _up(name: str, names: ExpertTensors, shape: tuple[int, int, int, int]) -> Source:
+    """Describe the tensor that becomes all experts' gate and up, [E, D, 2, F], or only up, [E, D, 1, F]."""
+    e, d, n, f = shape
+    halves = (f, n) if names.alternate else (n, f)
     if names.inputs_first:
         order = (0, 1, 3, 2) if names.alternate else (0, 1, 2, 3)
-        return Source(name, (e, d, 2 * f), (e, d, *halves), order)
+        return Source(name, (e, d, n * f), (e, d, *halves), order)
     order = (0, 3, 2, 1) if names.alternate else (0, 3, 1, 2)
-    return Source(name, (e, 2 * f, d), (e, *halves, d), order)
+    return Source(name, (e, n * f, d), (e, *halves, d), order)
 
 
 def _down(name: str, names: ExpertTensors, e: int, d: int, f: int) -> Source:

@@ -193,7 +193,8 @@ class ExpertTensors:
     Attributes:
         block: the module of the feed-forward block.
         router: the module in it whose weight computes the scores.
-        each: the names of one expert's gate, up and down, with {} for its number.
+        each: the names of one expert's gate, up and down, or without a gate of up and down, with {} for its
+            number.
         together: the names of all experts' gate and up, and of their down.
         apart: whether a tensor holds one expert (`each`), rather than all experts (`together`).
         inputs_first: whether tensors of all experts are [E, in, out], rather than [E, out, in].
@@ -207,7 +208,7 @@ class ExpertTensors:
 
     block: str = "mlp"
     router: str = "gate"
-    each: tuple[str, str, str] = (
+    each: tuple[str, ...] = (
         "experts.{}.gate_proj.weight",
         "experts.{}.up_proj.weight",
         "experts.{}.down_proj.weight",
@@ -220,6 +221,10 @@ class ExpertTensors:
     held: str = ""
     swapped: bool = False
     linear_router: bool = False
+
+
+LATENT = ("fc1_latent_proj", "fc2_latent_proj")
+"""The names of the projections to the features that experts read, and back."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +246,8 @@ class Experts:
         on_inputs: whether an expert's input is multiplied by the score, rather than its output.
         biases: whether the router and the experts have biases.
         clamped: whether the experts are gpt-oss's: gate and up are limited, and 1 is added to up.
+        latent: features that an expert reads and writes, to which and from which all tokens are projected
+            (LATENT); 0 for the hidden size.
         shared: features of the expert that every token goes through; 0 for none.
         shared_gate: whether the shared expert's output is multiplied by its own gate.
         tensors: how a checkpoint stores the experts.
@@ -259,6 +266,7 @@ class Experts:
     on_inputs: bool = False
     biases: bool = False
     clamped: bool = False
+    latent: int = 0
     shared: int = 0
     shared_gate: bool = False
     tensors: ExpertTensors = ExpertTensors()
@@ -287,7 +295,7 @@ class DecoderArchitecture(Architecture):
         normed_turns: whether a head's queries and keys are divided by their root mean square after rotation,
             in layers that rotate.
         biases: projections with a bias: "q", "k", "v", "o", "mlp".
-        gated: whether the feed-forward block multiplies by a gate.
+        gated: whether the feed-forward block, and each expert, multiplies by a gate.
         mlp: the names of the projections into and out of a feed-forward block without a gate.
         activation: one of ACTIVATIONS.
         experts: these replace the feed-forward block.
@@ -335,6 +343,19 @@ class DecoderArchitecture(Architecture):
     names: Names = Names()
     query_growth: Growth | None = None
     dropout: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def output(self) -> str:
+        return f"{self.names.attention}.o_proj"
+
+    @property
+    def down(self) -> str:
+        return f"{self.dense}.down_proj"
+
+    @property
+    def dense(self) -> str:
+        """Return the name of the feed-forward blocks' module."""
+        return self.names.mlp if self.experts is None else self.experts.tensors.block
 
     @property
     def state(self) -> State | None:
