@@ -98,7 +98,8 @@ def entries() -> Mapping[str, Mapping[str, Any]]:
     """Return data/models.json as {id: {"family": ..., "chat": ..., "config": {...}}}.
 
     An entry with `like` takes its missing values from the entry named there. A model that is known only by
-    its name has {"unsupported": why} instead.
+    its name has {"unsupported": why} instead. If that is because its weights are quantized, `original` names the
+    same model with plain weights, null if none is published.
     """
     data: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
     return {name: _whole(entry, data) for name, entry in data.items()}
@@ -147,6 +148,9 @@ def find(model_id: str, folder: Path) -> Model:
     if entry is None:
         _refuse_others(model_id)
         raise UnknownModel("E0801", f"`{model_id}` is not in the catalog", _way_out(model_id, folder))
+    if "original" in entry:
+        instead = f"id: {entry['original']}" if entry["original"] else "train a copy of it with plain weights"
+        raise UnknownModel("E0813", f"`{model_id}` cannot be trained: {entry['unsupported']}", instead)
     if "unsupported" in entry:
         raise UnsupportedCheckpoint(entry["unsupported"])
     if model_id not in entries() and is_quantized(model_id):
@@ -236,7 +240,8 @@ def original_of(name: str) -> str | None:
     bare = _QUANTIZED.sub("", name.rpartition("/")[2]).lower()
     bare = bare.removeprefix("meta-").removesuffix("-hf")
     spellings = {f"{before}{bare}{after}" for before in ("", "meta-") for after in ("", "-hf")}
-    found = [known for known in entries() if known.rpartition("/")[2].lower() in spellings]
+    plain = (known for known, entry in entries().items() if "original" not in entry)
+    found = [known for known in plain if known.rpartition("/")[2].lower() in spellings]
     return found[0] if len(found) == 1 else None
 
 

@@ -109,6 +109,8 @@ PUBLISHED = {
     "allenai/Olmo-3-1025-7B": 7_298_011_136,
     "HuggingFaceTB/SmolLM3-3B": 3_075_098_624,
     "zai-org/GLM-4-9B-0414": 9_400_279_040,
+    "teknium/OpenHermes-2.5-Mistral-7B": 7_241_748_480,
+    "bigcode/starcoder2-15b": 15_957_889_024,
     "bigcode/starcoder2-7b": 7_173_923_840,
     "CohereLabs/c4ai-command-a-03-2025": 111_057_580_032,
 }
@@ -324,6 +326,20 @@ def test_every_gemma_of_tunix_is_held_against_it() -> None:
 def test_a_known_model_that_tunix_does_not_have_is_refused_with_the_reason(tmp_path) -> None:
     with pytest.raises(UnsupportedCheckpoint, match="gemma4_unified"):
         catalog.find("google/gemma-4-12B-it", tmp_path)
+
+
+def test_an_id_with_quantized_weights_alone_is_refused_with_its_original(tmp_path) -> None:
+    """Another publisher's copy may have plain weights: its name tells nothing."""
+    name = "mistralai/Ministral-3-3B-Instruct-2512"
+    with pytest.raises(catalog.UnknownModel, match="stored in FP8") as refusal:
+        catalog.find(name, tmp_path)
+    assert (refusal.value.code, refusal.value.help) == ("E0813", f"id: {name}-BF16")
+    with pytest.raises(catalog.UnknownModel) as refusal:
+        catalog.find("mistralai/Devstral-2-123B-Instruct-2512", tmp_path)
+    assert (refusal.value.code, refusal.value.help) == ("E0813", "train a copy of it with plain weights")
+    assert catalog.original_of("unsloth/Ministral-3-3B-Instruct-2512") is None
+    for entry in catalog.entries().values():
+        assert entry.get("original") is None or entry["original"] in ENTRIES
 
 
 @pytest.mark.parametrize(("layers", "shared"), [(25, 14), (35, 20), (42, 18), (42, 23), (60, 0)])
