@@ -238,7 +238,8 @@ class Decoder(nnx.Module):
         self.layers = nnx.List([DecoderLayer(config, i) for i in range(a.num_layers)])
         self.final_norm = Normalization(a.norm, (a.hidden_size,), dtype)
         if not a.tied:
-            self.lm_head = Einsum("BTD,DV->BTV", (a.hidden_size, a.vocab_size), dtype)
+            bias = int("head" in a.biases)
+            self.lm_head = Einsum("BTD,DV->BTV", (a.hidden_size, a.vocab_size), dtype, bias=bias)
 
     def __call__(
         self, tokens: jax.Array, positions: jax.Array, cache: None, mask: jax.Array | None

@@ -27,7 +27,7 @@ HEADS = ("fsdp", None, "tp", None)
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "gelu_pytorch_tanh": jax.nn.gelu,
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), jax.nn.gelu),
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }

@@ -11,7 +11,8 @@ from tests import tiny
 
 LIMIT = 1e-5
 """Relative to the largest logit, and to a loss: the float32 noise of either library."""
-EVERY = (r".*_proj(_\w+)?", "c_fc")
+PLAIN = ("c_fc", "dense", "fc1", "fc2", "query_key_value", "dense_h_to_4h", "dense_4h_to_h")
+EVERY = (r".*_proj(_\w+)?", *PLAIN)
 """LoRA targets that select every projection of each family."""
 
 SIZES = {
@@ -184,6 +185,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "llama4": {"model_type": "llama4_text", **LLAMA4},
     "cohere2": {"model_type": "cohere2", **WINDOWS, "logit_scale": 2.0},
+    "phi": {"model_type": "phi", "num_key_value_heads": 2},
     "mistral-mistral3": {"wrapper": "mistral3", "model_type": "mistral", "sliding_window": None},
     "ministral3-mistral3": {
         "wrapper": "mistral3",
@@ -241,7 +243,7 @@ NEW_NAMES = {
     "multi_modal_projector.": "model.multi_modal_projector.",
 }
 
-SHORT = {"qwen2", "phi3-longrope", "granite", "olmoe", "granitemoe", "cohere2", "cohere2-vision"}
+SHORT = {"qwen2", "phi", "phi3-longrope", "granite", "olmoe", "granitemoe", "cohere2", "cohere2-vision"}
 """Cases whose head width, 8, is the hidden size over the number of heads, regardless of head_dim."""
 
 

@@ -138,7 +138,8 @@ class HfModel:
         values = {**base, **{self.places[name]: array for name, array in trained.items()}}
         weight = values[HEAD] if HEAD in values else values[f"{PREFIX}embed_tokens.weight"]
         scale = getattr(self.architecture, "logit_scale", 1.0)
-        return Head(weight, tied=True, dtype=None, softcap=self.softcap, cap_dtype=None, scale=scale)
+        bias = values.get(HEAD.replace("weight", "bias"))
+        return Head(weight, True, None, softcap=self.softcap, cap_dtype=None, scale=scale, bias=bias)
 
     @contextmanager
     def _adapters(self, enabled: bool) -> Iterator[None]:

@@ -21,6 +21,7 @@ from .base import (
     Architecture,
     Family,
     LoraTarget,
+    Names,
     Parameter,
     Source,
     Spec,
@@ -54,13 +55,14 @@ __all__ = [
     "ExpertTensors",
     "Experts",
     "Growth",
+    "Names",
     "Norm",
     "Places",
 ]
 
 DROPOUT = (
     *("attention_dropout", "embedding_dropout", "residual_dropout", "resid_pdrop", "embd_pdrop"),
-    "router_jitter_noise",
+    *("hidden_dropout", "router_jitter_noise"),
 )
 """Keys of config.json for dropout and noise within the model, which this decoder does not compute."""
 
@@ -164,6 +166,7 @@ class DecoderFamily(Family):
             "chunk": integer(config, "attention_chunk_size") if CHUNKED in layer_types else None,
             "attention_scale": head_dim**-0.5,
             "biases": self.biases(config),
+            "names": self.names,
             "activation": activation,
         }
         return DecoderArchitecture(
@@ -203,34 +206,40 @@ class DecoderFamily(Family):
     def parameters(self, architecture: Architecture) -> list[Parameter]:
         a = described(architecture)
         d = a.hidden_size
-        embedding = plain("embed_tokens.weight", (a.vocab_size, d))
+        names = a.names
+        embedding = plain(f"{names.embedding}.weight", (a.vocab_size, d))
         out = [Parameter("embedder.input_embedding", (a.vocab_size, d), ("tp", "fsdp"), (embedding,))]
         for i in range(a.num_layers):
             out += self.layer(a, i)
-        out += _norm(a.norm, "final_norm", "norm", d)
+        out += _norm(a.norm, "final_norm", names.norm, d)
         if not a.tied:
-            head = linear("lm_head.weight", d, a.vocab_size, whole=True)
+            head = linear(f"{names.head}.weight", d, a.vocab_size, whole=True)
             out.append(Parameter("lm_head.w", (d, a.vocab_size), ("fsdp", "tp"), (head,)))
+            if "head" in a.biases:
+                size = (a.vocab_size,)
+                bias = replace(plain(f"{names.head}.bias", size), whole=True)
+                out.append(Parameter("lm_head.bias", size, ("tp",), (bias,)))
         return out
 
     def layer(self, a: DecoderArchitecture, i: int) -> list[Parameter]:
         """Return the arrays of a layer."""
-        layer = f"layers.{i}"
+        layer, called = f"layers.{i}", f"{a.names.layers}.{i}"
         experts = a.experts_of(i)
         dense = "mlp" if a.experts is None else a.experts.tensors.block
         block = (
-            _mlp(a, f"{layer}.mlp", f"{layer}.{dense}") if experts is None else _mixture(a, experts, layer)
+            _mlp(a, f"{layer}.mlp", f"{called}.{dense}") if experts is None else _mixture(a, experts, layer)
         )
         out = [*self.attention(a, i), *block]
         for name in a.places.names:
-            out += _norm(a.norm, f"{layer}.{name}", f"{layer}.{name}", a.hidden_size)
+            out += _norm(a.norm, f"{layer}.{name}", f"{called}.{name}", a.hidden_size)
         return out
 
     def attention(self, a: DecoderArchitecture, i: int) -> list[Parameter]:
         """Return the arrays of a layer's attention."""
         if a.layer_types[i] == LINEAR:
             return _delta(a, i)
-        path, name = f"layers.{i}.attn", f"layers.{i}.self_attn"
+        names = a.names
+        path, name = f"layers.{i}.attn", f"{names.layers}.{i}.{names.attention}"
         d, n, k, h = a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim
         widths = {"q": n, "k": k, "v": k}
         projected = {"qkv": n + 2 * k} if "qkv" in a.fused else widths
@@ -240,10 +249,10 @@ class DecoderFamily(Family):
             out.append(_projection(f"{path}.{letter}_proj", f"{name}.{letter}_proj", d, heads, wide))
             if letter in a.biases:
                 out.append(_heads(f"{path}.{letter}_proj.bias", f"{name}.{letter}_proj.bias", heads, wide))
-        source = output_projection(f"{name}.o_proj.weight", n, h, d)
+        source = output_projection(f"{name}.{names.out}.weight", n, h, d)
         out.append(Parameter(f"{path}.o_proj.w", (n, h, d), ("tp", None, "fsdp"), (source,)))
         if "o" in a.biases:
-            out.append(_vector(f"{path}.o_proj.bias", f"{name}.o_proj.bias", d))
+            out.append(_vector(f"{path}.o_proj.bias", f"{name}.{names.out}.bias", d))
         if a.sinks:
             out.append(_vector(f"{path}.sinks", f"{name}.sinks", n))
         for letter in "qk" if a.qk_norm else "":
@@ -253,25 +262,28 @@ class DecoderFamily(Family):
 
     def lora_targets(self, architecture: Architecture) -> list[LoraTarget]:
         a = described(architecture)
-        attention = ("qkv_proj",) if "qkv" in a.fused else ("q_proj", "k_proj", "v_proj")
+        names = a.names
+        qkv = {"qkv_proj": names.qkv} if "qkv" in a.fused else {f"{one}_proj": f"{one}_proj" for one in "qkv"}
         delta = a.delta_projections
         flat = [name for name, features in delta.items() if len(features) == 1]
+        nets = {name: name for name in (*delta, "out_proj")}
         out = []
         for i in range(a.num_layers):
             layer = f"layers.{i}"
             linear = a.layer_types[i] == LINEAR
-            module, last = ("linear_attn", "out_proj") if linear else ("self_attn", "o_proj")
-            for name in (*(delta if linear else attention), last):
+            module, called = ("linear_attn", nets) if linear else (names.attention, {**qkv, "o_proj": names.out})
+            for name, hf in called.items():
                 weight = f"{layer}.attn.{name}.{'kernel' if name in flat else 'w'}"
-                contract = (0, 1) if name == last else (0,)
-                out.append(LoraTarget(i, weight, contract, (f"{module}.{name}",)))
+                contract = (0, 1) if name in ("out_proj", "o_proj") else (0,)
+                out.append(LoraTarget(i, weight, contract, (f"{module}.{hf}",), holder=names.layers))
             experts, block, path = a.experts_of(i), "mlp", f"{layer}.mlp"
             if a.experts is not None:
                 block = a.experts.tensors.block
             if experts is not None:
                 block, path = f"{block}.{experts.tensors.shared}", f"{path}.shared"
-            for name in _mlp_names(a) if experts is None or experts.shared else ():
-                out.append(LoraTarget(i, f"{path}.{name}.kernel", (0,), (f"{block}.{name}",)))
+            for name, hf in _mlp_names(a) if experts is None or experts.shared else ():
+                kernel = f"{path}.{name}.kernel"
+                out.append(LoraTarget(i, kernel, (0,), (f"{block}.{hf}",), holder=names.layers))
         return out
 
     def expert_targets(self, architecture: Architecture) -> list[LoraTarget]:
@@ -456,10 +468,12 @@ def _norm(norm: Norm, path: str, name: str, size: int) -> list[Parameter]:
     return [*out, _vector(f"{path}.bias", f"{name}.bias", size)] if norm.bias else out
 
 
-def _mlp_names(a: DecoderArchitecture) -> tuple[str, ...]:
+def _mlp_names(a: DecoderArchitecture) -> list[tuple[str, str]]:
+    """Return the names of a feed-forward block's projections, here and in Hugging Face's names."""
     if not a.gated:
-        return a.mlp
-    return ("gate_up_proj", "down_proj") if "gate_up" in a.fused else ("gate_proj", "up_proj", "down_proj")
+        return list(zip(a.mlp, a.names.plain, strict=True))
+    names = ("gate_up_proj", "down_proj") if "gate_up" in a.fused else ("gate_proj", "up_proj", "down_proj")
+    return [(name, name) for name in names]
 
 
 def _mlp(a: DecoderArchitecture, path: str, module: str, features: int = 0) -> list[Parameter]:
@@ -473,8 +487,8 @@ def _mlp(a: DecoderArchitecture, path: str, module: str, features: int = 0) -> l
     *into, out_of = _mlp_names(a)
     spec: Spec = ("fsdp", "tp")
     out = []
-    for name in into:
-        weight, hf = f"{path}.{name}", f"{module}.{name}"
+    for name, called in into:
+        weight, hf = f"{path}.{name}", f"{module}.{called}"
         if name == "gate_up_proj":
             source = Source(f"{hf}.weight", (2 * f, d), (2, f, d), (2, 0, 1))
             out.append(Parameter(f"{weight}.kernel", (d, 2, f), ("fsdp", None, "tp"), (source,)))
@@ -482,7 +496,7 @@ def _mlp(a: DecoderArchitecture, path: str, module: str, features: int = 0) -> l
             out.append(Parameter(f"{weight}.kernel", (d, f), spec, (linear(f"{hf}.weight", d, f),)))
         if "mlp" in a.biases:
             out.append(_vector(f"{weight}.bias", f"{hf}.bias", f))
-    weight, hf = f"{path}.{out_of}", f"{module}.{out_of}"
+    weight, hf = f"{path}.{out_of[0]}", f"{module}.{out_of[1]}"
     out.append(Parameter(f"{weight}.kernel", (f, d), ("tp", "fsdp"), (linear(f"{hf}.weight", f, d),)))
     if "mlp" in a.biases:
         out.append(_vector(f"{weight}.bias", f"{hf}.bias", d))

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..rope import Rope
-from .base import CHUNKED, LINEAR, Architecture
+from .base import CHUNKED, LINEAR, Architecture, Names
 
-ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "gelu_new", "gelu_fast")
 """The activations of config.json that runtime/model/decoder.py supports."""
 
 
@@ -184,6 +184,7 @@ class DecoderArchitecture(Architecture):
     """The description of one model.
 
     Attributes:
+        names: of the modules in transformers' model.
         tied: whether the embedding serves as output head.
         norm: of every norm except the norms of queries and keys, which have neither bias nor mean.
         places: of a layer's norms.
@@ -199,7 +200,7 @@ class DecoderArchitecture(Architecture):
         qk_norm: "head" for norms of each head's queries and keys, "row" for one over all heads, "" for none.
         normed_turns: whether a head's queries and keys are divided by their root mean square after rotation,
             in layers that rotate.
-        biases: projections with a bias: "q", "k", "v", "o", "mlp".
+        biases: what has a bias: "q", "k", "v", "o", "mlp", and "head" for the output head.
         gated: whether the feed-forward block multiplies by a gate.
         activation: one of ACTIVATIONS.
         experts: these replace the feed-forward block.
@@ -239,6 +240,7 @@ class DecoderArchitecture(Architecture):
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     query_growth: Growth | None = None
+    names: Names = Names()
     dropout: tuple[tuple[str, float], ...] = ()
 
     def heads(self, layer: int) -> int:
