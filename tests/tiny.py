@@ -208,7 +208,7 @@ def write(build: Any, config: Any, directory: Path, shards: int = 1, seed: int =
 
     torch.set_num_threads(1)  # with models this small, several threads mostly wait for each other
     torch.manual_seed(seed)
-    config.dtype = "float32"
+    config.dtype = torch.float32
     model = build(config).float().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -124,8 +124,10 @@ class Attention(nnx.Module):
         projected = {"qkv": n + 2 * k} if "qkv" in a.fused else {"q": n, "k": k, "v": k}
         for name, heads in projected.items():
             bias = 2 if name in a.biases else 0
-            shape = d, heads, 2 * h if name == "q" and a.output_gate else h
+            shape = d, heads, a.query_width if name == "q" else h
             setattr(self, f"{name}_proj", Einsum("BTD,DNH->BTNH", shape, dtype, bias=bias))
+        if a.gate_apart:
+            self.gate_proj = Einsum("BTD,DNH->BTNH", (d, n, h), dtype)
         self.o_proj = Einsum("BTNH,NHD->BTD", (n, h, d), dtype, bias=int("o" in a.biases))
         self.sinks = nnx.Param(jnp.zeros(n, dtype)) if a.sinks else None
         norm = Norm(a.norm.eps, offset=a.norm.offset, wide=a.norm.wide)
@@ -138,9 +140,13 @@ class Attention(nnx.Module):
     ) -> jax.Array:
         a = self.config.architecture
         q, k, v = (constrain(one, HEADS) for one in self.projected(x))
-        if a.output_gate:
+        if a.gate_apart:
+            gate = constrain(self.gate_proj(x), HEADS)
+        elif a.output_gate:
             q, gate = jnp.split(q, 2, axis=-1)
-        if a.qk_norm:
+        if a.clip is not None:
+            q, k, v = (jnp.clip(one, -a.clip, a.clip) for one in (q, k, v))
+        if a.qk_norm and not a.qk_normed_last:
             q, k = self.q_norm(q), self.k_norm(k)
         if turn is not None:
             rope = a.rope(self.layer)
@@ -148,6 +154,8 @@ class Attention(nnx.Module):
             q, k = (rotate(one, *turn, rope.interleaved) for one in (q, k))
             if a.normed_turns:
                 q, k = (unit(one.astype(jnp.float32), (-1,), a.norm.eps).astype(x.dtype) for one in (q, k))
+        if a.qk_norm and a.qk_normed_last:
+            q, k = self.q_norm(q), self.k_norm(k)
         grown = a.query_growth
         if grown is not None and not (grown.unturned and turn is not None):
             times = jnp.floor((positions + grown.shift).astype(jnp.float32) / grown.length)

@@ -21,7 +21,10 @@ from .adapter import ADAPTER_CONFIG, AGAIN, LAYER, MERGE, WHICH, PeftAdapter, Pe
 
 BUILD = "build the recipe with {}"
 """The help if a recipe has other values."""
-REMAPPED = ("qwen3_moe", "qwen3_next", "glm4_moe", "olmoe", "mixtral")
+REMAPPED = (
+    *("qwen3_moe", "qwen3_next", "glm4_moe", "olmoe", "mixtral"),
+    *("afmoe", "ernie4_5_moe", "minimax_m2"),
+)
 """Families for which peft 0.21 mistakes a linear layer among `target_modules` for experts or the router, if
 its name is one that these had before transformers 5."""
 OLD_NAMES = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")

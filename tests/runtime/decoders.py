@@ -184,6 +184,54 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**YARN, "truncate": False},
     },
     "llama4": {"model_type": "llama4_text", **LLAMA4},
+    "afmoe": {
+        "model_type": "afmoe",
+        **WINDOWS,
+        "mup_enabled": True,
+        "num_dense_layers": 1,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 28,
+        "num_shared_experts": 2,
+        "route_scale": 2.5,
+    },
+    "apertus": {"model_type": "apertus", "rope_parameters": dict(tiny.LLAMA3_ROPE)},
+    "arcee": {"model_type": "arcee", "head_dim": 8, "mlp_bias": True, "rope_parameters": YARN},
+    "ernie4_5": {"model_type": "ernie4_5", "use_bias": True},
+    "ernie4_5_moe": {
+        "model_type": "ernie4_5_moe",
+        "num_hidden_layers": 3,
+        "moe_intermediate_size": 28,
+        "moe_num_experts": 7,
+        "moe_k": 3,
+        "moe_num_shared_experts": 2,
+    },
+    "glm": {"model_type": "glm", "head_dim": 16},
+    "hunyuan_v1_dense": {
+        "model_type": "hunyuan_v1_dense",
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0},
+    },
+    "minimax_m2": {
+        "model_type": "minimax_m2",
+        "head_dim": 16,
+        "intermediate_size": 36,
+        "num_local_experts": 7,
+        "num_experts_per_tok": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+    },
+    "nemotron": {"model_type": "nemotron", "head_dim": 16},
+    "olmo": {"model_type": "olmo", "clip_qkv": 1.0},
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        "num_hidden_layers": 3,
+        "mlp_only_layers": [1],
+        **MIXED,
+        "shared_expert_intermediate_size": 20,
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": 2,
+    },
+    "seed_oss": {"model_type": "seed_oss"},
     "cohere2": {"model_type": "cohere2", **WINDOWS, "logit_scale": 2.0},
     "phi": {"model_type": "phi", "num_key_value_heads": 2},
     "mistral-mistral3": {"wrapper": "mistral3", "model_type": "mistral", "sliding_window": None},
@@ -243,7 +291,7 @@ NEW_NAMES = {
     "multi_modal_projector.": "model.multi_modal_projector.",
 }
 
-SHORT = {"qwen2", "phi", "phi3-longrope", "granite", "olmoe", "granitemoe", "cohere2", "cohere2-vision"}
+SHORT = {"qwen2", "qwen2_moe", "olmo", "phi", "phi3-longrope", "granite", "olmoe", "granitemoe", "cohere2", "cohere2-vision"}
 """Cases whose head width, 8, is the hidden size over the number of heads, regardless of head_dim."""
 
 

@@ -126,6 +126,7 @@ class Names:
         head: the output head, outside of the decoder.
         attention: a layer's attention.
         qkv, out: in it, the projection that makes queries, keys and values together, and the last one.
+        qk_norms: in it, the norms of queries and of keys.
         plain: the projections of a feed-forward block without a gate.
     """
 
@@ -136,6 +137,7 @@ class Names:
     attention: str = "self_attn"
     qkv: str = "qkv_proj"
     out: str = "o_proj"
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
     plain: tuple[str, str] = ("c_fc", "c_proj")
 
 

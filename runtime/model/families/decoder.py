@@ -102,9 +102,10 @@ class DecoderFamily(Family):
                 "train the original checkpoint",
                 "quantization_config",
             )
-        left_out = tuple((key, float(number(text, key, 0.1))) for key in DROPOUT if text.get(key))
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        return replace(self.describe({**self.defaults, **outer, **text}), dropout=left_out)
+        given = {**self.defaults, **outer, **text}
+        left_out = tuple((key, float(number(given, key, 0.1))) for key in DROPOUT if given.get(key))
+        return replace(self.describe(given), dropout=left_out)
 
     def architecture_of(
         self, config: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]
@@ -245,18 +246,20 @@ class DecoderFamily(Family):
         projected = {"qkv": n + 2 * k} if "qkv" in a.fused else widths
         out = []
         for letter, heads in projected.items():
-            wide = 2 * h if letter == "q" and a.output_gate else h
+            wide = a.query_width if letter == "q" else h
             out.append(_projection(f"{path}.{letter}_proj", f"{name}.{letter}_proj", d, heads, wide))
             if letter in a.biases:
                 out.append(_heads(f"{path}.{letter}_proj.bias", f"{name}.{letter}_proj.bias", heads, wide))
+        if a.gate_apart:
+            out.append(_projection(f"{path}.gate_proj", f"{name}.gate_proj", d, n, h))
         source = output_projection(f"{name}.{names.out}.weight", n, h, d)
         out.append(Parameter(f"{path}.o_proj.w", (n, h, d), ("tp", None, "fsdp"), (source,)))
         if "o" in a.biases:
             out.append(_vector(f"{path}.o_proj.bias", f"{name}.{names.out}.bias", d))
         if a.sinks:
             out.append(_vector(f"{path}.sinks", f"{name}.sinks", n))
-        for letter in "qk" if a.qk_norm else "":
-            norm = f"{path}.{letter}_norm.w", f"{name}.{letter}_norm.weight"
+        for letter, called in zip("qk", names.qk_norms, strict=True) if a.qk_norm else ():
+            norm = f"{path}.{letter}_norm.w", f"{name}.{called}.weight"
             out.append(_heads(*norm, widths[letter], h) if a.qk_norm == "row" else _vector(*norm, h))
         return out
 
@@ -264,6 +267,8 @@ class DecoderFamily(Family):
         a = described(architecture)
         names = a.names
         qkv = {"qkv_proj": names.qkv} if "qkv" in a.fused else {f"{one}_proj": f"{one}_proj" for one in "qkv"}
+        if a.gate_apart:
+            qkv["gate_proj"] = "gate_proj"
         delta = a.delta_projections
         flat = [name for name, features in delta.items() if len(features) == 1]
         nets = {name: name for name in (*delta, "out_proj")}
@@ -271,7 +276,9 @@ class DecoderFamily(Family):
         for i in range(a.num_layers):
             layer = f"layers.{i}"
             linear = a.layer_types[i] == LINEAR
-            module, called = ("linear_attn", nets) if linear else (names.attention, {**qkv, "o_proj": names.out})
+            module, called = (
+                ("linear_attn", nets) if linear else (names.attention, {**qkv, "o_proj": names.out})
+            )
             for name, hf in called.items():
                 weight = f"{layer}.attn.{name}.{'kernel' if name in flat else 'w'}"
                 contract = (0, 1) if name in ("out_proj", "o_proj") else (0,)
@@ -351,14 +358,7 @@ def windowed_late(config: Mapping[str, Any]) -> tuple[str, ...]:
     layers = integer(config, "num_hidden_layers")
     used = flag(config, "use_sliding_window") and config.get("sliding_window") is not None
     if config.get("layer_types") is not None:
-        types = listed_types(config["layer_types"], layers)
-        if SLIDING in types and not used:
-            raise UnsupportedCheckpoint(
-                f"config.json: layer_types gives layer {types.index(SLIDING)} a sliding window, "
-                "and use_sliding_window is not set",
-                "layer_types",
-            )
-        return types
+        return windowed_as_listed(config, used)
     if not used:
         return (FULL,) * layers
     first = config.get("max_window_layers")
@@ -367,6 +367,25 @@ def windowed_late(config: Mapping[str, Any]) -> tuple[str, ...]:
             f"config.json: max_window_layers is {first!r}, not a number of layers", "max_window_layers"
         )
     return tuple(SLIDING if i >= first else FULL for i in range(layers))
+
+
+def windowed_as_listed(config: Mapping[str, Any], used: bool) -> tuple[str, ...]:
+    """Return the layer types that `layer_types` lists.
+
+    Args:
+        used: whether the window is enabled.
+
+    Raises:
+        UnsupportedCheckpoint: when a layer has a window that is not enabled.
+    """
+    types = listed_types(config["layer_types"], integer(config, "num_hidden_layers"))
+    if SLIDING in types and not used:
+        raise UnsupportedCheckpoint(
+            f"config.json: layer_types gives layer {types.index(SLIDING)} a sliding window, "
+            "and use_sliding_window is not set",
+            "layer_types",
+        )
+    return types
 
 
 def turning(config: Mapping[str, Any]) -> tuple[bool, ...]:
@@ -464,7 +483,7 @@ def _heads(path: str, name: str, heads: int, head_dim: int) -> Parameter:
 
 
 def _norm(norm: Norm, path: str, name: str, size: int) -> list[Parameter]:
-    out = [_vector(f"{path}.w", f"{name}.weight", size)]
+    out = [_vector(f"{path}.w", f"{name}.weight", size)] if norm.weighted else []
     return [*out, _vector(f"{path}.bias", f"{name}.bias", size)] if norm.bias else out
 
 
@@ -500,6 +519,12 @@ def _mlp(a: DecoderArchitecture, path: str, module: str, features: int = 0) -> l
     out.append(Parameter(f"{weight}.kernel", (f, d), ("tp", "fsdp"), (linear(f"{hf}.weight", f, d),)))
     if "mlp" in a.biases:
         out.append(_vector(f"{weight}.bias", f"{hf}.bias", d))
+    if a.activation == "xielu":
+        for name in ("alpha_p", "alpha_n"):
+            out.append(Parameter(f"{path}.{name}", (1,), (None,), (plain(f"{module}.act_fn.{name}", (1,)),)))
+        for name in ("beta", "eps"):
+            constant = Source(f"{module}.act_fn.{name}", (), (1,), (0,))
+            out.append(Parameter(f"{path}.{name}", (1,), (None,), (constant,), buffer=True))
     return out
 
 
@@ -512,7 +537,8 @@ def _mixture(a: DecoderArchitecture, experts: Experts, layer: str) -> list[Param
     if experts.biases:
         out.append(Parameter(f"{path}.router.bias", (e,), (None,), (plain(f"{router}.bias", (e,)),)))
     if experts.correction:
-        source = plain(f"{router}.e_score_correction_bias", (e,))
+        shape = (1, e) if names.boxed else (e,)
+        source = Source(f"{module}.{names.correction}", shape, (e,), (0,))
         out.append(Parameter(f"{path}.correction", (e,), (None,), (source,), buffer=True, wide=True))
     if names.apart:
         gate, up, down = (f"{module}.{name}" for name in names.each)
