@@ -202,6 +202,10 @@ def make_qwen3(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any
     return write(transformers.Qwen3ForCausalLM, config, directory, shards, seed)
 
 
+TABLES = ("embed_tokens", "lm_head", "embed_in", "embed_out", "word_embeddings")
+"""Parts of the names of embeddings and output heads."""
+
+
 def write(build: Any, config: Any, directory: Path, shards: int = 1, seed: int = 0) -> Any:
     """Save a model of a configuration with random weights into a folder, and return it."""
     import torch
@@ -217,7 +221,7 @@ def write(build: Any, config: Any, directory: Path, shards: int = 1, seed: int =
             if parameter.ndim < 2:
                 # Norms and scalars are drawn around their initial values (0 in Gemma 3, 1 in Gemma 4).
                 parameter.add_(0.1 * noise)
-            elif "embed_tokens" in name or "lm_head" in name:
+            elif any(table in name for table in TABLES):
                 parameter.copy_(0.5 * noise)
             else:
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)

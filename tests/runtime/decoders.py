@@ -185,7 +185,39 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "llama4": {"model_type": "llama4_text", **LLAMA4},
     "cohere2": {"model_type": "cohere2", **WINDOWS, "logit_scale": 2.0},
+    "falcon": {
+        "model_type": "falcon",
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "ffn_hidden_size": 72,
+    },
+    "falcon-one-norm": {
+        "model_type": "falcon",
+        "new_decoder_architecture": True,
+        "num_ln_in_parallel_attn": 1,
+        "num_kv_heads": 3,
+        "ffn_hidden_size": 72,
+        "bias": True,
+        "tie_word_embeddings": False,
+    },
+    "falcon-one-key": {"model_type": "falcon", "ffn_hidden_size": 72},
+    "gpt_neox": {"model_type": "gpt_neox", "rotary_pct": 0.5},
+    "gpt_neox-serial": {
+        "model_type": "gpt_neox",
+        "use_parallel_residual": False,
+        "attention_bias": False,
+        "rotary_pct": 1.0,
+        "rotary_emb_base": 5_000,
+        "tie_word_embeddings": True,
+    },
     "phi": {"model_type": "phi", "num_key_value_heads": 2},
+    "stablelm": {"model_type": "stablelm", "use_qkv_bias": True, "partial_rotary_factor": 0.5},
+    "stablelm-parallel": {
+        "model_type": "stablelm",
+        "qk_layernorm": True,
+        "use_parallel_residual": True,
+        "partial_rotary_factor": 0.5,
+    },
     "mistral-mistral3": {"wrapper": "mistral3", "model_type": "mistral", "sliding_window": None},
     "ministral3-mistral3": {
         "wrapper": "mistral3",
@@ -243,7 +275,11 @@ NEW_NAMES = {
     "multi_modal_projector.": "model.multi_modal_projector.",
 }
 
-SHORT = {"qwen2", "phi", "phi3-longrope", "granite", "olmoe", "granitemoe", "cohere2", "cohere2-vision"}
+SHORT = {
+    *("qwen2", "phi", "phi3-longrope", "granite", "olmoe", "granitemoe", "cohere2", "cohere2-vision"),
+    *("falcon", "falcon-one-norm", "falcon-one-key", "gpt_neox", "gpt_neox-serial"),
+    *("stablelm", "stablelm-parallel"),
+}
 """Cases whose head width, 8, is the hidden size over the number of heads, regardless of head_dim."""
 
 
