@@ -295,18 +295,18 @@ def make_gemma2(directory: Path, shards: int = 1, seed: int = 0, **overrides: An
     return write(transformers.Gemma2ForCausalLM, config, directory, shards, seed)
 
 
-def make_stablelm(directory: Path, seed: int = 0, **overrides: Any) -> Any:
-    """Write a StableLM checkpoint in float32 and return transformers' model: LayerNorms, also per head,
-    biases on queries, keys and values, rotation of a quarter of each head, a feed-forward of odd width.
+def make_helium(directory: Path, seed: int = 0, **overrides: Any) -> Any:
+    """Write a Helium checkpoint in float32 and return transformers' model: biases in attention, rotation of
+    neighboring features, a feed-forward of odd width.
 
     Args:
         directory: is created.
         seed: of the weights.
-        overrides: fields of StableLmConfig.
+        overrides: fields of HeliumConfig.
     """
     import transformers
 
-    config = transformers.StableLmConfig(
+    config = transformers.HeliumConfig(
         **{
             "vocab_size": VOCAB,
             "hidden_size": 48,
@@ -314,17 +314,16 @@ def make_stablelm(directory: Path, seed: int = 0, **overrides: Any) -> Any:
             "num_hidden_layers": 2,
             "num_attention_heads": 6,
             "num_key_value_heads": 2,
-            "use_qkv_bias": True,
-            "qk_layernorm": True,
+            "head_dim": 8,
+            "attention_bias": True,
             "max_position_embeddings": 512,
-            "partial_rotary_factor": 0.25,
             "pad_token_id": 0,
             "eos_token_id": 1,
             "bos_token_id": 2,
             **overrides,
         }
     )
-    return write(transformers.StableLmForCausalLM, config, directory, 1, seed)
+    return write(transformers.HeliumForCausalLM, config, directory, 1, seed)
 
 
 def make_falcon_h1(directory: Path, seed: int = 0, **overrides: Any) -> Any:

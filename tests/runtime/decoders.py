@@ -328,9 +328,15 @@ def make(case: str, folder: Path, **changes: Any) -> Any:
 
 def text_model(model: Any) -> Any:
     """Return the text half of transformers' model, without its head."""
-    inner = getattr(model, "model", model)  # Llama 4's multimodal model has no inner `model`
+    inner = model.base_model  # the model itself for Llama 4's multimodal one
     inner = getattr(inner, "language_model", inner)
     return getattr(inner, "model", inner)
+
+
+def layers(model: Any) -> Any:
+    """Return the list of layers of transformers' model."""
+    text = text_model(model)
+    return text.h if hasattr(text, "h") else text.layers
 
 
 def rename(file: Path, prefixes: dict[str, str]) -> None:

@@ -56,6 +56,10 @@ class Falcon(DecoderFamily):
             **different,
         )
 
+    def miniature(self, config: Mapping[str, Any], small: Mapping[str, Any]) -> Mapping[str, Any]:
+        own = {"num_kv_heads": "num_key_value_heads", "ffn_hidden_size": "intermediate_size"}
+        return {key: small[name] for key, name in own.items() if config.get(key) is not None}
+
     def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         return ("q", "o", "mlp") if flag(config, "bias") else ()
 
