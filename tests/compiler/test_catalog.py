@@ -267,7 +267,7 @@ def test_every_entry_of_the_one_decoder_has_the_size_in_its_name() -> None:
         family, a = model_of(name)
         if not isinstance(a, DecoderArchitecture):
             continue
-        words = name.lower()
+        words = re.sub(r"(?<=\d)_(?=\d)", ".", name.lower())  # stablelm-2-1_6b
         if sizes := re.findall(r"(?<![\d.xa])([\d.]+)([bm])(?![a-z]|-\d+e)", words):
             total = sum(math.prod(p.shape) for p in family.parameters(a))
             number, letter = sizes[-1]
