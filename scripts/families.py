@@ -47,9 +47,11 @@ SERVED = {"jax": "natively", "torch": "through torch", "transformers": "through 
 
 PLANNED = {
     "cohere2": ("CohereLabs/c4ai-command-r7b-12-2024", "v5e-8"),
+    "falcon": ("tiiuae/falcon-7b", "v5e-8"),
     "gemma1": ("google/gemma-7b", "v5e-8"),
     "glm4": ("zai-org/GLM-4-9B-0414", "v5e-8"),
     "glm4_moe": ("zai-org/GLM-4.5-Air", "tpu7x-8"),
+    "gpt_neox": ("EleutherAI/pythia-6.9b", "v5e-8"),
     "granite": ("ibm-granite/granite-3.3-8b-base", "v5e-8"),
     "granitemoe": ("ibm-granite/granite-3.1-3b-a800m-base", "v5e-8"),
     "llama": ("meta-llama/Llama-2-7b-hf", "v5e-8"),
@@ -59,12 +61,14 @@ PLANNED = {
     "olmo2": ("allenai/OLMo-2-1124-7B", "v5e-8"),
     "olmo3": ("allenai/Olmo-3-1025-7B", "v5e-8"),
     "olmoe": ("allenai/OLMoE-1B-7B-0125", "v5e-8"),
+    "phi": ("microsoft/phi-2", "v5e-8"),
     "phi3": ("microsoft/phi-4", "v5e-8"),
     "qwen2": ("Qwen/Qwen2.5-7B", "v5e-8"),
     "qwen3": ("Qwen/Qwen3-8B", "v5e-8"),
     "qwen3_5": ("Qwen/Qwen3.5-9B", "v5e-8"),
     "qwen3_next": ("Qwen/Qwen3-Next-80B-A3B-Instruct", "v6e-8"),
     "smollm3": ("HuggingFaceTB/SmolLM3-3B", "v5e-8"),
+    "stablelm": ("stabilityai/stablelm-2-12b", "v5e-8"),
     "starcoder2": ("bigcode/starcoder2-7b", "v5e-8"),
 }
 """A model of every other family, and the machine that its step is compiled for."""

@@ -293,6 +293,7 @@ def title(model_id: str) -> str:
         return model_id
     name = _TUNED.sub("", re.sub(r"^(?:Meta|c4ai)-", "", original.rpartition("/")[2]))
     name = re.sub(r"^([A-Za-z]{3,})(?=\d)", r"\1 ", name)  # Qwen2.5
+    name = re.sub(r"(?<=\d)_(?=\d)", ".", name)  # phi-1_5
     words = re.split(r"[ _]|(?<!gpt)-(?![Aa]\d+[BbMm])", name)  # 30B-A3B stays one word
     words = [word.upper() if re.fullmatch(r"[\d.]+[bm](-a\d+[bm])?", word) else word for word in words]
     first = words[0] if "-" in words[0] else words[0][:1].upper() + words[0][1:]

@@ -122,6 +122,9 @@ class Attention(nnx.Module):
         self.config, self.layer = config, layer
         d, n, k, h = a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim
         projected = {"qkv": n + 2 * k} if "qkv" in a.fused else {"q": n, "k": k, "v": k}
+        if "groups" in a.fused:
+            shape, bias = (d, k, n // k + 2, h), 3 * ("q" in a.biases)
+            self.qkv_proj, projected = Einsum("BTD,DKGH->BTKGH", shape, dtype, bias=bias), {}
         for name, heads in projected.items():
             bias = 2 if name in a.biases else 0
             shape = d, heads, a.query_width if name == "q" else h
@@ -130,10 +133,10 @@ class Attention(nnx.Module):
             self.gate_proj = Einsum("BTD,DNH->BTNH", (d, n, h), dtype)
         self.o_proj = Einsum("BTNH,NHD->BTD", (n, h, d), dtype, bias=int("o" in a.biases))
         self.sinks = nnx.Param(jnp.zeros(n, dtype)) if a.sinks else None
-        norm = Norm(a.norm.eps, offset=a.norm.offset, wide=a.norm.wide)
+        norm = Norm(a.norm.eps, a.qk_norm == "each", offset=a.norm.offset, wide=a.norm.wide)
         for name, heads in (("q", n), ("k", k)) if a.qk_norm else ():
-            over = (heads, h) if a.qk_norm == "row" else (h,)
-            setattr(self, f"{name}_norm", Normalization(norm, over, dtype))
+            over = (h,) if a.qk_norm == "head" else (heads, h)
+            setattr(self, f"{name}_norm", Normalization(norm, over, dtype, int(a.qk_norm == "each")))
 
     def block(
         self, x: jax.Array, positions: jax.Array, turn: Turn | None, mask: jax.Array | None
@@ -173,6 +176,10 @@ class Attention(nnx.Module):
     def projected(self, x: jax.Array) -> tuple[jax.Array, ...]:
         """Return queries [B, T, N, H] (with a gate: [B, T, N, 2 H]), keys and values [B, T, K, H]."""
         a = self.config.architecture
+        if "groups" in a.fused:
+            queries = a.num_heads // a.num_kv_heads
+            q, k, v = jnp.split(self.qkv_proj(x), (queries, queries + 1), axis=3)
+            return q.reshape(*x.shape[:2], a.num_heads, a.head_dim), k[:, :, :, 0], v[:, :, :, 0]
         if "qkv" in a.fused:
             return tuple(jnp.split(self.qkv_proj(x), (a.num_heads, a.num_heads + a.num_kv_heads), axis=2))
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
@@ -201,7 +208,8 @@ class DecoderLayer(nnx.Module):
         normed = self.normed(places.before_attention, x)
         attended = self.normed(places.after_attention, self.attn(normed, positions, turn, mask))
         if places.parallel:
-            return x + self.scaled(attended) + self.scaled(self.mlp(normed))
+            read = normed if places.before_mlp is None else self.normed(places.before_mlp, x)
+            return x + self.scaled(attended) + self.scaled(self.mlp(read))
         x = x + self.scaled(attended)
         out = self.mlp(self.normed(places.before_mlp, x))
         return x + self.scaled(self.normed(places.after_mlp, out))

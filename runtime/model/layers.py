@@ -111,14 +111,14 @@ class Embedder(nnx.Module):
 class Normalization(nnx.Module):
     """RMS or layer normalization over the last axes, in float32."""
 
-    def __init__(self, norm: Norm, shape: tuple[int, ...], dtype: Any) -> None:
-        self.norm = norm
-        self.axes = tuple(range(-len(shape), 0))
+    def __init__(self, norm: Norm, shape: tuple[int, ...], dtype: Any, over: int = 0) -> None:
+        """over: the number of axes that are normalized together; 0 for all of the shape."""
+        self.norm, self.over = norm, over or len(shape)
         self.w = nnx.Param(jnp.zeros(shape, dtype)) if norm.weighted else None
         self.bias = nnx.Param(jnp.zeros(shape, dtype)) if norm.bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        axes = self.axes
+        axes = tuple(range(-self.over, 0))
         wide = x.astype(jnp.float32)
         if self.norm.centered:
             wide = wide - jnp.mean(wide, axis=axes, keepdims=True)

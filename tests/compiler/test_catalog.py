@@ -113,6 +113,13 @@ PUBLISHED = {
     "bigcode/starcoder2-15b": 15_957_889_024,
     "bigcode/starcoder2-7b": 7_173_923_840,
     "CohereLabs/c4ai-command-a-03-2025": 111_057_580_032,
+    "EleutherAI/pythia-70m": 70_426_624,
+    "EleutherAI/pythia-1b-deduped": 1_011_781_632,
+    "EleutherAI/pythia-12b": 11_846_072_320,
+    "EleutherAI/gpt-neox-20b": 20_554_567_680,
+    "microsoft/phi-2": 2_779_683_840,
+    "stabilityai/stablelm-3b-4e1t": 2_795_443_200,
+    "tiiuae/falcon-7b": 6_921_720_704,
 }
 """Parameters of the published checkpoints, as Hugging Face counts them."""
 GEMMA2: dict[str, tuple[str, dict[str, int]] | None] = {
@@ -262,7 +269,7 @@ def test_every_entry_of_the_one_decoder_has_the_size_in_its_name() -> None:
         family, a = model_of(name)
         if not isinstance(a, DecoderArchitecture):
             continue
-        words = name.lower()
+        words = re.sub(r"(?<=\d)_(?=\d)", ".", name.lower())  # stablelm-2-1_6b
         if sizes := re.findall(r"(?<![\d.xa])([\d.]+)([bm])(?![a-z]|-\d+e)", words):
             total = sum(math.prod(p.shape) for p in family.parameters(a))
             number, letter = sizes[-1]
@@ -297,6 +304,7 @@ def test_models_have_as_many_parameters_as_published(name: str) -> None:
         ("mistralai/Mistral-7B-v0.3", "Mistral 7B v0.3"),
         ("HuggingFaceTB/SmolLM2-1.7B-Instruct", "SmolLM 2 1.7B"),
         ("microsoft/phi-4", "Phi 4"),
+        ("microsoft/phi-1_5", "Phi 1.5"),
         ("TinyLlama/TinyLlama_v1.1", "TinyLlama v1.1"),
         ("mistralai/Ministral-3-3B-Instruct-2512-BF16", "Ministral 3 3B Instruct 2512"),
     ],

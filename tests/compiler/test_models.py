@@ -51,7 +51,7 @@ def test_the_list_has_a_table_for_each_family() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("microsoft/phi-2", "error[E0803]: this version cannot train models of Phi 1 and 2"),
+        ("mosaicml/mpt-7b", "error[E0803]: this version cannot train models of MPT"),
         ("deepseek-ai/DeepSeek-V3", "error[E0803]: this version cannot train models of DeepSeek"),
         ("nosuchmodel", "error[E0801]: no model in the catalog has `nosuchmodel` in its id or family"),
     ],

@@ -233,7 +233,39 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "seed_oss": {"model_type": "seed_oss"},
     "cohere2": {"model_type": "cohere2", **WINDOWS, "logit_scale": 2.0},
+    "falcon": {
+        "model_type": "falcon",
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "ffn_hidden_size": 72,
+    },
+    "falcon-one-norm": {
+        "model_type": "falcon",
+        "new_decoder_architecture": True,
+        "num_ln_in_parallel_attn": 1,
+        "num_kv_heads": 3,
+        "ffn_hidden_size": 72,
+        "bias": True,
+        "tie_word_embeddings": False,
+    },
+    "falcon-one-key": {"model_type": "falcon", "ffn_hidden_size": 72},
+    "gpt_neox": {"model_type": "gpt_neox", "rotary_pct": 0.5},
+    "gpt_neox-serial": {
+        "model_type": "gpt_neox",
+        "use_parallel_residual": False,
+        "attention_bias": False,
+        "rotary_pct": 1.0,
+        "rotary_emb_base": 5_000,
+        "tie_word_embeddings": True,
+    },
     "phi": {"model_type": "phi", "num_key_value_heads": 2},
+    "stablelm": {"model_type": "stablelm", "use_qkv_bias": True, "partial_rotary_factor": 0.5},
+    "stablelm-parallel": {
+        "model_type": "stablelm",
+        "qk_layernorm": True,
+        "use_parallel_residual": True,
+        "partial_rotary_factor": 0.5,
+    },
     "mistral-mistral3": {"wrapper": "mistral3", "model_type": "mistral", "sliding_window": None},
     "ministral3-mistral3": {
         "wrapper": "mistral3",
@@ -291,7 +323,11 @@ NEW_NAMES = {
     "multi_modal_projector.": "model.multi_modal_projector.",
 }
 
-SHORT = {"qwen2", "qwen2_moe", "olmo", "phi", "phi3-longrope", "granite", "olmoe", "granitemoe", "cohere2", "cohere2-vision"}
+SHORT = {
+    *("qwen2", "phi", "phi3-longrope", "granite", "olmoe", "granitemoe", "cohere2", "cohere2-vision"),
+    *("falcon", "falcon-one-norm", "falcon-one-key", "gpt_neox", "gpt_neox-serial"),
+    *("olmo", "qwen2_moe", "stablelm", "stablelm-parallel"),
+}
 """Cases whose head width, 8, is the hidden size over the number of heads, regardless of head_dim."""
 
 
@@ -340,9 +376,15 @@ def make(case: str, folder: Path, **changes: Any) -> Any:
 
 def text_model(model: Any) -> Any:
     """Return the text half of transformers' model, without its head."""
-    inner = getattr(model, "model", model)  # Llama 4's multimodal model has no inner `model`
+    inner = model.base_model  # the model itself for Llama 4's multimodal one
     inner = getattr(inner, "language_model", inner)
     return getattr(inner, "model", inner)
+
+
+def layers(model: Any) -> Any:
+    """Return the list of layers of transformers' model."""
+    text = text_model(model)
+    return text.h if hasattr(text, "h") else text.layers
 
 
 def rename(file: Path, prefixes: dict[str, str]) -> None:

@@ -318,10 +318,11 @@ def modules(model: Model) -> list[Module]:
     the same way.
     """
     prefix = prefix_of(model)
-    out = [Module(f"{prefix}embed_tokens", None, linear=False, what="embed_tokens")]
+    called = model.family.names
+    out = [Module(prefix + called.embedding, None, linear=False, what="embed_tokens")]
     for site in model.family.lora_targets(model.architecture):
         out += [
-            Module(f"{prefix}layers.{site.layer}.{slot}", f"layers.{site.layer}.{slot}")
+            Module(f"{prefix}{site.holder}.{site.layer}.{slot}", f"{site.holder}.{site.layer}.{slot}")
             for slot in site.projections
         ]
     for site in model.family.expert_targets(model.architecture):
@@ -332,7 +333,7 @@ def modules(model: Model) -> list[Module]:
     out += [Module(prefix + name, None, what=name.rpartition(".")[2]) for name in _others(model)]
     if is_multimodal(model):
         out += [Module(name, None, what=VISION) for name in _tower(model)]
-    return [*out, Module("lm_head", None, what="lm_head")]
+    return [*out, Module(called.head, None, what="lm_head")]
 
 
 def is_multimodal(model: Model) -> bool:
@@ -342,7 +343,7 @@ def is_multimodal(model: Model) -> bool:
 
 def prefix_of(model: Model) -> str:
     """Return the prefix of the language model's module names in transformers."""
-    return model.family.prefixes[0] if is_multimodal(model) else "model."
+    return model.family.prefixes[0 if is_multimodal(model) else -1]
 
 
 def all_linear(model: Model) -> list[str]:

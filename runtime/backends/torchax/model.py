@@ -48,7 +48,6 @@ from ...model.partition_rules import Rule, divisible
 from ...model.quantize import Layout, quantize
 from ...model.remat import ATTENTION, POLICIES, PROJECTION
 from ...settings import ModelSettings
-from ...weights.agreement import HEAD
 from ...weights.checkpoint import HFCheckpoint
 from .configs import floats
 from .own_head import OwnHead
@@ -56,6 +55,7 @@ from .placement import adapter_specs, tensor_specs
 from .quantized import QuantizedLinear, replace_linears, shapes, spread, tensor_layouts
 
 PREFIX = "model."
+HEAD = "lm_head.weight"
 """Prefix of the names of the decoder's weights in the module."""
 BASE_LAYER = ".base_layer"
 """What PEFT inserts into the name of a weight that it wraps."""

@@ -141,6 +141,11 @@ class Names:
     plain: tuple[str, str] = ("c_fc", "c_proj")
 
 
+PREFIXES = ("model.language_model.", "language_model.model.", "model.", "gpt_neox.", "transformer.")
+"""Prefixes of decoders' modules in transformers' models, current ones and those of 2025."""
+LAYERS = r"(?:layers|h)"
+"""Matches the names that `Names.layers` may be."""
+
 EXPERTS = re.compile(r"\.(moe\.(gating_einsum|linear)|experts\.(gate_up|down))$")
 """Matches the end of the paths of arrays that hold a layer's experts."""
 EXPERT_INPUTS = {"gating_einsum": 3, "linear": 1, "gate_up": 1, "down": 1}
@@ -271,7 +276,7 @@ class Family(ABC):
     """Model types of multimodal checkpoints whose `text_config` may be of this family."""
     prefixes: tuple[str, ...]
     """Prefixes of a checkpoint's text tensors, e.g. "model.language_model."; the checkpoint's own prefix is
-    the one under which `embed_tokens.weight` is found."""
+    the one under which the token embedding is found. The last is that of a text model."""
     names: Names = Names()
     """The names of modules in transformers' model."""
     loaded_as: Mapping[str, str] = MappingProxyType({"language_model.model.": "model.language_model."})

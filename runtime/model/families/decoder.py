@@ -8,6 +8,7 @@ carry LoRA.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -245,11 +246,14 @@ class DecoderFamily(Family):
         widths = {"q": n, "k": k, "v": k}
         projected = {"qkv": n + 2 * k} if "qkv" in a.fused else widths
         out = []
+        if "groups" in a.fused:
+            projected, out = {}, _groups(a, f"{path}.qkv_proj", f"{name}.{names.qkv}")
         for letter, heads in projected.items():
             wide = a.query_width if letter == "q" else h
-            out.append(_projection(f"{path}.{letter}_proj", f"{name}.{letter}_proj", d, heads, wide))
+            called = f"{name}.{names.qkv}" if letter == "qkv" else f"{name}.{letter}_proj"
+            out.append(_projection(f"{path}.{letter}_proj", called, d, heads, wide))
             if letter in a.biases:
-                out.append(_heads(f"{path}.{letter}_proj.bias", f"{name}.{letter}_proj.bias", heads, wide))
+                out.append(_heads(f"{path}.{letter}_proj.bias", f"{called}.bias", heads, wide))
         if a.gate_apart:
             out.append(_projection(f"{path}.gate_proj", f"{name}.gate_proj", d, n, h))
         source = output_projection(f"{name}.{names.out}.weight", n, h, d)
@@ -260,13 +264,20 @@ class DecoderFamily(Family):
             out.append(_vector(f"{path}.sinks", f"{name}.sinks", n))
         for letter, called in zip("qk", names.qk_norms, strict=True) if a.qk_norm else ():
             norm = f"{path}.{letter}_norm.w", f"{name}.{called}.weight"
-            out.append(_heads(*norm, widths[letter], h) if a.qk_norm == "row" else _vector(*norm, h))
+            if a.qk_norm == "each":
+                each = (f"{name}.{letter}_layernorm.norms.{i}.weight" for i in range(widths[letter]))
+                sources = tuple(plain(one, (h,)) for one in each)
+                out.append(Parameter(norm[0], (widths[letter], h), ("tp", None), sources))
+            else:
+                out.append(_heads(*norm, widths[letter], h) if a.qk_norm == "row" else _vector(*norm, h))
         return out
 
     def lora_targets(self, architecture: Architecture) -> list[LoraTarget]:
         a = described(architecture)
         names = a.names
-        qkv = {"qkv_proj": names.qkv} if "qkv" in a.fused else {f"{one}_proj": f"{one}_proj" for one in "qkv"}
+        qkv = {f"{one}_proj": f"{one}_proj" for one in "qkv"}
+        if {"qkv", "groups"} & {*a.fused}:
+            qkv = {"qkv_proj": names.qkv}
         if a.gate_apart:
             qkv["gate_proj"] = "gate_proj"
         delta = a.delta_projections
@@ -445,6 +456,17 @@ def _projection(path: str, name: str, hidden: int, heads: int, head_dim: int) ->
     """Return the weight that projects the residual stream to heads."""
     source = features_first(f"{name}.weight", heads, head_dim, hidden)
     return Parameter(f"{path}.w", (hidden, heads, head_dim), ("fsdp", "tp", None), (source,))
+
+
+def _groups(a: DecoderArchitecture, path: str, name: str) -> list[Parameter]:
+    """Return the arrays of a projection that makes each key head's queries, its key and its value."""
+    d, rows = a.hidden_size, (a.num_kv_heads, a.num_heads // a.num_kv_heads + 2, a.head_dim)
+    source = Source(f"{name}.weight", (math.prod(rows), d), (*rows, d), (3, 0, 1, 2))
+    out = [Parameter(f"{path}.w", (d, *rows), ("fsdp", "tp", None, None), (source,))]
+    if "q" in a.biases:
+        bias = Source(f"{name}.bias", (math.prod(rows),), rows, (0, 1, 2))
+        out.append(Parameter(f"{path}.bias", rows, ("tp", None, None), (bias,)))
+    return out
 
 
 def _delta(a: DecoderArchitecture, i: int) -> list[Parameter]:

@@ -40,7 +40,8 @@ class Places:
     Attributes:
         before_attention, before_mlp: applied to a block's input.
         after_attention, after_mlp: applied to its output, before it is added to the residual stream.
-        parallel: whether both blocks read the output of the norm before attention, and are added together.
+        parallel: whether both blocks read the layer's input, and are added together. Without a norm before it,
+            the feed-forward block reads the output of the norm before attention.
     """
 
     before_attention: str | None = "input_layernorm"
@@ -192,7 +193,8 @@ class DecoderArchitecture(Architecture):
     Attributes:
         names: of the modules in transformers' model.
         tied: whether the embedding serves as output head.
-        norm: of every norm except the norms of queries and keys, which have neither bias nor mean.
+        norm: of every norm except the norms of queries and keys, which have no bias and, except for "each",
+            no mean.
         places: of a layer's norms.
         ropes: the rotation of each kind of layer; LINEAR has none.
         turns: whether each layer rotates; () if all do.
@@ -205,7 +207,8 @@ class DecoderArchitecture(Architecture):
         gate_apart: whether that gate has a projection of its own instead, `gate_proj`.
         clip: the largest size of a projected query's, key's or value's feature; None for no limit.
         sinks: whether each head has its own extra logit, which takes a share of the softmax and adds nothing.
-        qk_norm: "head" for norms of each head's queries and keys, "row" for one over all heads, "" for none.
+        qk_norm: "head" for norms of each head's queries and keys, "row" for one over all heads, "each" for a
+            layer norm of its own for each head, "" for none.
         qk_normed_last: whether these norms follow the rotation.
         normed_turns: whether a head's queries and keys are divided by their root mean square after rotation,
             in layers that rotate.
@@ -214,8 +217,10 @@ class DecoderArchitecture(Architecture):
         activation: one of ACTIVATIONS; "xielu" has learned parameters in each layer.
         experts: these replace the feed-forward block.
         routed: whether each layer has experts; () if all do.
-        fused: which tensors hold several projections: "qkv" (qkv_proj), "gate_up" (gate_up_proj), and
-            "delta": two tensors, by key head, instead of four for a gated delta net's input.
+        fused: which tensors hold several projections: "qkv" for one of all queries, keys and values, "groups"
+            if each key head's queries, its key and its value follow each other in it, "gate_up"
+            (gate_up_proj), and "delta": two tensors, by key head, instead of four for a gated delta net's
+            input.
         attention_scale: factor of the scores.
         embedding_scale, residual_scale, logit_scale: factors of embeddings, of each block's output and of the
             logits.
