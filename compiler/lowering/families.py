@@ -265,6 +265,9 @@ def titles() -> list[str]:
 
 
 SPELLED = {
+    "ernie4_5_moe": "Ernie4_5_Moe",
+    "hunyuan_v1_dense": "HunYuanDenseV1",
+    "minimax_m2": "MiniMaxM2",
     "smollm3": "SmolLM3",
     "granitemoe": "GraniteMoe",
     "gpt_neox": "GPTNeoX",

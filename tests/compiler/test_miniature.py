@@ -27,6 +27,8 @@ MODELS = [
     "meta-llama/Llama-3.1-8B-Instruct",
     "Qwen/Qwen2.5-7B-Instruct",
     "Qwen/Qwen3-8B",
+    *("arcee-ai/Trinity-Nano-Preview", "baidu/ERNIE-4.5-21B-A3B-PT", "ModelCloud/MiniMax-M2-BF16"),
+    *("tencent/Hunyuan-7B-Instruct", "nvidia/Nemotron-Mini-4B-Instruct", "allenai/OLMo-1B-hf"),
 ]
 
 YARN = {
@@ -236,6 +238,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **{"intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32},
         **{"num_key_value_heads": 8, "sliding_window": 4096, "sliding_window_pattern": 4},
         **{"logit_scale": 0.25, "bos_token_id": 5, "eos_token_id": 255_001},
+    },
+    "Apertus": {
+        **{"model_type": "apertus", "vocab_size": 131_072, "hidden_size": 4096, "hidden_act": "xielu"},
+        **{"intermediate_size": 21_504, "num_hidden_layers": 32, "num_attention_heads": 32},
+        **{"num_key_value_heads": 8, "max_position_embeddings": 65_536, "attention_bias": False},
     },
 }
 """The sizes of published checkpoints that the catalog need not have."""

@@ -332,7 +332,7 @@ SHORT = {
 
 
 ALWAYS = ("phi3",)
-E2E = ("qwen3_moe", "olmo2", "starcoder2", "cohere2", "qwen3_next", "glm4_moe", "llama4")
+E2E = ("afmoe", "apertus", "qwen3_moe", "olmo2", "starcoder2", "cohere2", "qwen3_next", "glm4_moe", "llama4")
 
 
 def marked(case: str) -> Any:

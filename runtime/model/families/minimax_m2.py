@@ -55,6 +55,11 @@ class MinimaxM2(DecoderFamily):
         )
         return super().describe(rotating(config), qk_norm="row", experts=experts, **different)
 
+    def miniature(self, config: Mapping[str, Any], small: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Give the rotating part as a share too, which transformers reads."""
+        rope = next(iter(dict(self.architecture(config).ropes).values()))
+        return {"partial_rotary_factor": rope.share, ROTATED: round(rope.share * small["head_dim"])}
+
     def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
 
