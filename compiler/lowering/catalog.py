@@ -98,8 +98,8 @@ def entries() -> Mapping[str, Mapping[str, Any]]:
     """Return data/models.json as {id: {"family": ..., "chat": ..., "config": {...}}}.
 
     An entry with `like` takes its missing values from the entry named there. A model that is known only by
-    its name has {"unsupported": why} instead. If its weights are quantized, `original` names the same model with
-    plain weights, null if none is published.
+    its name has {"unsupported": why} instead. If its weights are quantized, `original` names the same model
+    with plain weights, null if none is published.
     """
     data: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
     return {name: _whole(entry, data) for name, entry in data.items()}

@@ -123,8 +123,9 @@ class Attention(nnx.Module):
         d, n, k, h = a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim
         projected = {"qkv": n + 2 * k} if "qkv" in a.fused else {"q": n, "k": k, "v": k}
         if "groups" in a.fused:
-            shape, bias = (d, k, n // k + 2, h), 3 * ("q" in a.biases)
-            self.qkv_proj, projected = Einsum("BTD,DKGH->BTKGH", shape, dtype, bias=bias), {}
+            bias = 3 * ("q" in a.biases)
+            self.qkv_proj = Einsum("BTD,DKGH->BTKGH", (d, k, n // k + 2, h), dtype, bias=bias)
+            projected = {}
         for name, heads in projected.items():
             bias = 2 if name in a.biases else 0
             shape = d, heads, a.query_width if name == "q" else h

@@ -314,8 +314,8 @@ class DecoderArchitecture(Architecture):
 
     @property
     def balanced(self) -> bool:
-        """Return whether experts are chosen by a softmax alone: transformers has no such loss for routers with
-        sigmoids, and computes it from other choices if they are corrected."""
+        """Return whether experts are chosen by a softmax alone. For sigmoids transformers has no such loss, and
+        for corrected choices it computes the loss from others."""
         experts = self.experts
         return experts is not None and experts.scores != "sigmoid" and not experts.correction
 
