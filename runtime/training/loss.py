@@ -276,7 +276,9 @@ def _summed(
             nll, pull = jax.vjp(lambda x, own: nll_of(own, x, *rest), x, placed)
             dx, chunk_dw = pull(jnp.full_like(nll, seed))
             # Dropped, and not computed, when the head is frozen.
-            summed = [d if d is None else d + c.astype(jnp.float32) for d, c in zip(dw, chunk_dw, strict=True)]
+            summed = [
+                d if d is None else d + c.astype(jnp.float32) for d, c in zip(dw, chunk_dw, strict=True)
+            ]
             return summed, (nll, dx)
 
         start = [jnp.zeros(one.value.shape, jnp.float32) if one.perturbed else None for one in own]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..rope import Rope
-from .base import CHUNKED, LINEAR, Architecture, Names
+from .base import CHUNKED, LINEAR, Architecture
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "gelu_new", "gelu_fast")
 """The activations of config.json that runtime/model/decoder.py supports."""
@@ -185,7 +185,6 @@ class DecoderArchitecture(Architecture):
     """The description of one model.
 
     Attributes:
-        names: of the modules in transformers' model.
         tied: whether the embedding serves as output head.
         norm: of every norm except the norms of queries and keys, which have no bias and, except for "each",
             no mean.
@@ -245,7 +244,6 @@ class DecoderArchitecture(Architecture):
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     query_growth: Growth | None = None
-    names: Names = Names()
     dropout: tuple[tuple[str, float], ...] = ()
 
     def heads(self, layer: int) -> int:
