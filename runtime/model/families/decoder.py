@@ -168,7 +168,6 @@ class DecoderFamily(Family):
             "chunk": integer(config, "attention_chunk_size") if CHUNKED in layer_types else None,
             "attention_scale": head_dim**-0.5,
             "biases": self.biases(config),
-            "names": self.names,
             "activation": activation,
         }
         return DecoderArchitecture(
@@ -208,7 +207,7 @@ class DecoderFamily(Family):
     def parameters(self, architecture: Architecture) -> list[Parameter]:
         a = described(architecture)
         d = a.hidden_size
-        names = a.names
+        names = self.names
         embedding = plain(f"{names.embedding}.weight", (a.vocab_size, d))
         out = [Parameter("embedder.input_embedding", (a.vocab_size, d), ("tp", "fsdp"), (embedding,))]
         for i in range(a.num_layers):
@@ -225,11 +224,13 @@ class DecoderFamily(Family):
 
     def layer(self, a: DecoderArchitecture, i: int) -> list[Parameter]:
         """Return the arrays of a layer."""
-        layer, called = f"layers.{i}", f"{a.names.layers}.{i}"
+        layer, called = f"layers.{i}", f"{self.names.layers}.{i}"
         experts = a.experts_of(i)
         dense = "mlp" if a.experts is None else a.experts.tensors.block
         block = (
-            _mlp(a, f"{layer}.mlp", f"{called}.{dense}") if experts is None else _mixture(a, experts, layer)
+            _mlp(a, f"{layer}.mlp", f"{called}.{dense}", plain=self.names.plain)
+            if experts is None
+            else _mixture(a, experts, layer)
         )
         out = [*self.attention(a, i), *block]
         for name in a.places.names:
@@ -240,7 +241,7 @@ class DecoderFamily(Family):
         """Return the arrays of a layer's attention."""
         if a.layer_types[i] == LINEAR:
             return _delta(a, i)
-        names = a.names
+        names = self.names
         path, name = f"layers.{i}.attn", f"{names.layers}.{i}.{names.attention}"
         d, n, k, h = a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim
         widths = {"q": n, "k": k, "v": k}
@@ -274,10 +275,9 @@ class DecoderFamily(Family):
 
     def lora_targets(self, architecture: Architecture) -> list[LoraTarget]:
         a = described(architecture)
-        names = a.names
-        qkv = {f"{one}_proj": f"{one}_proj" for one in "qkv"}
-        if {"qkv", "groups"} & {*a.fused}:
-            qkv = {"qkv_proj": names.qkv}
+        names = self.names
+        fused = "qkv" in a.fused or "groups" in a.fused
+        qkv = {"qkv_proj": names.qkv} if fused else {f"{one}_proj": f"{one}_proj" for one in "qkv"}
         if a.gate_apart:
             qkv["gate_proj"] = "gate_proj"
         delta = a.delta_projections
@@ -299,7 +299,7 @@ class DecoderFamily(Family):
                 block = a.experts.tensors.block
             if experts is not None:
                 block, path = f"{block}.{experts.tensors.shared}", f"{path}.shared"
-            for name, hf in _mlp_names(a) if experts is None or experts.shared else ():
+            for name, hf in _mlp_names(a, names.plain) if experts is None or experts.shared else ():
                 kernel = f"{path}.{name}.kernel"
                 out.append(LoraTarget(i, kernel, (0,), (f"{block}.{hf}",), holder=names.layers))
         return out
@@ -509,23 +509,27 @@ def _norm(norm: Norm, path: str, name: str, size: int) -> list[Parameter]:
     return [*out, _vector(f"{path}.bias", f"{name}.bias", size)] if norm.bias else out
 
 
-def _mlp_names(a: DecoderArchitecture) -> list[tuple[str, str]]:
-    """Return the names of a feed-forward block's projections, here and in Hugging Face's names."""
+def _mlp_names(a: DecoderArchitecture, plain: Sequence[str] = Names.plain) -> list[tuple[str, str]]:
+    """Return the names of a feed-forward block's projections, here and Hugging Face's; without a gate, the
+    latter are `plain`."""
     if not a.gated:
-        return list(zip(a.mlp, a.names.plain, strict=True))
+        return list(zip(a.mlp, plain, strict=True))
     names = ("gate_up_proj", "down_proj") if "gate_up" in a.fused else ("gate_proj", "up_proj", "down_proj")
     return [(name, name) for name in names]
 
 
-def _mlp(a: DecoderArchitecture, path: str, module: str, features: int = 0) -> list[Parameter]:
+def _mlp(
+    a: DecoderArchitecture, path: str, module: str, features: int = 0, plain: Sequence[str] = Names.plain
+) -> list[Parameter]:
     """Return the arrays of a feed-forward block. A fused gate and up are [hidden, 2, intermediate].
 
     Args:
         path, module: of the block, here and in Hugging Face's names.
         features: within it; 0 for the architecture's own number.
+        plain: Hugging Face's names of the projections of a block without a gate.
     """
     d, f = a.hidden_size, features or a.intermediate_size
-    *into, out_of = _mlp_names(a)
+    *into, out_of = _mlp_names(a, plain)
     spec: Spec = ("fsdp", "tp")
     out = []
     for name, called in into:

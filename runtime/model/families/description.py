@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..rope import Rope
-from .base import CHUNKED, LINEAR, Architecture, Names
+from .base import CHUNKED, LINEAR, Architecture
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "gelu_new", "gelu_fast", "xielu")
 """The activations of config.json that runtime/model/decoder.py supports."""
@@ -191,7 +191,6 @@ class DecoderArchitecture(Architecture):
     """The description of one model.
 
     Attributes:
-        names: of the modules in transformers' model.
         tied: whether the embedding serves as output head.
         norm: of every norm except the norms of queries and keys, which have no bias and, except for "each",
             no mean.
@@ -257,7 +256,6 @@ class DecoderArchitecture(Architecture):
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     query_growth: Growth | None = None
-    names: Names = Names()
     dropout: tuple[tuple[str, float], ...] = ()
 
     def heads(self, layer: int) -> int:
@@ -314,8 +312,8 @@ class DecoderArchitecture(Architecture):
 
     @property
     def balanced(self) -> bool:
-        """Return whether experts are chosen by a softmax alone. For sigmoids transformers has no such loss, and
-        for corrected choices it computes the loss from others."""
+        """Return whether experts are chosen by a softmax alone. For sigmoids transformers has no such loss,
+        and for corrected choices it computes the loss from others."""
         experts = self.experts
         return experts is not None and experts.scores != "sigmoid" and not experts.correction
 

@@ -86,7 +86,11 @@ def _places(config: Mapping[str, Any]) -> Places:
         )
     if not parallel:
         return Places()
-    return Places("ln_attn", None, "ln_mlp", parallel=True) if norms == 2 else Places(before_mlp=None, parallel=True)
+    return (
+        Places("ln_attn", None, "ln_mlp", parallel=True)
+        if norms == 2
+        else Places(before_mlp=None, parallel=True)
+    )
 
 
 FAMILY = Falcon()
