@@ -545,12 +545,15 @@ def _mlp(
     out.append(Parameter(f"{weight}.kernel", (f, d), ("tp", "fsdp"), (linear(f"{hf}.weight", f, d),)))
     if "mlp" in a.biases:
         out.append(_vector(f"{weight}.bias", f"{hf}.bias", d))
-    if a.activation == "xielu":
-        for name in ("alpha_p", "alpha_n"):
-            out.append(Parameter(f"{path}.{name}", (1,), (None,), (plain(f"{module}.act_fn.{name}", (1,)),)))
-        for name in ("beta", "eps"):
-            constant = Source(f"{module}.act_fn.{name}", (), (1,), (0,))
-            out.append(Parameter(f"{path}.{name}", (1,), (None,), (constant,), buffer=True))
+    return [*out, *_xielu(path, f"{module}.act_fn")] if a.activation == "xielu" else out
+
+
+def _xielu(path: str, module: str) -> list[Parameter]:
+    """Return an activation's learned numbers, and its constants, which have no axes in a checkpoint."""
+    out = []
+    for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ())):
+        source = Source(f"{module}.{name}", shape, (1,), (0,))
+        out.append(Parameter(f"{path}.{name}", (1,), (None,), (source,), buffer=not shape))
     return out
 
 
