@@ -144,9 +144,10 @@ def find(model_id: str, folder: Path) -> Model:
             f"`{model_id}` is not in the catalog: a directory is written with ./",
             f"id: ./{model_id}",
         )
+    if model_id not in entries():
+        _refuse_others(model_id)
     entry = entry_of(model_id)
     if entry is None:
-        _refuse_others(model_id)
         raise UnknownModel("E0801", f"`{model_id}` is not in the catalog", _way_out(model_id, folder))
     if "original" in entry:
         instead = f"id: {entry['original']}" if entry["original"] else "train a copy of it with plain weights"
