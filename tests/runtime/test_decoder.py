@@ -244,3 +244,12 @@ def test_experts_are_split_over_devices(tmp_path: Path) -> None:
     difference, size = logits_apart(model, built, mesh)
     assert split == ("ep", "fsdp", None, "tp")
     assert difference <= LIMIT * size
+
+
+def test_published_minimax_files_tell_how_many_features_rotate() -> None:
+    """transformers does not read this number, and takes a share of a head, by default all of it."""
+    config = {"model_type": "minimax_m2"}
+    family = family_of(config)
+    told = family.architecture({**config, "rotary_dim": 64})
+    assert told == family.architecture({**config, "partial_rotary_factor": 0.5})
+    assert told != family.architecture(config)
