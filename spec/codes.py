@@ -1591,6 +1591,12 @@ UNAVAILABLE: dict[str, Code] = {
         "transformers' own attention, on one host.",
         "Do what the help says, or use a model of one of the families.",
     ),
+    "E0949": Code(
+        "decoder of another name with TorchAX",
+        "The TorchAX backend calls the decoder that transformers' classes hold as `model`. Older classes, "
+        "such as GPT-NeoX's, hold it under another name.",
+        "Build without `--backend torchax`.",
+    ),
     "E0920": Code(
         "lion with TRL",
         "The recipe is built for TRL. Neither torch nor transformers has the optimizer Lion.",

@@ -503,7 +503,7 @@ def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     """Report modules of `train_also` that cannot be trained in addition to the adapters."""
     if facts.model is None or facts.lora is None or not section.train_also:
         return
-    objective, title = facts.recipe.train.objective, facts.model.title
+    objective, title, called = facts.recipe.train.objective, facts.model.title, facts.model.family.names
     if OBJECTIVES[objective].reference:
         message = f"{objective} needs the model before training, and its original modules are not kept"
         yield Diagnostic("E0322", message, "lora.train_also", "train_also: [], or another objective")
@@ -521,7 +521,7 @@ def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             hint = f"did you mean `{close}`? " if close else ""
             message = f"`{name}` matches no embedding, head or norm of {title}"
             yield Diagnostic("E0322", message, path, f"{hint}it has {listing(names)}")
-        elif "lm_head" not in names and any(s.module == "embed_tokens" for p in found for s in p.sources):
+        elif called.head not in names and any(s.module == called.embedding for p in found for s in p.sources):
             message = f"the output head of {title} is its embedding, and is trained with it"
             yield Diagnostic("N0323", message, path)
 

@@ -63,7 +63,8 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
     if facts.lora is not None and lora is not None:
         trained = {s.module for p in trained_whole(facts.defaults, facts.lora) for s in p.sources}
         there = {s.module for p in facts.defaults for s in p.sources}
-        missing = [name for name in ("embed_tokens", "lm_head") if name in there - trained]
+        names = facts.model.family.names
+        missing = [name for name in (names.embedding, names.head) if name in there - trained]
         if missing:
             begun = "begin" if recipe.model.vocab_size else "are in the checkpoint"
             message = (

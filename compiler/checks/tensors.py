@@ -15,7 +15,7 @@ from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.tensors import Listed, tensors
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.model.families import FAMILIES
-from recipec.runtime.weights.agreement import EMBEDDING, Fault, Kind, faults, prefix_of
+from recipec.runtime.weights.agreement import Fault, Kind, embedding_of, faults, prefix_of
 from recipec.runtime.weights.mxfp4 import Unpaired, unpacked
 from recipec.spec.diagnostics import Diagnostic
 
@@ -109,7 +109,8 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator
             return
     prefix = prefix_of(model.family, listed)
     if prefix is None:
-        looked_for = listing((f"{prefix}{EMBEDDING}" for prefix in model.family.prefixes), "or")
+        embedding = embedding_of(model.family)
+        looked_for = listing((prefix + embedding for prefix in model.family.prefixes), "or")
         yield Diagnostic(
             "E0811",
             f"{place}: there is no text embedding among {len(listed):,} tensors, which would be {looked_for}",

@@ -103,6 +103,14 @@ def check(program: Program) -> Iterator[Diagnostic]:
             "mesh.axes.cp",
             USE_TUNIX,
         )
+    if "model." not in program.family.prefixes:
+        yield Diagnostic(
+            "E0949",
+            f"--backend torchax does not compute {program.family.title}: its decoder has another name in "
+            "transformers",
+            "model.id",
+            USE_TUNIX,
+        )
     experts = program.architecture.routing[0]
     if experts:
         yield Diagnostic(

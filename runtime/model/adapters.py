@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .families.base import Architecture, Family, LoraTarget, Parameter, Spec
+from .families.base import PREFIXES, Architecture, Family, LoraTarget, Parameter, Spec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -463,6 +463,4 @@ def _projections(target: LoraTarget, lora: LoraSettings) -> tuple[Projection, ..
 
 def _spellings(module: str) -> tuple[str, ...]:
     """Return a module's possible names: without a checkpoint's prefix, or with one of transformers'."""
-    return tuple(
-        prefix + module for prefix in ("", "model.", "model.language_model.", "language_model.model.")
-    )
+    return tuple(prefix + module for prefix in ("", *PREFIXES))

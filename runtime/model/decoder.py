@@ -122,25 +122,35 @@ class Attention(nnx.Module):
         self.config, self.layer = config, layer
         d, n, k, h = a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim
         projected = {"qkv": n + 2 * k} if "qkv" in a.fused else {"q": n, "k": k, "v": k}
+        if "groups" in a.fused:
+            bias = 3 * ("q" in a.biases)
+            self.qkv_proj = Einsum("BTD,DKGH->BTKGH", (d, k, n // k + 2, h), dtype, bias=bias)
+            projected = {}
         for name, heads in projected.items():
             bias = 2 if name in a.biases else 0
-            shape = d, heads, 2 * h if name == "q" and a.output_gate else h
+            shape = d, heads, a.query_width if name == "q" else h
             setattr(self, f"{name}_proj", Einsum("BTD,DNH->BTNH", shape, dtype, bias=bias))
+        if a.gate_apart:
+            self.gate_proj = Einsum("BTD,DNH->BTNH", (d, n, h), dtype)
         self.o_proj = Einsum("BTNH,NHD->BTD", (n, h, d), dtype, bias=int("o" in a.biases))
         self.sinks = nnx.Param(jnp.zeros(n, dtype)) if a.sinks else None
-        norm = Norm(a.norm.eps, offset=a.norm.offset, wide=a.norm.wide)
+        norm = Norm(a.norm.eps, a.qk_norm == "each", offset=a.norm.offset, wide=a.norm.wide)
         for name, heads in (("q", n), ("k", k)) if a.qk_norm else ():
-            over = (heads, h) if a.qk_norm == "row" else (h,)
-            setattr(self, f"{name}_norm", Normalization(norm, over, dtype))
+            over = (h,) if a.qk_norm == "head" else (heads, h)
+            setattr(self, f"{name}_norm", Normalization(norm, over, dtype, int(a.qk_norm == "each")))
 
     def block(
         self, x: jax.Array, positions: jax.Array, turn: Turn | None, mask: jax.Array | None
     ) -> jax.Array:
         a = self.config.architecture
         q, k, v = (constrain(one, HEADS) for one in self.projected(x))
-        if a.output_gate:
+        if a.gate_apart:
+            gate = constrain(self.gate_proj(x), HEADS)
+        elif a.output_gate:
             q, gate = jnp.split(q, 2, axis=-1)
-        if a.qk_norm:
+        if a.clip is not None:
+            q, k, v = (jnp.clip(one, -a.clip, a.clip) for one in (q, k, v))
+        if a.qk_norm and not a.qk_normed_last:
             q, k = self.q_norm(q), self.k_norm(k)
         if turn is not None:
             rope = a.rope(self.layer)
@@ -148,6 +158,8 @@ class Attention(nnx.Module):
             q, k = (rotate(one, *turn, rope.interleaved) for one in (q, k))
             if a.normed_turns:
                 q, k = (unit(one.astype(jnp.float32), (-1,), a.norm.eps).astype(x.dtype) for one in (q, k))
+        if a.qk_norm and a.qk_normed_last:
+            q, k = self.q_norm(q), self.k_norm(k)
         grown = a.query_growth
         if grown is not None and not (grown.unturned and turn is not None):
             times = jnp.floor((positions + grown.shift).astype(jnp.float32) / grown.length)
@@ -165,6 +177,10 @@ class Attention(nnx.Module):
     def projected(self, x: jax.Array) -> tuple[jax.Array, ...]:
         """Return queries [B, T, N, H] (with a gate: [B, T, N, 2 H]), keys and values [B, T, K, H]."""
         a = self.config.architecture
+        if "groups" in a.fused:
+            queries = a.num_heads // a.num_kv_heads
+            q, k, v = jnp.split(self.qkv_proj(x), (queries, queries + 1), axis=3)
+            return q.reshape(*x.shape[:2], a.num_heads, a.head_dim), k[:, :, :, 0], v[:, :, :, 0]
         if "qkv" in a.fused:
             return tuple(jnp.split(self.qkv_proj(x), (a.num_heads, a.num_heads + a.num_kv_heads), axis=2))
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
@@ -193,7 +209,8 @@ class DecoderLayer(nnx.Module):
         normed = self.normed(places.before_attention, x)
         attended = self.normed(places.after_attention, self.attn(normed, positions, turn, mask))
         if places.parallel:
-            return x + self.scaled(attended) + self.scaled(self.mlp(normed))
+            read = normed if places.before_mlp is None else self.normed(places.before_mlp, x)
+            return x + self.scaled(attended) + self.scaled(self.mlp(read))
         x = x + self.scaled(attended)
         out = self.mlp(self.normed(places.before_mlp, x))
         return x + self.scaled(self.normed(places.after_mlp, out))
@@ -238,7 +255,8 @@ class Decoder(nnx.Module):
         self.layers = nnx.List([DecoderLayer(config, i) for i in range(a.num_layers)])
         self.final_norm = Normalization(a.norm, (a.hidden_size,), dtype)
         if not a.tied:
-            self.lm_head = Einsum("BTD,DV->BTV", (a.hidden_size, a.vocab_size), dtype)
+            bias = int("head" in a.biases)
+            self.lm_head = Einsum("BTD,DV->BTV", (a.hidden_size, a.vocab_size), dtype, bias=bias)
 
     def __call__(
         self, tokens: jax.Array, positions: jax.Array, cache: None, mask: jax.Array | None

@@ -15,9 +15,6 @@ from .contradictions import config_keys, layer_of
 from .headers import FLOATING
 
 CONFIG = "config.json"
-EMBEDDING = "embed_tokens.weight"
-"""The text tensor that every family has; the checkpoint's prefix comes before it."""
-HEAD = "lm_head.weight"
 ORIGINAL = "quantized checkpoints cannot be trained or merged; use the original one"
 ONE_CHECKPOINT = f"{CONFIG} and the weights must be of one checkpoint"
 
@@ -62,7 +59,17 @@ class Fault:
 
 def prefix_of(family: Family, tensors: Mapping[str, object]) -> str | None:
     """Return the prefix of a checkpoint's text tensors; None if there is no text embedding."""
-    return next((prefix for prefix in family.prefixes if prefix + EMBEDDING in tensors), None)
+    return next((prefix for prefix in family.prefixes if prefix + embedding_of(family) in tensors), None)
+
+
+def embedding_of(family: Family) -> str:
+    """Return the text tensor that every checkpoint has, without the checkpoint's prefix."""
+    return f"{family.names.embedding}.weight"
+
+
+def heads_of(family: Family) -> tuple[str, ...]:
+    """Return the names that an output head's weight can have."""
+    return f"{family.names.head}.weight", f"language_model.{family.names.head}.weight"
 
 
 def faults(
@@ -100,7 +107,7 @@ def faults(
                 ONE_CHECKPOINT,
             )
     tied = text_config(config).get("tie_word_embeddings", config.get("tie_word_embeddings", True))
-    head = next((name for name in (HEAD, f"language_model.{HEAD}") if name in tensors), None)
+    head = next((name for name in heads_of(family) if name in tensors), None)
     if head is not None and head not in used and tied is False:
         yield Fault(
             Kind.HEAD,

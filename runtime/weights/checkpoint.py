@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import UserError
 from ..model.families import Architecture, Family, UnsupportedCheckpoint, family_of
 from ..model.families.base import Source
-from .agreement import CONFIG, EMBEDDING, ORIGINAL, Fault, fault_of, faults, prefix_of
+from .agreement import CONFIG, ORIGINAL, Fault, embedding_of, fault_of, faults, prefix_of
 from .checkpoint_files import Files, files_of
 from .contradictions import AGAIN as _AGAIN
 from .headers import KIND, Header, Tensor, check_kind, read_header
@@ -94,7 +94,7 @@ class HFCheckpoint:
         architecture = _described(store, lambda: family.architecture_of(config, shapes))
         prefix = prefix_of(family, tensors)
         if prefix is None:
-            looked_for = ", ".join(p + EMBEDDING for p in family.prefixes)
+            looked_for = ", ".join(p + embedding_of(family) for p in family.prefixes)
             raise UserError(
                 f"{store.name}: no text embedding among its {len(tensors)} tensors (looked for {looked_for})",
                 "this is not a checkpoint in Hugging Face's layout for the family "

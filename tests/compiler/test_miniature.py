@@ -27,6 +27,8 @@ MODELS = [
     "meta-llama/Llama-3.1-8B-Instruct",
     "Qwen/Qwen2.5-7B-Instruct",
     "Qwen/Qwen3-8B",
+    *("arcee-ai/Trinity-Nano-Preview", "baidu/ERNIE-4.5-21B-A3B-PT", "ModelCloud/MiniMax-M2-BF16"),
+    *("tencent/Hunyuan-7B-Instruct", "nvidia/Nemotron-Mini-4B-Instruct", "allenai/OLMo-1B-hf"),
 ]
 
 YARN = {
@@ -213,11 +215,34 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "Falcon 2 11B": {
+        **{"model_type": "falcon", "hidden_size": 4096, "num_hidden_layers": 60, "num_attention_heads": 32},
+        **{"num_kv_heads": 8, "ffn_hidden_size": 16_384, "new_decoder_architecture": True},
+        **{"num_ln_in_parallel_attn": 1, "tie_word_embeddings": False, "rope_theta": 500_042.0},
+    },
+    "Pythia 6.9B": {
+        **{"model_type": "gpt_neox", "vocab_size": 50_432, "hidden_size": 4096, "intermediate_size": 16_384},
+        **{"num_hidden_layers": 32, "num_attention_heads": 32, "rotary_pct": 0.25},
+    },
+    "Phi 2": {
+        **{"model_type": "phi", "hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 32},
+        **{"num_attention_heads": 32, "num_key_value_heads": 32, "partial_rotary_factor": 0.4},
+    },
+    "StableLM 2 12B": {
+        **{"model_type": "stablelm", "vocab_size": 100_352, "hidden_size": 5120, "num_hidden_layers": 40},
+        **{"intermediate_size": 13_824, "num_attention_heads": 32, "num_key_value_heads": 8},
+        **{"qk_layernorm": True, "use_parallel_residual": True, "use_qkv_bias": False},
+    },
     "Command R7B": {
         **{"model_type": "cohere2", "vocab_size": 256_000, "hidden_size": 4096, "head_dim": 128},
         **{"intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32},
         **{"num_key_value_heads": 8, "sliding_window": 4096, "sliding_window_pattern": 4},
         **{"logit_scale": 0.25, "bos_token_id": 5, "eos_token_id": 255_001},
+    },
+    "Apertus": {
+        **{"model_type": "apertus", "vocab_size": 131_072, "hidden_size": 4096, "hidden_act": "xielu"},
+        **{"intermediate_size": 21_504, "num_hidden_layers": 32, "num_attention_heads": 32},
+        **{"num_key_value_heads": 8, "max_position_embeddings": 65_536, "attention_bias": False},
     },
 }
 """The sizes of published checkpoints that the catalog need not have."""

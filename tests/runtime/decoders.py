@@ -11,7 +11,8 @@ from tests import tiny
 
 LIMIT = 1e-5
 """Relative to the largest logit, and to a loss: the float32 noise of either library."""
-EVERY = (r".*_proj(_\w+)?", "c_fc")
+PLAIN = ("c_fc", "dense", "fc1", "fc2", "query_key_value", "dense_h_to_4h", "dense_4h_to_h")
+EVERY = (r".*_proj(_\w+)?", *PLAIN)
 """LoRA targets that select every projection of each family."""
 
 SIZES = {
@@ -183,7 +184,88 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**YARN, "truncate": False},
     },
     "llama4": {"model_type": "llama4_text", **LLAMA4},
+    "afmoe": {
+        "model_type": "afmoe",
+        **WINDOWS,
+        "mup_enabled": True,
+        "num_dense_layers": 1,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 28,
+        "num_shared_experts": 2,
+        "route_scale": 2.5,
+    },
+    "apertus": {"model_type": "apertus", "rope_parameters": dict(tiny.LLAMA3_ROPE)},
+    "arcee": {"model_type": "arcee", "head_dim": 8, "mlp_bias": True, "rope_parameters": YARN},
+    "ernie4_5": {"model_type": "ernie4_5", "use_bias": True},
+    "ernie4_5_moe": {
+        "model_type": "ernie4_5_moe",
+        "num_hidden_layers": 3,
+        "moe_intermediate_size": 28,
+        "moe_num_experts": 7,
+        "moe_k": 3,
+        "moe_num_shared_experts": 2,
+    },
+    "glm": {"model_type": "glm", "head_dim": 16},
+    "hunyuan_v1_dense": {
+        "model_type": "hunyuan_v1_dense",
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0},
+    },
+    "minimax_m2": {
+        "model_type": "minimax_m2",
+        "head_dim": 16,
+        "intermediate_size": 36,
+        "num_local_experts": 7,
+        "num_experts_per_tok": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+    },
+    "nemotron": {"model_type": "nemotron", "head_dim": 16},
+    "olmo": {"model_type": "olmo", "clip_qkv": 1.0},
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        "num_hidden_layers": 3,
+        "mlp_only_layers": [1],
+        **MIXED,
+        "shared_expert_intermediate_size": 20,
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": 2,
+    },
+    "seed_oss": {"model_type": "seed_oss"},
     "cohere2": {"model_type": "cohere2", **WINDOWS, "logit_scale": 2.0},
+    "falcon": {
+        "model_type": "falcon",
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "ffn_hidden_size": 72,
+    },
+    "falcon-one-norm": {
+        "model_type": "falcon",
+        "new_decoder_architecture": True,
+        "num_ln_in_parallel_attn": 1,
+        "num_kv_heads": 3,
+        "ffn_hidden_size": 72,
+        "bias": True,
+        "tie_word_embeddings": False,
+    },
+    "falcon-one-key": {"model_type": "falcon", "ffn_hidden_size": 72},
+    "gpt_neox": {"model_type": "gpt_neox", "rotary_pct": 0.5},
+    "gpt_neox-serial": {
+        "model_type": "gpt_neox",
+        "use_parallel_residual": False,
+        "attention_bias": False,
+        "rotary_pct": 1.0,
+        "rotary_emb_base": 5_000,
+        "tie_word_embeddings": True,
+    },
+    "phi": {"model_type": "phi", "num_key_value_heads": 2},
+    "stablelm": {"model_type": "stablelm", "use_qkv_bias": True, "partial_rotary_factor": 0.5},
+    "stablelm-parallel": {
+        "model_type": "stablelm",
+        "qk_layernorm": True,
+        "use_parallel_residual": True,
+        "partial_rotary_factor": 0.5,
+    },
     "mistral-mistral3": {"wrapper": "mistral3", "model_type": "mistral", "sliding_window": None},
     "ministral3-mistral3": {
         "wrapper": "mistral3",
@@ -241,12 +323,16 @@ NEW_NAMES = {
     "multi_modal_projector.": "model.multi_modal_projector.",
 }
 
-SHORT = {"qwen2", "phi3-longrope", "granite", "olmoe", "granitemoe", "cohere2", "cohere2-vision"}
+SHORT = {
+    *("qwen2", "phi", "phi3-longrope", "granite", "olmoe", "granitemoe", "cohere2", "cohere2-vision"),
+    *("falcon", "falcon-one-norm", "falcon-one-key", "gpt_neox", "gpt_neox-serial"),
+    *("olmo", "qwen2_moe", "stablelm", "stablelm-parallel"),
+}
 """Cases whose head width, 8, is the hidden size over the number of heads, regardless of head_dim."""
 
 
 ALWAYS = ("phi3",)
-E2E = ("qwen3_moe", "olmo2", "starcoder2", "cohere2", "qwen3_next", "glm4_moe", "llama4")
+E2E = ("afmoe", "apertus", "qwen3_moe", "olmo2", "starcoder2", "cohere2", "qwen3_next", "glm4_moe", "llama4")
 
 
 def marked(case: str) -> Any:
@@ -290,9 +376,15 @@ def make(case: str, folder: Path, **changes: Any) -> Any:
 
 def text_model(model: Any) -> Any:
     """Return the text half of transformers' model, without its head."""
-    inner = getattr(model, "model", model)  # Llama 4's multimodal model has no inner `model`
+    inner = model.base_model  # the model itself for Llama 4's multimodal one
     inner = getattr(inner, "language_model", inner)
     return getattr(inner, "model", inner)
+
+
+def layers(model: Any) -> Any:
+    """Return the list of layers of transformers' model."""
+    text = text_model(model)
+    return text.h if hasattr(text, "h") else text.layers
 
 
 def rename(file: Path, prefixes: dict[str, str]) -> None:

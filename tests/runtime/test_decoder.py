@@ -25,7 +25,17 @@ FEWER: dict[str, dict[str, Any]] = {
     "gpt_oss": TWO,
 }
 """One layer of each kind, where a case has some twice: what XLA compiles grows with the layers."""
-OF_OTHERS = ("granitemoe", "mixtral", "olmoe", "qwen3_5_moe", "qwen3_moe-windows")
+OF_OTHERS = (
+    "ernie4_5",
+    "glm",
+    "qwen2_moe",
+    "seed_oss",
+    "granitemoe",
+    "mixtral",
+    "olmoe",
+    "qwen3_5_moe",
+    "qwen3_moe-windows",
+)
 """Whose parts other cases have too: Qwen 3's and Qwen 3 Next's, gpt-oss's, GLM's."""
 
 
@@ -195,6 +205,23 @@ def test_olmo3_scales_the_frequencies_of_full_layers_alone(tmp_path: Path) -> No
         ("qwen3_next", {"linear_num_key_heads": 5}, "linear_num_key_heads"),
         ("qwen3_next", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size"),
         ("qwen3_5_moe", {"text_config": {"layer_types": ["sliding_attention"] * 40}}, "layer_types"),
+        ("afmoe", {"score_func": "softmax"}, "score_func"),
+        ("afmoe", {"route_norm": False}, "route_norm"),
+        ("afmoe", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers"),
+        ("ernie4_5_moe", {"moe_k": 65}, "moe_k"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias"),
+        ("ernie4_5_moe", {"moe_layer_start_index": 28}, "moe_layer_start_index"),
+        ("hunyuan_v1_dense", {"use_cla": True}, "use_cla"),
+        ("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "alpha": -1.0}}, "alpha"),
+        ("minimax_m2", {"attn_type_list": [1, 0]}, "attn_type_list"),
+        ("minimax_m2", {"rotary_dim": 256}, "partial_rotary_factor"),
+        ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias"),
+        ("olmo", {"clip_qkv": 0}, "clip_qkv"),
+        (
+            "qwen2_moe",
+            {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
+            "layer_types",
+        ),
         ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit"),
         ("gpt_oss", {"num_local_experts": 3}, "num_experts_per_tok"),
         ("gpt_oss", {"sliding_window": None}, "sliding_window"),
@@ -217,3 +244,12 @@ def test_experts_are_split_over_devices(tmp_path: Path) -> None:
     difference, size = logits_apart(model, built, mesh)
     assert split == ("ep", "fsdp", None, "tp")
     assert difference <= LIMIT * size
+
+
+def test_published_minimax_files_tell_how_many_features_rotate() -> None:
+    """transformers does not read this number, and takes a share of a head, by default all of it."""
+    config = {"model_type": "minimax_m2"}
+    family = family_of(config)
+    told = family.architecture({**config, "rotary_dim": 64})
+    assert told == family.architecture({**config, "partial_rotary_factor": 0.5})
+    assert told != family.architecture(config)

@@ -117,6 +117,35 @@ class Architecture:
         return size if self.layer_types[layer] == SLIDING else None
 
 
+@dataclass(frozen=True)
+class Names:
+    """The names of modules in transformers' model.
+
+    Attributes:
+        layers, embedding, norm: the list of layers, the token embedding and the final norm of the decoder.
+        head: the output head, outside of the decoder.
+        attention: a layer's attention.
+        qkv, out: in it, the projection that makes queries, keys and values together, and the last one.
+        qk_norms: in it, the norms of queries and of keys.
+        plain: the projections of a feed-forward block without a gate.
+    """
+
+    layers: str = "layers"
+    embedding: str = "embed_tokens"
+    norm: str = "norm"
+    head: str = "lm_head"
+    attention: str = "self_attn"
+    qkv: str = "qkv_proj"
+    out: str = "o_proj"
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
+    plain: tuple[str, str] = ("c_fc", "c_proj")
+
+
+PREFIXES = ("model.language_model.", "language_model.model.", "model.", "gpt_neox.", "transformer.")
+"""Prefixes of decoders' modules in transformers' models, current ones and those of 2025."""
+LAYERS = r"(?:layers|h)"
+"""Matches the names that `Names.layers` may be."""
+
 EXPERTS = re.compile(r"\.(moe\.(gating_einsum|linear)|experts\.(gate_up|down))$")
 """Matches the end of the paths of arrays that hold a layer's experts."""
 EXPERT_INPUTS = {"gating_einsum": 3, "linear": 1, "gate_up": 1, "down": 1}
@@ -205,6 +234,7 @@ class LoraTarget:
             alone matches it; () if the projection's name is enough.
         parameter: the tensor's name in the layer of transformers' model, if PEFT lists it in
             `target_parameters`; "" for a linear layer.
+        holder: the name of the list of layers in transformers' model.
     """
 
     layer: int
@@ -216,6 +246,7 @@ class LoraTarget:
     swapped: bool = False
     words: tuple[str, ...] = ()
     parameter: str = ""
+    holder: str = "layers"
 
     @property
     def fused(self) -> bool:
@@ -224,7 +255,7 @@ class LoraTarget:
     @functools.cached_property
     def modules(self) -> tuple[str, ...]:
         """Return the projections' names within the decoder: "layers.7.self_attn.k_proj"."""
-        return tuple(f"layers.{self.layer}.{projection}" for projection in self.projections)
+        return tuple(f"{self.holder}.{self.layer}.{projection}" for projection in self.projections)
 
     @property
     def stacked(self) -> int:
@@ -245,7 +276,9 @@ class Family(ABC):
     """Model types of multimodal checkpoints whose `text_config` may be of this family."""
     prefixes: tuple[str, ...]
     """Prefixes of a checkpoint's text tensors, e.g. "model.language_model."; the checkpoint's own prefix is
-    the one under which `embed_tokens.weight` is found."""
+    the one under which the token embedding is found. The last is that of a text model."""
+    names: Names = Names()
+    """The names of modules in transformers' model."""
     loaded_as: Mapping[str, str] = MappingProxyType({"language_model.model.": "model.language_model."})
     """Prefixes of older multimodal checkpoints, and of the modules that transformers 5 loads them into."""
     flash_attention: bool

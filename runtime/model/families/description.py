@@ -8,7 +8,7 @@ from typing import ClassVar
 from ..rope import Rope
 from .base import CHUNKED, LINEAR, Architecture
 
-ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "gelu_new", "gelu_fast", "xielu")
 """The activations of config.json that runtime/model/decoder.py supports."""
 
 
@@ -22,6 +22,7 @@ class Norm:
         bias: whether a bias is added.
         offset: added to the weight: 1 if checkpoints hold the difference from 1.
         wide: whether the weight is applied in float32, before the result is cast.
+        weighted: whether there is a weight.
     """
 
     eps: float
@@ -29,6 +30,7 @@ class Norm:
     bias: bool = False
     offset: float = 0.0
     wide: bool = False
+    weighted: bool = True
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Places:
     Attributes:
         before_attention, before_mlp: applied to a block's input.
         after_attention, after_mlp: applied to its output, before it is added to the residual stream.
-        parallel: whether both blocks read the output of the norm before attention, and are added together.
+        parallel: whether both blocks read the layer's input, and are added together. Without a norm before it,
+            the feed-forward block reads the output of the norm before attention.
     """
 
     before_attention: str | None = "input_layernorm"
@@ -108,6 +111,8 @@ class ExpertTensors:
     Attributes:
         block: the module of the feed-forward block.
         router: the module in it whose weight computes the scores.
+        correction: the tensor in it that is added to the scores only for the choice.
+        boxed: whether that tensor is [1, E], rather than [E].
         each: the names of one expert's gate, up and down, with {} for its number.
         together: the names of all experts' gate and up, and of their down.
         apart: whether a tensor holds one expert (`each`), rather than all experts (`together`).
@@ -122,6 +127,8 @@ class ExpertTensors:
 
     block: str = "mlp"
     router: str = "gate"
+    correction: str = "gate.e_score_correction_bias"
+    boxed: bool = False
     each: tuple[str, str, str] = (
         "experts.{}.gate_proj.weight",
         "experts.{}.up_proj.weight",
@@ -185,7 +192,8 @@ class DecoderArchitecture(Architecture):
 
     Attributes:
         tied: whether the embedding serves as output head.
-        norm: of every norm except the norms of queries and keys, which have neither bias nor mean.
+        norm: of every norm except the norms of queries and keys, which have no bias and, except for "each",
+            no mean.
         places: of a layer's norms.
         ropes: the rotation of each kind of layer; LINEAR has none.
         turns: whether each layer rotates; () if all do.
@@ -195,17 +203,23 @@ class DecoderArchitecture(Architecture):
         delta: of LINEAR layers.
         output_gate: whether the query projection also makes a gate, by whose sigmoid attention's output is
             multiplied; within a head, the gate's features come after the query's.
+        gate_apart: whether that gate has a projection of its own instead, `gate_proj`.
+        clip: the largest size of a projected query's, key's or value's feature; None for no limit.
         sinks: whether each head has its own extra logit, which takes a share of the softmax and adds nothing.
-        qk_norm: "head" for norms of each head's queries and keys, "row" for one over all heads, "" for none.
+        qk_norm: "head" for norms of each head's queries and keys, "row" for one over all heads, "each" for a
+            layer norm of its own for each head, "" for none.
+        qk_normed_last: whether these norms follow the rotation.
         normed_turns: whether a head's queries and keys are divided by their root mean square after rotation,
             in layers that rotate.
-        biases: projections with a bias: "q", "k", "v", "o", "mlp".
+        biases: what has a bias: "q", "k", "v", "o", "mlp", and "head" for the output head.
         gated: whether the feed-forward block multiplies by a gate.
-        activation: one of ACTIVATIONS.
+        activation: one of ACTIVATIONS; "xielu" has learned parameters in each layer.
         experts: these replace the feed-forward block.
         routed: whether each layer has experts; () if all do.
-        fused: which tensors hold several projections: "qkv" (qkv_proj), "gate_up" (gate_up_proj), and
-            "delta": two tensors, by key head, instead of four for a gated delta net's input.
+        fused: which tensors hold several projections: "qkv" for one of all queries, keys and values, "groups"
+            if each key head's queries, its key and its value follow each other in it, "gate_up"
+            (gate_up_proj), and "delta": two tensors, by key head, instead of four for a gated delta net's
+            input.
         attention_scale: factor of the scores.
         embedding_scale, residual_scale, logit_scale: factors of embeddings, of each block's output and of the
             logits.
@@ -226,8 +240,11 @@ class DecoderArchitecture(Architecture):
     chunk: int | None = None
     delta: Delta | None = None
     output_gate: bool = False
+    gate_apart: bool = False
+    clip: float | None = None
     sinks: bool = False
     qk_norm: str = ""
+    qk_normed_last: bool = False
     normed_turns: bool = False
     biases: tuple[str, ...] = ()
     gated: bool = True
@@ -267,6 +284,11 @@ class DecoderArchitecture(Architecture):
             "in_proj_a": (values,),
         }
 
+    @property
+    def query_width(self) -> int:
+        """Return the features that the query projection makes for a head, those of a gate included."""
+        return 2 * self.head_dim if self.output_gate and not self.gate_apart else self.head_dim
+
     def window(self, layer: int) -> int | None:
         return self.chunk if self.layer_types[layer] == CHUNKED else super().window(layer)
 
@@ -290,8 +312,10 @@ class DecoderArchitecture(Architecture):
 
     @property
     def balanced(self) -> bool:
-        """Return whether scores are a softmax: transformers has no such loss for routers with sigmoids."""
-        return self.experts is not None and self.experts.scores != "sigmoid"
+        """Return whether experts are chosen by a softmax alone. For sigmoids transformers has no such loss,
+        and for corrected choices it computes the loss from others."""
+        experts = self.experts
+        return experts is not None and experts.scores != "sigmoid" and not experts.correction
 
     @property
     def mlp(self) -> tuple[str, str]:
