@@ -21,7 +21,10 @@ from .adapter import ADAPTER_CONFIG, AGAIN, LAYER, MERGE, WHICH, PeftAdapter, Pe
 
 BUILD = "build the recipe with {}"
 """The help if a recipe has other values."""
-REMAPPED = ("qwen3_moe", "qwen3_next", "glm4_moe", "olmoe", "mixtral")
+REMAPPED = (
+    *("qwen3_moe", "qwen3_next", "glm4_moe", "olmoe", "mixtral"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+)
 """Families for which peft 0.21 mistakes a linear layer among `target_modules` for experts or the router, if
 its name is one that these had before transformers 5."""
 OLD_NAMES = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")

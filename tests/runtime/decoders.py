@@ -52,6 +52,25 @@ NETS = {
 }
 MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 36}
 """A number of experts that no mesh axis divides; a token uses some of them."""
+LATENT = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 6,
+    "head_dim": 6,
+    "kv_lora_rank": 18,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+    # Not the 1e-6 of the norms of compressed queries, keys and values.
+    "rms_norm_eps": 1e-2,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 28,
+    "n_routed_experts": 12,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 2.5,
+}
+"""Heads whose queries and keys are wider than their values, and of which 6 features rotate, as transformers' head_dim
+says."""
 LLAMA4 = {
     "num_hidden_layers": 4,
     "attention_chunk_size": 5,
@@ -173,6 +192,35 @@ CASES: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "routed_scaling_factor": 2.5,
     },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        **LATENT,
+        "q_lora_rank": 22,
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+    },
+    "deepseek_v3-half": {
+        "model_type": "deepseek_v3",
+        **LATENT,
+        "q_lora_rank": None,
+        "n_group": 1,
+        "topk_group": 1,
+        "rope_interleave": False,
+        "first_k_dense_replace": 0,
+        "num_hidden_layers": 2,
+    },
+    "deepseek_v2": {
+        "model_type": "deepseek_v2",
+        **LATENT,
+        "q_lora_rank": None,
+    },
+    "glm4_moe_lite": {
+        "model_type": "glm4_moe_lite",
+        **LATENT,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 22,
+    },
     "gpt_oss": {
         "model_type": "gpt_oss",
         "intermediate_size": 36,
@@ -246,7 +294,7 @@ SHORT = {"qwen2", "phi3-longrope", "granite", "olmoe", "granitemoe", "cohere2", 
 
 
 ALWAYS = ("phi3",)
-E2E = ("qwen3_moe", "olmo2", "starcoder2", "cohere2", "qwen3_next", "glm4_moe", "llama4")
+E2E = ("qwen3_moe", "olmo2", "starcoder2", "cohere2", "qwen3_next", "glm4_moe", "llama4", "deepseek_v3")
 
 
 def marked(case: str) -> Any:
