@@ -47,9 +47,13 @@ SERVED = {"jax": "natively", "torch": "through torch", "transformers": "through 
 
 PLANNED = {
     "cohere2": ("CohereLabs/c4ai-command-r7b-12-2024", "v5e-8"),
+    "deepseek_v2": ("deepseek-ai/DeepSeek-V2-Lite", "v6e-8"),
+    "deepseek_v3": ("moonshotai/Moonlight-16B-A3B", "v6e-8"),
     "gemma1": ("google/gemma-7b", "v5e-8"),
     "glm4": ("zai-org/GLM-4-9B-0414", "v5e-8"),
     "glm4_moe": ("zai-org/GLM-4.5-Air", "tpu7x-8"),
+    "glm4_moe_lite": ("zai-org/GLM-4.7-Flash", "v5p-8"),
+    "glm_moe_dsa": ("zai-org/GLM-5", "tpu7x-64"),
     "granite": ("ibm-granite/granite-3.3-8b-base", "v5e-8"),
     "granitemoe": ("ibm-granite/granite-3.1-3b-a800m-base", "v5e-8"),
     "llama": ("meta-llama/Llama-2-7b-hf", "v5e-8"),

@@ -159,7 +159,7 @@ class Attention(nnx.Module):
         return constrain(self.o_proj(out), STREAM)
 
     def inputs(self, x: jax.Array, turn: Turn | None) -> tuple[Any, ...]:
-        """Return rotated queries [B, T, N, H], keys and values [B, T, K, H], and the output's gate or None."""
+        """Return rotated queries [B, T, N, H], keys and values [B, T, K, H], and a gate or None."""
         a = self.config.architecture
         q, k, v = (constrain(one, HEADS) for one in self.projected(x))
         q, gate = jnp.split(q, 2, axis=-1) if a.output_gate else (q, None)

@@ -109,6 +109,8 @@ PUBLISHED = {
     "allenai/Olmo-3-1025-7B": 7_298_011_136,
     "HuggingFaceTB/SmolLM3-3B": 3_075_098_624,
     "zai-org/GLM-4-9B-0414": 9_400_279_040,
+    "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
+    "deepseek-ai/DeepSeek-V2.5": 235_741_434_880,
     "bigcode/starcoder2-7b": 7_173_923_840,
     "CohereLabs/c4ai-command-a-03-2025": 111_057_580_032,
 }

@@ -211,6 +211,18 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             **{"mscale_all_dim": 1.0, "original_max_position_embeddings": 4096},
         },
     },
+    "GLM 5.2": {
+        **{"model_type": "glm_moe_dsa", "vocab_size": 154_880, "hidden_size": 6144, "head_dim": 192},
+        **{"intermediate_size": 12_288, "moe_intermediate_size": 2048, "num_hidden_layers": 78},
+        **{"num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 2048, "kv_lora_rank": 512},
+        **{"qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "num_nextn_predict_layers": 1},
+        **{"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "norm_topk_prob": True},
+        **{"n_group": 1, "topk_group": 1, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5},
+        **{"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32, "index_topk_freq": 4},
+        **{"indexer_types": ["full"] * 2 + ["full", "shared", "shared", "shared"] * 19},
+        **{"mlp_layer_types": ["dense"] * 3 + ["sparse"] * 75, "max_position_embeddings": 1_048_576},
+        "rope_parameters": {"rope_theta": 8_000_000, "rope_type": "default"},
+    },
     "Llama 4 Scout": {
         **{"model_type": "llama4", "image_token_index": 200_092, "vision_config": {"image_size": 336}},
         "text_config": {

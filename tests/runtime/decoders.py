@@ -69,8 +69,8 @@ LATENT = {
     "num_experts_per_tok": 3,
     "routed_scaling_factor": 2.5,
 }
-"""Heads whose queries and keys are wider than their values, and of which 6 features rotate, as transformers' head_dim
-says."""
+"""Heads whose queries and keys are wider than their values. Their 6 features that rotate are also
+transformers' head_dim."""
 LLAMA4 = {
     "num_hidden_layers": 4,
     "attention_chunk_size": 5,
@@ -218,8 +218,15 @@ CASES: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": {
         "model_type": "glm4_moe_lite",
         **LATENT,
-        "first_k_dense_replace": 1,
         "q_lora_rank": 22,
+    },
+    "glm_moe_dsa": {
+        "model_type": "glm_moe_dsa",
+        **LATENT,
+        "q_lora_rank": 22,
+        # Tokens of the longest row that is compared: in longer ones, tokens would not see all earlier ones.
+        **{"index_topk": 37, "index_head_dim": 8, "index_n_heads": 3},
+        "indexer_types": ["full", "shared", "full"],
     },
     "gpt_oss": {
         "model_type": "gpt_oss",

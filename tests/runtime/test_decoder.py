@@ -110,7 +110,7 @@ def test_olmo3_scales_the_frequencies_of_full_layers_alone(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("highest")
 def test_deepseek_v2_is_computed_as_it_was_published(tmp_path: Path) -> None:
-    """Against transformers 5.12 with yarn's factor of the scores, and with what its choice within groups needs."""
+    """Against transformers 5.12 with yarn's factor of the scores, and what its choice in groups needs."""
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_get_mscale
 
     groups = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
@@ -123,7 +123,7 @@ def test_deepseek_v2_is_computed_as_it_was_published(tmp_path: Path) -> None:
         layer.self_attn.scaling *= yarn_get_mscale(yarn["factor"], yarn["mscale_all_dim"]) ** 2
     difference, size = logits_apart(model, built, mesh)
     print(
-        f"\ndeepseek_v2: logits differ by {difference:.1e} of {size:.1f}; by {left_out:.1e} where it is left out"
+        f"\ndeepseek_v2: logits differ by {difference:.1e} of {size:.1f}; by {left_out:.1e} without it"
     )
     assert difference <= LIMIT * size
     assert left_out > 0.1
@@ -226,7 +226,9 @@ def test_deepseek_v2_is_computed_as_it_was_published(tmp_path: Path) -> None:
         ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
         ("glm4_moe_lite", {"num_hidden_layers": 1, "mlp_layer_types": [[]]}, "mlp_layer_types"),
         ("glm4_moe_lite", {"first_k_dense_replace": 3}, "first_k_dense_replace"),
-        ("glm4_moe_lite", {"first_k_dense_replace": "1"}, "first_k_dense_replace"),
+        ("glm_moe_dsa", {"q_lora_rank": None}, "q_lora_rank"),
+        ("glm_moe_dsa", {"index_topk": 0}, "index_topk"),
+        ("glm_moe_dsa", {"mlp_layer_types": "sparse"}, "mlp_layer_types"),
         ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok"),
         ("qwen3_moe", {"mlp_only_layers": [24]}, "mlp_only_layers"),
         ("qwen3_next", {"linear_num_key_heads": 5}, "linear_num_key_heads"),

@@ -1,7 +1,7 @@
 """DeepSeek V2 and V2.5: experts are chosen by a softmax, in V2 and V2.5 from the groups with the best expert.
 
 yarn's `mscale_all_dim` scales the scores, as in the code that was published with the checkpoints and in vLLM.
-transformers 5.12 leaves this out, and cannot choose within groups: it reads a `num_experts` that its block lacks.
+transformers 5.12 leaves this out, and cannot choose within groups: it reads a `num_experts` that is missing.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class DeepseekV2(LatentFamily):
         "moe_intermediate_size": 1407,
         "n_routed_experts": 64,
         "n_shared_experts": 2,
+        "num_experts_per_tok": 6,  # as published; transformers has no default
         "topk_method": GREEDY,
     }
 

@@ -237,6 +237,8 @@ class DecoderArchitecture(Architecture):
         attention_scale: factor of the scores.
         embedding_scale, residual_scale, logit_scale: factors of embeddings, of each block's output and of the
             logits.
+        longest: the most tokens of a sample whose tokens all see all earlier ones, as computed here; None for no
+            limit.
         query_growth: how queries grow with their position; None if they do not.
         dropout: dropout and noise that config.json asks for within the model during training, by key; they
             are not applied.
@@ -267,6 +269,7 @@ class DecoderArchitecture(Architecture):
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    longest: int | None = None
     query_growth: Growth | None = None
     dropout: tuple[tuple[str, float], ...] = ()
 

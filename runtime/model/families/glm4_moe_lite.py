@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import UnsupportedCheckpoint, integer
+from .base import built_in
 from .latent import LatentFamily, listed_blocks
 
 FIRST = "first_k_dense_replace"
@@ -38,16 +38,13 @@ class Glm4MoeLite(LatentFamily):
         "topk_group": 1,
         "routed_scaling_factor": 1.8,
         "norm_topk_prob": True,
+        FIRST: 1,
     }
 
     def routed(self, config: Mapping[str, Any]) -> tuple[bool, ...]:
-        routed = listed_blocks(config, [i > 0 for i in range(integer(config, "num_hidden_layers"))])
-        given = config.get(FIRST)  # vLLM reads it, transformers does not
-        if given is not None and routed != super().routed(config):
-            raise UnsupportedCheckpoint(
-                f"config.json: {FIRST} is {given}, and other layers are dense in transformers", FIRST
-            )
-        return routed
+        if config.get("mlp_layer_types") is None:
+            built_in(config, FIRST, 1, self.title)  # vLLM reads it, transformers does not
+        return listed_blocks(config, super().routed(config))
 
 
 FAMILY = Glm4MoeLite()

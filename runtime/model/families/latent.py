@@ -1,5 +1,5 @@
-"""The common parts of DeepSeek's families and those built like them: latent attention, dense layers first, then
-experts plus one that all tokens go through."""
+"""The common parts of DeepSeek's families and those built like them: latent attention, and experts plus one that
+all tokens go through, after dense layers."""
 
 from __future__ import annotations
 
