@@ -1390,8 +1390,8 @@ MODEL: dict[str, Code] = {
     ),
     "E0819": Code(
         "samples too long for sparse attention",
-        "In this model, an indexer chooses the tokens that a token sees, as many as config.json's index_topk. "
-        "train.py computes dense attention, which is the same only in samples of at most so many tokens.",
+        "A token of this model sees the tokens that an indexer chooses, as many as config.json's index_topk. "
+        "train.py computes dense attention, which is the same only in samples of at most that many tokens.",
         "Use a data.max_length of at most that many tokens.",
     ),
     "E0818": Code(

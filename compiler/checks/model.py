@@ -114,8 +114,8 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
     if model is not None and longest is not None and length > longest:
         yield Diagnostic(
             "E0819",
-            f"the sparse attention of {model.title} is computed as dense attention, which it equals in samples of "
-            f"at most {longest:,} tokens, and max_length is {length:,}",
+            f"the sparse attention of {model.title} is computed as dense attention, which is the same in "
+            f"samples of at most {longest:,} tokens, and max_length is {length:,}",
             "data.max_length",
             f"max_length: {longest}",
         )

@@ -122,9 +122,7 @@ def test_deepseek_v2_is_computed_as_it_was_published(tmp_path: Path) -> None:
     for layer in model.model.layers:
         layer.self_attn.scaling *= yarn_get_mscale(yarn["factor"], yarn["mscale_all_dim"]) ** 2
     difference, size = logits_apart(model, built, mesh)
-    print(
-        f"\ndeepseek_v2: logits differ by {difference:.1e} of {size:.1f}; by {left_out:.1e} without it"
-    )
+    print(f"\ndeepseek_v2: logits differ by {difference:.1e} of {size:.1f}; by {left_out:.1e} without it")
     assert difference <= LIMIT * size
     assert left_out > 0.1
 

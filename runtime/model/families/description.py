@@ -237,8 +237,8 @@ class DecoderArchitecture(Architecture):
         attention_scale: factor of the scores.
         embedding_scale, residual_scale, logit_scale: factors of embeddings, of each block's output and of the
             logits.
-        longest: the most tokens of a sample whose tokens all see all earlier ones, as computed here; None for no
-            limit.
+        longest: the most tokens of a sample whose tokens see all earlier ones, as computed here; None for
+            any number.
         query_growth: how queries grow with their position; None if they do not.
         dropout: dropout and noise that config.json asks for within the model during training, by key; they
             are not applied.

@@ -1,8 +1,8 @@
 """GLM 5: DeepSeek V3's layers, whose tokens each see the `index_topk` tokens that an indexer chooses.
 
-In a sample of at most so many tokens, a token sees all earlier ones, whatever the indexer says. Longer samples are
-refused, and the indexer's tensors are not changed. Checkpoints also hold an additional layer, which predicts one
-more token; it is not changed either.
+In a sample of at most that many tokens, a token sees all earlier ones, whatever the indexer says.
+`recipe check` refuses longer samples. The indexer's tensors are not changed, and neither is the additional
+layer of a checkpoint, which predicts one more token.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class GlmMoeDsa(LatentFamily):
             "k_norm.bias": (width,),
             "weights_proj.weight": (heads, hidden),
         }
-        layers = range(integer(config, "num_hidden_layers"))
-        return {f"layers.{i}.self_attn.indexer.{name}": shape for i in layers for name, shape in shapes.items()}
+        layers = (f"layers.{i}.self_attn.indexer" for i in range(integer(config, "num_hidden_layers")))
+        return {f"{layer}.{name}": shape for layer in layers for name, shape in shapes.items()}
 
 
 FAMILY = GlmMoeDsa()

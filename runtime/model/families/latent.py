@@ -1,5 +1,5 @@
-"""The common parts of DeepSeek's families and those built like them: latent attention, and experts plus one that
-all tokens go through, after dense layers."""
+"""The common parts of DeepSeek's families and those built like them: latent attention, and after dense layers
+experts, plus one that all tokens go through."""
 
 from __future__ import annotations
 
