@@ -59,6 +59,7 @@ PLANNED = {
     "llama": ("meta-llama/Llama-2-7b-hf", "v5e-8"),
     "ministral3": ("mistralai/Ministral-3-8B-Base-2512", "v5e-8"),
     "mistral": ("mistralai/Mistral-7B-v0.1", "v5e-8"),
+    "mistral4": ("axolotl-ai-co/Mistral-Small-4-119B-2603-BF16", "tpu7x-16"),
     "mixtral": ("mistralai/Mixtral-8x7B-v0.1", "v6e-8"),
     "olmo2": ("allenai/OLMo-2-1124-7B", "v5e-8"),
     "olmo3": ("allenai/Olmo-3-1025-7B", "v5e-8"),

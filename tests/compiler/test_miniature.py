@@ -223,6 +223,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **{"mlp_layer_types": ["dense"] * 3 + ["sparse"] * 75, "max_position_embeddings": 1_048_576},
         "rope_parameters": {"rope_theta": 8_000_000, "rope_type": "default"},
     },
+    "Mistral Small 4": {
+        **{"model_type": "mistral3", "image_token_index": 10, "vision_config": {"model_type": "pixtral"}},
+        "text_config": {
+            **{"model_type": "mistral4", "vocab_size": 131_072, "hidden_size": 4096},
+            **{"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}, "num_hidden_layers": 36},
+            **{"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64},
+            **{"v_head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 32},
+            **{"n_routed_experts": 128, "num_experts_per_tok": 4, "moe_intermediate_size": 2048},
+        },
+    },
     "Llama 4 Scout": {
         **{"model_type": "llama4", "image_token_index": 200_092, "vision_config": {"image_size": 336}},
         "text_config": {

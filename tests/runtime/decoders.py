@@ -246,6 +246,16 @@ CASES: dict[str, dict[str, Any]] = {
         "model_type": "ministral3",
         "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5},
     },
+    "mistral4-mistral3": {
+        "wrapper": "mistral3",
+        "model_type": "mistral4",
+        **LATENT,
+        "head_dim": 16,
+        "q_lora_rank": 22,
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 0.5},
+    },
     "llama-llava": {"wrapper": "llava", "model_type": "llama"},
     "llama4-multimodal": {
         "wrapper": "llama4",

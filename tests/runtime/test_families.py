@@ -128,8 +128,12 @@ def test_every_dense_tensor_is_used_once(name: str) -> None:
     config = with_layers(DENSE_BASES[name], range(2))
     family = family_of(config)
     loaded = transformers.AutoConfig.for_model(**config)
+    auto = transformers.AutoModelForCausalLM.from_config
+    build = (
+        transformers.Mistral4ForCausalLM if family.name == "mistral4" else auto
+    )  # its table lacks this one
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(loaded)
+        model = build(loaded)
     saved = {tensor_name: tuple(tensor.shape) for tensor_name, tensor in model.state_dict().items()}
     if loaded.tie_word_embeddings:
         saved.pop("lm_head.weight")

@@ -88,7 +88,11 @@ class LatentFamily(DecoderFamily):
     def miniature(self, config: Mapping[str, Any], small: Mapping[str, Any]) -> Mapping[str, Any]:
         text, hidden, heads = text_config(config), small["hidden_size"], small["num_attention_heads"]
         width = small.get("head_dim") or hidden // heads
-        out = dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), width)
+        plain, turned = (
+            text.get(key, self.defaults[key]) for key in ("qk_nope_head_dim", "qk_rope_head_dim")
+        )
+        out = dict.fromkeys(("qk_rope_head_dim", "v_head_dim"), width)
+        out["qk_nope_head_dim"] = width * max(1, plain // turned)
         out |= {"kv_lora_rank": hidden, "num_key_value_heads": heads}
         if text.get("q_lora_rank", self.defaults["q_lora_rank"]):
             out["q_lora_rank"] = hidden
