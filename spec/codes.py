@@ -1388,6 +1388,12 @@ MODEL: dict[str, Code] = {
         "The compiler cannot read the config.json of a gs:// model.",
         "Use the Hugging Face id or a directory as model.id, and pass the address to train.py with --model.",
     ),
+    "E0819": Code(
+        "samples too long for sparse attention",
+        "A token of this model sees the tokens that an indexer chooses, as many as config.json's index_topk. "
+        "train.py computes dense attention, which is the same only in samples of at most that many tokens.",
+        "Use a data.max_length of at most that many tokens.",
+    ),
     "E0818": Code(
         "tensors are not known",
         "The headers of a folder's safetensors files cannot be read. Or these files are missing next to a "

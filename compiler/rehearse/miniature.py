@@ -81,6 +81,8 @@ def _tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]
     for parameter in family.parameters(family.architecture(config)):
         for source in parameter.sources:
             yield source.full_name(prefix), source.shape
+    for name, shape in family.kept(text_config(config)).items():
+        yield prefix + name, shape
     if multimodal:
         tower = TOWERS[family.name].tensors
         yield from tower(config["vision_config"], config["text_config"]["hidden_size"])

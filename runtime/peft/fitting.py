@@ -23,6 +23,7 @@ BUILD = "build the recipe with {}"
 """The help if a recipe has other values."""
 REMAPPED = (
     *("qwen3_moe", "qwen3_next", "glm4_moe", "olmoe", "mixtral"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "glm_moe_dsa"),
     *("afmoe", "ernie4_5_moe", "minimax_m2"),
 )
 """Families for which peft 0.21 mistakes a linear layer among `target_modules` for experts or the router, if

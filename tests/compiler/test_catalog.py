@@ -116,6 +116,8 @@ PUBLISHED = {
     "zai-org/glm-4-9b-chat-hf": 9_399_951_360,
     "baidu/ERNIE-4.5-0.3B-PT": 360_748_032,
     "allenai/OLMo-1B-hf": 1_176_764_416,
+    "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
+    "deepseek-ai/DeepSeek-V2.5": 235_741_434_880,
     "bigcode/starcoder2-7b": 7_173_923_840,
     "CohereLabs/c4ai-command-a-03-2025": 111_057_580_032,
     "EleutherAI/pythia-70m": 70_426_624,

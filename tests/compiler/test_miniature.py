@@ -42,6 +42,7 @@ NET = {
     **{"hidden_size": 2048, "head_dim": 256, "num_attention_heads": 16, "num_key_value_heads": 2},
     "max_position_embeddings": 262_144,
 }
+GROUPS = {"n_group": 8, "topk_group": 4, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 SHARED = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -198,6 +199,41 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **{"topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True, "use_qk_norm": False},
         **{"routed_scaling_factor": 1.0, "attention_bias": True, "num_nextn_predict_layers": 1},
         **{"eos_token_id": [151_329, 151_336, 151_338], "pad_token_id": 151_329},
+    },
+    "DeepSeek V3": {
+        **{"model_type": "deepseek_v3", "vocab_size": 129_280, "hidden_size": 7168, **GROUPS},
+        **{"intermediate_size": 18_432, "moe_intermediate_size": 2048, "num_hidden_layers": 61},
+        **{"num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512},
+        **{"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "num_nextn_predict_layers": 1},
+        **{"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "norm_topk_prob": True},
+        **{"first_k_dense_replace": 3, "moe_layer_freq": 1, "routed_scaling_factor": 2.5},
+        **{"max_position_embeddings": 163_840, "rope_theta": 10_000, "rms_norm_eps": 1e-6},
+        "rope_scaling": {
+            **{"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0},
+            **{"mscale_all_dim": 1.0, "original_max_position_embeddings": 4096},
+        },
+    },
+    "GLM 5.2": {
+        **{"model_type": "glm_moe_dsa", "vocab_size": 154_880, "hidden_size": 6144, "head_dim": 192},
+        **{"intermediate_size": 12_288, "moe_intermediate_size": 2048, "num_hidden_layers": 78},
+        **{"num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 2048, "kv_lora_rank": 512},
+        **{"qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "num_nextn_predict_layers": 1},
+        **{"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "norm_topk_prob": True},
+        **{"n_group": 1, "topk_group": 1, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5},
+        **{"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32, "index_topk_freq": 4},
+        **{"indexer_types": ["full"] * 2 + ["full", "shared", "shared", "shared"] * 19},
+        **{"mlp_layer_types": ["dense"] * 3 + ["sparse"] * 75, "max_position_embeddings": 1_048_576},
+        "rope_parameters": {"rope_theta": 8_000_000, "rope_type": "default"},
+    },
+    "Mistral Small 4": {
+        **{"model_type": "mistral3", "image_token_index": 10, "vision_config": {"model_type": "pixtral"}},
+        "text_config": {
+            **{"model_type": "mistral4", "vocab_size": 131_072, "hidden_size": 4096},
+            **{"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}, "num_hidden_layers": 36},
+            **{"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64},
+            **{"v_head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 32},
+            **{"n_routed_experts": 128, "num_experts_per_tok": 4, "moe_intermediate_size": 2048},
+        },
     },
     "Llama 4 Scout": {
         **{"model_type": "llama4", "image_token_index": 200_092, "vision_config": {"image_size": 336}},

@@ -53,6 +53,25 @@ NETS = {
 }
 MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 36}
 """A number of experts that no mesh axis divides; a token uses some of them."""
+LATENT = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 6,
+    "head_dim": 6,
+    "kv_lora_rank": 18,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+    # Not the 1e-6 of the norms of compressed queries, keys and values.
+    "rms_norm_eps": 1e-2,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 28,
+    "n_routed_experts": 12,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 2.5,
+}
+"""Heads whose queries and keys are wider than their values. Their 6 features that rotate are also
+transformers' head_dim."""
 LLAMA4 = {
     "num_hidden_layers": 4,
     "attention_chunk_size": 5,
@@ -174,6 +193,42 @@ CASES: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "routed_scaling_factor": 2.5,
     },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        **LATENT,
+        "q_lora_rank": 22,
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+    },
+    "deepseek_v3-half": {
+        "model_type": "deepseek_v3",
+        **LATENT,
+        "q_lora_rank": None,
+        "n_group": 1,
+        "topk_group": 1,
+        "rope_interleave": False,
+        "first_k_dense_replace": 0,
+        "num_hidden_layers": 2,
+    },
+    "deepseek_v2": {
+        "model_type": "deepseek_v2",
+        **LATENT,
+        "q_lora_rank": None,
+    },
+    "glm4_moe_lite": {
+        "model_type": "glm4_moe_lite",
+        **LATENT,
+        "q_lora_rank": 22,
+    },
+    "glm_moe_dsa": {
+        "model_type": "glm_moe_dsa",
+        **LATENT,
+        "q_lora_rank": 22,
+        # Tokens of the longest row that is compared: in longer ones, tokens would not see all earlier ones.
+        **{"index_topk": 37, "index_head_dim": 8, "index_n_heads": 3},
+        "indexer_types": ["full", "shared", "full"],
+    },
     "gpt_oss": {
         "model_type": "gpt_oss",
         "intermediate_size": 36,
@@ -273,6 +328,16 @@ CASES: dict[str, dict[str, Any]] = {
         "model_type": "ministral3",
         "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5},
     },
+    "mistral4-mistral3": {
+        "wrapper": "mistral3",
+        "model_type": "mistral4",
+        **LATENT,
+        "head_dim": 16,
+        "q_lora_rank": 22,
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 0.5},
+    },
     "llama-llava": {"wrapper": "llava", "model_type": "llama"},
     "llama4-multimodal": {
         "wrapper": "llama4",
@@ -332,7 +397,10 @@ SHORT = {
 
 
 ALWAYS = ("phi3",)
-E2E = ("afmoe", "apertus", "qwen3_moe", "olmo2", "starcoder2", "cohere2", "qwen3_next", "glm4_moe", "llama4")
+E2E = (
+    *("afmoe", "apertus", "qwen3_moe", "olmo2", "starcoder2", "cohere2", "qwen3_next", "glm4_moe", "llama4"),
+    "deepseek_v3",
+)
 
 
 def marked(case: str) -> Any:

@@ -328,6 +328,10 @@ class Family(ABC):
         """
         return {}
 
+    def kept(self, config: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of a miniature's tensors that no array is made from, by name without prefix."""
+        return {}
+
     def further_layers(self, config: Mapping[str, Any]) -> int:
         """Return how many layers a checkpoint may hold after the model's own, to predict further tokens. They
         are neither trained nor changed."""

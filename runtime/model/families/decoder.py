@@ -42,6 +42,7 @@ from .description import (
     Experts,
     ExpertTensors,
     Growth,
+    Latent,
     Norm,
     Places,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "ExpertTensors",
     "Experts",
     "Growth",
+    "Latent",
     "Names",
     "Norm",
     "Places",
@@ -241,6 +243,8 @@ class DecoderFamily(Family):
         """Return the arrays of a layer's attention."""
         if a.layer_types[i] == LINEAR:
             return _delta(a, i)
+        if a.latent is not None:
+            return _latent(a, i)
         names = self.names
         path, name = f"layers.{i}.attn", f"{names.layers}.{i}.{names.attention}"
         d, n, k, h = a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim
@@ -276,12 +280,15 @@ class DecoderFamily(Family):
     def lora_targets(self, architecture: Architecture) -> list[LoraTarget]:
         a = described(architecture)
         names = self.names
+        delta, latent = a.delta_projections, a.latent_projections
         fused = "qkv" in a.fused or "groups" in a.fused
         qkv = {"qkv_proj": names.qkv} if fused else {f"{one}_proj": f"{one}_proj" for one in "qkv"}
+        if latent:
+            qkv = {name: name for name in latent}
         if a.gate_apart:
             qkv["gate_proj"] = "gate_proj"
-        delta = a.delta_projections
         flat = [name for name, features in delta.items() if len(features) == 1]
+        flat += [name for name, shape in latent.items() if len(shape) == 2]
         nets = {name: name for name in (*delta, "out_proj")}
         out = []
         for i in range(a.num_layers):
@@ -492,6 +499,23 @@ def _delta(a: DecoderArchitecture, i: int) -> list[Parameter]:
         _vector(f"{path}.norm.w", f"{name}.norm.weight", h),
         Parameter(f"{path}.out_proj.w", (n, h, d), ("tp", None, "fsdp"), (out_proj,)),
     ]
+
+
+def _latent(a: DecoderArchitecture, i: int) -> list[Parameter]:
+    """Return the arrays of a layer's latent attention. Compressed features are whole on each device of tp."""
+    path, name = f"layers.{i}.attn", f"layers.{i}.self_attn"
+    out = []
+    for projection, shape in a.latent_projections.items():
+        if len(shape) == 3:
+            out.append(_projection(f"{path}.{projection}", f"{name}.{projection}", *shape))
+            continue
+        source = linear(f"{name}.{projection}.weight", *shape)
+        out.append(Parameter(f"{path}.{projection}.kernel", shape, ("fsdp", None), (source,)))
+    for norm, features in a.latent_norms.items():
+        out.append(_vector(f"{path}.{norm}.w", f"{name}.{norm}.weight", features))
+    heads = a.num_heads, a.value_dim, a.hidden_size
+    source = output_projection(f"{name}.o_proj.weight", *heads)
+    return [*out, Parameter(f"{path}.o_proj.w", heads, ("tp", None, "fsdp"), (source,))]
 
 
 def _vector(path: str, name: str, size: int) -> Parameter:

@@ -89,6 +89,29 @@ class Delta:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """The sizes of multi-head latent attention (https://arxiv.org/abs/2405.04434, section 2.1).
+
+    A head's queries and keys are `plain` features followed by `turned` ones, which rotate. The turned
+    features of a key are the same in all heads.
+
+    Attributes:
+        keys: features that a token's keys and values are compressed to.
+        queries: features that its queries are compressed to; 0 if they are not compressed.
+        plain, turned: features of a head's queries and keys that do not rotate, and that do.
+        values: features of a head's values.
+        eps: of the norms of compressed queries, keys and values.
+    """
+
+    keys: int
+    queries: int
+    plain: int
+    turned: int
+    values: int
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True)
 class Growth:
     """Queries at position p are multiplied by 1 + beta * log(1 + floor((p + shift) / length)).
 
@@ -156,8 +179,10 @@ class Experts:
             the chosen ones, or "sigmoid".
         normalized: whether the chosen experts' scores are divided by their sum.
         scale: factor of the scores after that.
-        groups, chosen_groups: experts are chosen from the groups whose two best scores have the largest
-            sums; 1 and 1 for one group.
+        groups, chosen_groups: experts are chosen from the groups whose best scores have the largest sums; 1
+            and 1 for one group.
+        summed: how many of a group's best scores are summed.
+        balanced: whether transformers has a load-balancing loss for them; for sigmoids it has none.
         correction: whether a bias is added to the scores only for the choice.
         wide: whether the router computes in float32.
         on_inputs: whether an expert's input is multiplied by the score, rather than its output.
@@ -176,6 +201,8 @@ class Experts:
     scale: float = 1.0
     groups: int = 1
     chosen_groups: int = 1
+    summed: int = 2
+    balanced: bool = True
     correction: bool = False
     wide: bool = False
     on_inputs: bool = False
@@ -201,6 +228,7 @@ class DecoderArchitecture(Architecture):
         chunk: tokens of a chunk, counted from a sample's first; a token of a CHUNKED layer sees only its own
             chunk.
         delta: of LINEAR layers.
+        latent: of the other layers' attention; None for keys and values of their own in each head.
         output_gate: whether the query projection also makes a gate, by whose sigmoid attention's output is
             multiplied; within a head, the gate's features come after the query's.
         gate_apart: whether that gate has a projection of its own instead, `gate_proj`.
@@ -223,6 +251,8 @@ class DecoderArchitecture(Architecture):
         attention_scale: factor of the scores.
         embedding_scale, residual_scale, logit_scale: factors of embeddings, of each block's output and of the
             logits.
+        longest: the most tokens of a sample whose tokens see all earlier ones, as computed here; None for
+            any number.
         query_growth: how queries grow with their position; None if they do not.
         dropout: dropout and noise that config.json asks for within the model during training, by key; they
             are not applied.
@@ -239,6 +269,7 @@ class DecoderArchitecture(Architecture):
     sliding_window: int | None = None
     chunk: int | None = None
     delta: Delta | None = None
+    latent: Latent | None = None
     output_gate: bool = False
     gate_apart: bool = False
     clip: float | None = None
@@ -255,6 +286,7 @@ class DecoderArchitecture(Architecture):
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    longest: int | None = None
     query_growth: Growth | None = None
     dropout: tuple[tuple[str, float], ...] = ()
 
@@ -289,6 +321,37 @@ class DecoderArchitecture(Architecture):
         """Return the features that the query projection makes for a head, those of a gate included."""
         return 2 * self.head_dim if self.output_gate and not self.gate_apart else self.head_dim
 
+    @property
+    def latent_projections(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of latent attention's projections of queries, keys and values, by name: [in, out]
+        for those that compress, else [in, heads, features]."""
+        latent = self.latent
+        if latent is None:
+            return {}
+        d, n, h = self.hidden_size, self.num_heads, self.head_dim
+        queries = {"q_a_proj": (d, latent.queries), "q_b_proj": (latent.queries, n, h)}
+        return {
+            **(queries if latent.queries else {"q_proj": (d, n, h)}),
+            "kv_a_proj_with_mqa": (d, latent.keys + latent.turned),
+            "kv_b_proj": (latent.keys, n, latent.plain + latent.values),
+        }
+
+    @property
+    def latent_norms(self) -> dict[str, int]:
+        """Return the features of the norms of compressed queries, keys and values, by name."""
+        shapes = self.latent_projections.items()
+        return {name.replace("b_proj", "a_layernorm"): shape[0] for name, shape in shapes if "_b_" in name}
+
+    @property
+    def value_dim(self) -> int:
+        """Return the features of a head's values."""
+        return self.head_dim if self.latent is None else self.latent.values
+
+    @property
+    def turned_dim(self) -> int:
+        """Return the features of a head from which a rotation takes its share."""
+        return self.head_dim if self.latent is None else self.latent.turned
+
     def window(self, layer: int) -> int | None:
         return self.chunk if self.layer_types[layer] == CHUNKED else super().window(layer)
 
@@ -312,10 +375,15 @@ class DecoderArchitecture(Architecture):
 
     @property
     def balanced(self) -> bool:
-        """Return whether experts are chosen by a softmax alone. For sigmoids transformers has no such loss,
-        and for corrected choices it computes the loss from others."""
+        """Return whether transformers has a load-balancing loss for these experts: it has none for sigmoids,
+        and computes it from other choices than corrected ones."""
         experts = self.experts
-        return experts is not None and experts.scores != "sigmoid" and not experts.correction
+        return (
+            experts is not None
+            and experts.balanced
+            and experts.scores != "sigmoid"
+            and not experts.correction
+        )
 
     @property
     def mlp(self) -> tuple[str, str]:
