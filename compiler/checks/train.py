@@ -115,6 +115,7 @@ HYPERPARAMETERS = {
     "adamw": {"b1", "b2", "eps"},
     "lion": {"b1", "b2"},
     "adafactor": set(),
+    "rmsprop": {"b2", "eps", "momentum"},
     "sgd": {"momentum"},
 }
 """Which of the fields b1, b2, eps and momentum each optimizer has."""

@@ -184,14 +184,16 @@ def _optimizer(program: Program) -> Call:
     if settings.name == "adamw":
         arguments |= {"betas": Name("(B1, B2)"), "eps": Name("EPS"), "weight_decay": Name("WEIGHT_DECAY")}
         return Call("torch.optim.AdamW", arguments)
-    if settings.name == "sgd" and settings.momentum:
+    if settings.name == "rmsprop":
+        arguments |= {"alpha": Name("B2"), "eps": Name("EPS")}
+    if settings.name in ("rmsprop", "sgd") and settings.momentum:
         arguments["momentum"] = Name("MOMENTUM")
     if settings.weight_decay:
         arguments["weight_decay"] = Name("WEIGHT_DECAY")
     if settings.name == "adafactor":
         arguments |= {"scale_parameter": False, "relative_step": False}
         return Call("Adafactor", arguments)
-    return Call("torch.optim.SGD", arguments)
+    return Call("torch.optim.RMSprop" if settings.name == "rmsprop" else "torch.optim.SGD", arguments)
 
 
 def _schedule(program: Program) -> list[str]:

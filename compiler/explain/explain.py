@@ -663,6 +663,9 @@ def _rule(o: Optimizer) -> str:
         return f"optax.lion(learning_rate, b1={o.b1:g}, b2={o.b2:g}, {decay})"
     if o.name == "adafactor":
         return f"optax.scale_by_factored_rms(), updates clipped to RMS 1, {decay} (Adafactor)"
+    if o.name == "rmsprop":
+        momentum = f"momentum={o.momentum:g}, " if o.momentum else ""
+        return f"RMSprop(learning_rate, b2={o.b2:g}, eps={o.eps:g}), {momentum}{decay} added to the gradient"
     return f"optax.sgd(learning_rate, momentum={o.momentum:g}), {decay} added to the gradient"
 
 

@@ -41,6 +41,7 @@ VARIANTS = {
         "remat.policy=none",
     ],
     "sgd": ["train.optimizer={name: sgd, learning_rate: 0.1, momentum: 0.9}", "train.schedule.name=constant"],
+    "rmsprop": ["train.optimizer={name: rmsprop, eps: 1.0e-6, momentum: 0.9, weight_decay: 0}"],
     "adafactor": ["train.optimizer={name: adafactor, learning_rate: 0.01, weight_decay: 0}"],
     "constant": ["train.schedule={name: constant, warmup_steps: 3}"],
     "steps": ["train.steps=9", "train.schedule={name: linear, warmup_steps: 2}"],

@@ -441,12 +441,13 @@ def _optimizer(keys: Keys) -> None:
     decay = keys.number("weight_decay")
     note = trainer.DECAYED if decay and keys.ledger.value("lora", "") is None else ""
     keys.say("weight_decay", {"train.optimizer.weight_decay": decay} if decay is not None else {}, note)
-    for key, path, default in (
+    rows = [
         ("max_grad_norm", "max_grad_norm", 1.0),
         ("adam_beta1", "b1", 0.9),
         ("adam_beta2", "b2", 0.99 if found.name == "lion" else 0.999),
         ("adam_epsilon", "eps", 1e-8),
-    ):
+    ]
+    for key, path, default in rows[: 1 if found.name == "rmsprop" else 4]:
         value: float | None = keys.number(key) if keys.given(key) else default
         value = (value or None) if key == "max_grad_norm" else default if value is None else value
         keys.default(key, default, {f"train.optimizer.{path}": value}, "the Trainer's default")
@@ -456,6 +457,10 @@ def _optimizer(keys: Keys) -> None:
     except (ValueError, AttributeError):
         message = "`optim_args` is not of the form NAME=VALUE"
         keys.refuse("optim_args", "E1160", message, "optim_args: beta1=0.9")
+        return
+    if found.name == "rmsprop":
+        keys.passive(("adam_beta1", "adam_beta2", "adam_epsilon"), "rmsprop has none")
+        trainer.say_rmsprop(keys, given)
         return
     sets: dict[str, Any] = {}
     lost = []
