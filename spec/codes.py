@@ -500,8 +500,7 @@ LORA: dict[str, Code] = {
     "E0322": Code(
         "module that train_also cannot train",
         "train_also is for embeddings, the output head and norms. Projections, experts and routers get "
-        "adapters instead. A model that uses its embedding as head has no lm_head. An objective with a "
-        "reference model would need a second copy of the modules.",
+        "adapters instead. A model that uses its embedding as head has no lm_head.",
         "Use a name that the message lists, or remove `train_also`.",
     ),
     "N0323": Code(
@@ -852,9 +851,9 @@ TRAIN: dict[str, Code] = {
         "data-parallel device (fsdp).",
         "Make global_batch_size a multiple of micro_batch_size x fsdp.",
     ),
-    "E0502": Code(
+    "W0502": Code(
         "warm-up as long as the run",
-        "The learning rate never reaches its peak.",
+        "The learning rate rises until the run ends, and never reaches its peak.",
         "Use fewer warmup_steps, or a warmup_ratio.",
     ),
     "W0503": Code(

@@ -238,7 +238,7 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
     shorter = f"warmup_steps: {steps // 20}" if in_steps else "warmup_ratio: 0.05"
     if warmup > 0 and length.bound is not None and warmup_steps(recipe, length.bound) >= length.bound:
         yield Diagnostic(
-            "E0502",
+            "W0502",
             f"the warm-up takes {plural(warmup, 'step')}, and the run has only {most}{source}: the learning "
             "rate never reaches its peak",
             given,

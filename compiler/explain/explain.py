@@ -516,7 +516,9 @@ def _objective(program: Program) -> list[str]:
         return []
     out = [f"learned with {objective.title}{settings_of(train.model_dump())}"]
     if recipe.lora is not None and keeps_copy(train.objective, recipe.lora):
-        out.append("the reference is a copy of the adapter that training starts from")
+        whole = " and of the whole modules" if recipe.lora.train_also else ""
+        what = "adapters" if recipe.lora.start_from is None else "adapter"
+        out.append(f"the reference is a copy of the {what}{whole} that training starts from")
     elif keeps_copy(train.objective, recipe.lora):
         gib = program.trainable_parameters * BYTES[recipe.model.dtype] / 2**30
         out.append(

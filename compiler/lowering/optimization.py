@@ -49,8 +49,7 @@ def schedule(train: Train) -> Call:
     warmup = Name("WARMUP_STEPS" if train.schedule.warmup_ratio is None else "warmup")
     ramp = Call("optax.linear_schedule", {"*0": 0.0, "*1": peak, "*2": warmup})
     # optax refuses a decay of zero steps, which a run that ends within its warm-up would have.
-    may_end_in_warmup = train.steps is None or train.schedule.warmup_ratio is not None
-    end = Name(f"max(steps, {warmup.text} + 1)" if may_end_in_warmup else "steps")
+    end = Name(f"max(steps, {warmup.text} + 1)" if may_end_in_warmup(train) else "steps")
     if train.schedule.name == "constant":
         constant = Call("optax.constant_schedule", {"*0": peak})
         return _joined(ramp, constant, warmup) if _has_warmup(train) else constant
@@ -72,6 +71,12 @@ def schedule(train: Train) -> Call:
             "end_value": final,
         },
     )
+
+
+def may_end_in_warmup(train: Train) -> bool:
+    """Return whether the run may have no step after its warm-up."""
+    unknown = train.steps is None or train.schedule.warmup_ratio is not None
+    return unknown or (train.steps or 0) <= (train.schedule.warmup_steps or 0)
 
 
 def _has_warmup(train: Train) -> bool:

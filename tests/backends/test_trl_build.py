@@ -45,6 +45,7 @@ VARIANTS = {
     "adafactor": ["train.optimizer={name: adafactor, learning_rate: 0.01, weight_decay: 0}"],
     "constant": ["train.schedule={name: constant, warmup_steps: 3}"],
     "steps": ["train.steps=9", "train.schedule={name: linear, warmup_steps: 2}"],
+    "ends in its warm-up": ["train.steps=9", "train.schedule={name: cosine, warmup_steps: 12}"],
     "linear": ["train.schedule={name: linear, final_ratio: 0.2, warmup_ratio: 0.25}"],
     "linear to nothing": ["train.schedule={name: linear}"],
     "cosine": ["train.schedule={name: cosine, final_ratio: 0.1, warmup_steps: 4}"],
