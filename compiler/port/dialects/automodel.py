@@ -127,6 +127,7 @@ def port(ledger: Ledger) -> None:
     _steps(keys.below("step_scheduler", defaults_of(NAME, "step_scheduler")))
     _optimizer(keys)
     _rest(keys, model, lora)
+    training.directory(keys.below("checkpoint"), "checkpoint_dir")
     keys.follow(KEYS)
     for each in (model, keys.below("peft")):
         say_common(each, NAME, training.OFF)

@@ -405,7 +405,7 @@ def _batches(keys: Keys, launch: Launch) -> None:
             keys.same(key, sets, str(made))
         keys.say(key, sets)
     if not keys.ledger.devices and not launch.processes:
-        keys.ledger.defaulted("--devices", 1, rows, sharding.ONE)
+        sharding.assumed(keys.ledger, launch, rows)
     elif keys.ledger.devices:
         keys.ledger.defaulted("--devices", processes, rows, f"given by --devices: {made}")
     if keys.ledger.value("train.objective") is None:

@@ -8,9 +8,10 @@ from difflib import get_close_matches
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.port import mesh
 from recipec.compiler.port.common import say_common, say_start, say_tokens
 from recipec.compiler.port.keys import OFF, Keys, defaults_of, keys_of, table, tools, words
-from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.ledger import Ledger, Verdict
 from recipec.compiler.port.meaning import (
     adapters,
     conversion,
@@ -70,9 +71,12 @@ def port(ledger: Ledger) -> None:
     experts.say_coefficient(keys, "moe_aux_loss_coef", model, BALANCED)
     _data(keys, model, stage)
     trainer.say_run(keys, run, launch, taken, _dtype(keys, run))
+    if stage == "kto" and ledger.value("train.micro_batch_size") == 1:
+        ledger.set("train.micro_batch_size", 2)
+        mesh.amend(ledger, "train.micro_batch_size", Verdict.APPROXIMATED, BY_TWO)
     if ledger.devices is None and launch.processes is None:
         rows = {"train.global_batch_size": ledger.value("train.global_batch_size")}
-        ledger.defaulted("--devices", 1, rows, sharding.ONE)
+        sharding.assumed(ledger, launch, rows)
     keys.same("warmup_ratio")
     if keys.flag("disable_shuffling"):
         keys.say("disable_shuffling", {"data.shuffle_seed": None})
@@ -490,6 +494,7 @@ JUDGED = {"dpo": "preference", "kto": losses.UNPAIRED}
 OTHERS = (
     "a prompt's other answer is that of the row before it in its micro-batch here, and in the data set there"
 )
+BY_TWO = "a micro-batch has two rows here, each with the other's answer: there a row alone has its estimate"
 MEDIA = ("images", "videos", "audios")
 ORDER = "rows whose turns do not alternate are left out there, and kept here where the template takes them"
 TOOLS = (

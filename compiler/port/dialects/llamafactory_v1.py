@@ -115,7 +115,7 @@ def _batch(keys: Keys) -> None:
     """Record the rows of a step, the optimizer, the schedule and the length."""
     dist = keys.below("dist_config")
     shared = max(keys.integer("cp_size") or 1, dist.integer("cp_size") or 1)
-    processes = sharding.devices(keys.ledger, sharding.Launch())
+    processes = sharding.devices(keys.ledger, sharding.Launch(shared=shared))
     micro = keys.integer("micro_batch_size") or 1
     made = training.say_groups(keys, "cp_size", micro, 1, processes, shared)
     rows = keys.integer("global_batch_size") or made.rows
