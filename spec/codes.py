@@ -916,6 +916,22 @@ TRAIN: dict[str, Code] = {
         "logits.",
         "Remove `router_aux_loss_coef`, or build for another backend.",
     ),
+    "E0515": Code(
+        "train.only with adapters",
+        "`train.only` is for full fine-tuning. Adapters have their own keys.",
+        "Use `lora.targets`, `lora.layers` and `lora.train_also`, or remove the `lora` section.",
+    ),
+    "E0516": Code(
+        "name that matches nothing",
+        "An entry of `train.only` is a module's name, the end of one after a dot, or a regular expression "
+        "that matches a whole name.",
+        "Use a name like those in the help.",
+    ),
+    "E0517": Code(
+        "part of an array",
+        "The model keeps several modules in one array, which is trained as a whole.",
+        "Name all modules of the array, or none.",
+    ),
     "E0512": Code(
         "adapter requested for full fine-tuning",
         "Without a lora section there is no adapter to write.",
@@ -1553,6 +1569,11 @@ UNAVAILABLE: dict[str, Code] = {
         "train_also with another backend",
         "With TRL and TorchAX, recipec trains only the adapters.",
         "Write `train_also: []`, or build without that `--backend`.",
+    ),
+    "E0944": Code(
+        "train.only with another backend",
+        "The TorchAX backend trains all weights, or adapters.",
+        "Remove `train.only`, or build without `--backend torchax`.",
     ),
     "E0955": Code(
         "actions at evaluations with TorchAX",

@@ -141,6 +141,12 @@ def _figures(program: Program) -> list[tuple[str, str]]:
             ),
             ("LoRA reaches", str(program.reach)),
         ]
+    elif recipe.train.only:
+        trainable = program.trainable_parameters
+        share = trainable / program.base_parameters
+        figures.append(
+            ("Trainable", f"{trainable:,} parameters ({share:.2%}) of {listing(recipe.train.only)}")
+        )
     else:
         figures.append(("Trainable", "every parameter"))
     if train.objective != "sft":

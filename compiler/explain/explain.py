@@ -501,10 +501,25 @@ def _sources(data: Data) -> list[str]:
 def _train(program: Program) -> list[str]:
     return [
         *_objective(program),
+        *_only(program),
         *_batches(program),
         *_length(program),
         *_evaluations(program),
         *_chain(program),
+    ]
+
+
+def _only(program: Program) -> list[str]:
+    """Describe what train.only leaves to be trained."""
+    if not program.recipe.train.only:
+        return []
+    chosen = [parameter for parameter in program.parameters if parameter.trainable]
+    modules = dict.fromkeys(split_layer(source.module)[0] for p in chosen for source in p.sources)
+    trained = program.trainable_parameters
+    return [
+        f"{trained:,} trained parameters ({trained / program.base_parameters:.2%} of the model's), of "
+        f"{listing(module.replace('{}', '*') for module in modules)}",
+        "the optimizer has state for these alone; checkpoints hold all weights",
     ]
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from recipec.spec.language.base import LARGEST, Problem, Section, field, section
+from pydantic import AfterValidator
+
+from recipec.spec.language.base import LARGEST, Problem, Section, distinct, field, section
 
 
 def _b2_of_optimizer(given: dict[str, Any]) -> float:
@@ -344,6 +346,12 @@ class Train(Section):
         ge=0,
         allow_inf_nan=False,
         example=0.001,
+    )
+    only: Annotated[list[str], AfterValidator(distinct)] = field(
+        "Without lora: the modules that are trained, as names or regular expressions like those of "
+        "lora.targets; all others stay as they are. [] trains every module.",
+        [],
+        example=["lm_head", "layers\\.(30|31)\\..*"],
     )
     optimizer: Optimizer = section(
         "The optimizer and its hyperparameters.", Optimizer, {"name": "adamw", "learning_rate": 0.0001}

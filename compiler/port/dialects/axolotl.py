@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
     adapters,
     experts,
+    freezing,
     losses,
     models,
     sharding,
@@ -201,7 +203,7 @@ def _adapters(keys: Keys, model: Model | None) -> None:
     """Record the keys of `lora`; `lora: null` if everything is trained."""
     adapter = keys.choice("adapter", ("lora", "qlora"))
     if adapter is None and "adapter" not in keys.said:
-        _full(keys)
+        _full(keys, model)
         return
     keys.same("adapter", note="with its base in 4 bits" if adapter == "qlora" else "")
     for key, value in (("lora_r", keys.integer("lora_r")), ("lora_alpha", keys.number("lora_alpha"))):
@@ -238,7 +240,23 @@ def _dropout(keys: Keys, chosen: Chosen | None) -> None:
     keys.default("lora_dropout", 0.0, {"lora.dropout": keys.ledger.value("lora.dropout", 0.0)})
 
 
-def _full(keys: Keys) -> None:
+def _unfrozen(keys: Keys, model: Model) -> list[str]:
+    """Return `train.only` for `unfrozen_parameters`, [] where it has none.
+
+    The patterns match the beginning of a parameter's name. A dot stands for itself, except in `.+`.
+    """
+    found = keys.texts("unfrozen_parameters") or []
+    given = [found] if isinstance(found, str) else found
+    try:
+        patterns = [re.compile(re.sub(r"\.(?!\+)", r"\\.", pattern)) for pattern in given]
+    except re.error:
+        return []
+    if any(pattern.endswith("]") and re.search(r"\[\d*(:\d*)?\]$", pattern) for pattern in given):
+        return []  # rows of a weight
+    return freezing.chosen_by(model, lambda name: any(pattern.match(name) for pattern in patterns))
+
+
+def _full(keys: Keys, model: Model | None) -> None:
     """Record full fine-tuning."""
     keys.ledger.set("lora", None)
     keys.same("adapter")
@@ -247,6 +265,8 @@ def _full(keys: Keys) -> None:
         keys.same(
             "unfrozen_parameters", note="the model of the text as a whole, which is what is trained here"
         )
+    if model is not None and patterns and (only := _unfrozen(keys, model)):
+        keys.say("unfrozen_parameters", {"train.only": only}, freezing.NAMES)
     if not keys.stands("adapter"):
         keys.default("adapter", None, {"lora": None}, "Axolotl's default: all parameters are trained")
     for name, way in (("load_in_4bit", "qlora"), ("load_in_8bit", "lora")):
@@ -632,7 +652,8 @@ learned peft_layer_replication: layers are not repeated here: the model keeps it
 learned peft_trainable_token_indices: rows of the embedding are not trained here: those tokens keep theirs
 learned relora: adapters are not merged and begun anew during the run
 learned lisa_n_layers: all layers are trained throughout, not a few drawn ones
-learned unfrozen_parameters: parameters cannot be chosen by name here: without lora everything is trained
+learned unfrozen_parameters: rows of a weight, parameters next to adapters, and names that the model does not
+    have cannot be chosen here
 learned use_onebitllms: weights of one bit are not trained here
 learned use_eaft: the loss is plain cross-entropy, not weighted by entropy
 learned embedding_lr embedding_lr_scale lr_groups: one learning rate for all parameters here

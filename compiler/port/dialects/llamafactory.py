@@ -17,6 +17,7 @@ from recipec.compiler.port.meaning import (
     conversion,
     datasets,
     experts,
+    freezing,
     losses,
     models,
     rows,
@@ -67,6 +68,8 @@ def port(ledger: Ledger) -> None:
             keys.same(name, note=sharding.MESH)
     if run.lora:
         _lora(keys, model)
+    elif method == "freeze":
+        freezing.say_layers(keys, model)
     _quantized(keys, run, model)
     experts.say_coefficient(keys, "moe_aux_loss_coef", model, BALANCED)
     _data(keys, model, stage)
@@ -137,16 +140,17 @@ def _stage(keys: Keys) -> str:
 
 
 def _method(keys: Keys) -> str:
-    """Return the method, lora or full."""
+    """Return the method: lora, full or freeze."""
     method = keys.text("finetuning_type") or "lora"
-    if method not in ("lora", "full"):
-        message = f"`finetuning_type: {method}` has no counterpart: recipes have lora and full"
+    if method not in ("lora", "full", "freeze"):
+        message = f"`finetuning_type: {method}` has no counterpart: recipes have lora, full and freeze"
         keys.refuse("finetuning_type", "E1149", message, "finetuning_type: lora")
         return "lora"
-    if method == "full":
-        keys.same("finetuning_type", {"lora": None}, "everything is trained")
+    if method != "lora":
+        what = "everything is trained" if method == "full" else "the modules of train.only are trained"
+        keys.same("finetuning_type", {"lora": None}, what)
         names = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora")
-        keys.passive(names, "there are no adapters: everything is trained")
+        keys.passive(names, f"there are no adapters: {what}")
     keys.same("finetuning_type", note="the lora section")
     if not keys.stands("finetuning_type"):
         keys.default("finetuning_type", "lora", {})
