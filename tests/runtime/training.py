@@ -70,8 +70,8 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
 
     Args:
         options: dtype, remat, only, rules, seed and vocab_size of the model; full for one without LoRA; the
-            others are LoraSettings'. If adapters start from the base's weights, also the folder of their initial
-            values, which are computed if the folder has none.
+            others are LoraSettings'. If adapters start from the base's weights, also the folder of their
+            initial values, which are computed if the folder has none.
     """
     from recipec.runtime.model.adapters import LoraSettings
     from recipec.runtime.model.loading import build as build_model
