@@ -500,8 +500,7 @@ LORA: dict[str, Code] = {
     "E0322": Code(
         "module that train_also cannot train",
         "train_also is for embeddings, the output head and norms. Projections, experts and routers get "
-        "adapters instead. A model that uses its embedding as head has no lm_head. An objective with a "
-        "reference model would need a second copy of the modules.",
+        "adapters instead. A model that uses its embedding as head has no lm_head.",
         "Use a name that the message lists, or remove `train_also`.",
     ),
     "N0323": Code(
@@ -852,9 +851,9 @@ TRAIN: dict[str, Code] = {
         "data-parallel device (fsdp).",
         "Make global_batch_size a multiple of micro_batch_size x fsdp.",
     ),
-    "E0502": Code(
+    "W0502": Code(
         "warm-up as long as the run",
-        "The learning rate never reaches its peak.",
+        "The learning rate rises until the run ends, and never reaches its peak.",
         "Use fewer warmup_steps, or a warmup_ratio.",
     ),
     "W0503": Code(
@@ -916,6 +915,22 @@ TRAIN: dict[str, Code] = {
         "routers such as GLM 4's and Llama 4's. TRL cannot compute it for models that do not return router "
         "logits.",
         "Remove `router_aux_loss_coef`, or build for another backend.",
+    ),
+    "E0515": Code(
+        "train.only with adapters",
+        "`train.only` is for full fine-tuning. Adapters have their own keys.",
+        "Use `lora.targets`, `lora.layers` and `lora.train_also`, or remove the `lora` section.",
+    ),
+    "E0516": Code(
+        "name that matches nothing",
+        "An entry of `train.only` is a module's name, the end of one after a dot, or a regular expression "
+        "that matches a whole name.",
+        "Use a name like those in the help.",
+    ),
+    "E0517": Code(
+        "part of an array",
+        "The model keeps several modules in one array, which is trained as a whole.",
+        "Name all modules of the array, or none.",
     ),
     "E0512": Code(
         "adapter requested for full fine-tuning",
@@ -1560,6 +1575,11 @@ UNAVAILABLE: dict[str, Code] = {
         "train_also with another backend",
         "With TRL and TorchAX, recipec trains only the adapters.",
         "Write `train_also: []`, or build without that `--backend`.",
+    ),
+    "E0944": Code(
+        "train.only with another backend",
+        "The TorchAX backend trains all weights, or adapters.",
+        "Remove `train.only`, or build without `--backend torchax`.",
     ),
     "E0955": Code(
         "actions at evaluations with TorchAX",

@@ -503,10 +503,7 @@ def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     """Report modules of `train_also` that cannot be trained in addition to the adapters."""
     if facts.model is None or facts.lora is None or not section.train_also:
         return
-    objective, title, called = facts.recipe.train.objective, facts.model.title, facts.model.family.names
-    if OBJECTIVES[objective].reference:
-        message = f"{objective} needs the model before training, and its original modules are not kept"
-        yield Diagnostic("E0322", message, "lora.train_also", "train_also: [], or another objective")
+    title, called = facts.model.title, facts.model.family.names
     weights = {site.weight for site in facts.lora_targets}
     others = [p for p in facts.defaults if p.trainable and p.path not in weights and not expert_layer(p)]
     names = list(dict.fromkeys(s.module.rpartition(".")[2] for p in others for s in p.sources))

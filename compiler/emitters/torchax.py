@@ -119,6 +119,14 @@ def check(program: Program) -> Iterator[Diagnostic]:
             "model.id",
             USE_TUNIX,
         )
+    if recipe.train.only:
+        yield Diagnostic(
+            "E0944",
+            "--backend torchax trains all weights, or adapters",
+            "train.only",
+            f"remove the line, or {USE_TUNIX}",
+            at_key=True,
+        )
     if recipe.remat.policy == "block":
         yield Diagnostic(
             "N0934",

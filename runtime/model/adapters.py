@@ -18,7 +18,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .families.base import PREFIXES, Architecture, Family, LoraTarget, Parameter, Spec
@@ -307,6 +307,21 @@ def trained_whole(parameters: Sequence[Parameter], lora: LoraSettings | None) ->
         if parameter.trainable
         and any(matches(name, source.module) for name in names for source in parameter.sources)
     )
+
+
+def train_only(parameters: Sequence[Parameter], names: Sequence[str]) -> tuple[Parameter, ...]:
+    """Return the arrays, of which those that a recipe's train.only does not select are frozen."""
+    if not names:
+        return tuple(parameters)
+    return tuple(
+        parameter if any(selected(parameter, names)) else replace(parameter, frozen=True)
+        for parameter in parameters
+    )
+
+
+def selected(parameter: Parameter, names: Sequence[str]) -> list[bool]:
+    """Return for each tensor of an array whether any of the names matches its module."""
+    return [any(matches(name, source.module) for name in names) for source in parameter.sources]
 
 
 @functools.cache

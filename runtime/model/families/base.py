@@ -187,7 +187,7 @@ class Parameter:
     Several sources are stacked along the axes of `stack`, the last axis varying fastest. A parameter without
     a source has no tensor in the checkpoint, and Tunix never reads it: it is filled with zeros. `buffer`
     marks what transformers holds as a buffer, and so never trains. `wide` marks a parameter that is float32
-    in a model of any dtype.
+    in a model of any dtype. `frozen` marks what `train.only` leaves out.
     """
 
     path: str
@@ -197,6 +197,7 @@ class Parameter:
     buffer: bool = False
     stack: tuple[int, ...] = (0,)
     wide: bool = False
+    frozen: bool = False
 
     @property
     def stacked(self) -> tuple[int, ...]:
@@ -213,7 +214,7 @@ class Parameter:
     @property
     def trainable(self) -> bool:
         """Return whether full fine-tuning trains the parameter."""
-        return bool(self.sources) and not self.buffer
+        return bool(self.sources) and not self.buffer and not self.frozen
 
 
 @dataclass(frozen=True)
