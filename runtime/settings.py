@@ -33,6 +33,7 @@ class ModelSettings:
         attention: "dot" or "splash".
         attention_block: tokens of splash's largest block, None for attention.MOST.
         remat: what the backward pass recomputes: the name of one of runtime.model.remat.POLICIES.
+        only: the modules that training without LoRA changes, () for all.
     """
 
     id: str
@@ -45,6 +46,7 @@ class ModelSettings:
     attention: str = "dot"
     attention_block: int | None = None
     remat: str = "decoder"
+    only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -500,8 +500,7 @@ LORA: dict[str, Code] = {
     "E0322": Code(
         "module that train_also cannot train",
         "train_also is for embeddings, the output head and norms. Projections, experts and routers get "
-        "adapters instead. A model that uses its embedding as head has no lm_head. An objective with a "
-        "reference model would need a second copy of the modules.",
+        "adapters instead. A model that uses its embedding as head has no lm_head.",
         "Use a name that the message lists, or remove `train_also`.",
     ),
     "N0323": Code(
@@ -852,9 +851,9 @@ TRAIN: dict[str, Code] = {
         "data-parallel device (fsdp).",
         "Make global_batch_size a multiple of micro_batch_size x fsdp.",
     ),
-    "E0502": Code(
+    "W0502": Code(
         "warm-up as long as the run",
-        "The learning rate never reaches its peak.",
+        "The learning rate rises until the run ends, and never reaches its peak.",
         "Use fewer warmup_steps, or a warmup_ratio.",
     ),
     "W0503": Code(
@@ -916,6 +915,22 @@ TRAIN: dict[str, Code] = {
         "routers such as GLM 4's and Llama 4's. TRL cannot compute it for models that do not return router "
         "logits.",
         "Remove `router_aux_loss_coef`, or build for another backend.",
+    ),
+    "E0515": Code(
+        "train.only with adapters",
+        "`train.only` is for full fine-tuning. Adapters have their own keys.",
+        "Use `lora.targets`, `lora.layers` and `lora.train_also`, or remove the `lora` section.",
+    ),
+    "E0516": Code(
+        "name that matches nothing",
+        "An entry of `train.only` is a module's name, the end of one after a dot, or a regular expression "
+        "that matches a whole name.",
+        "Use a name like those in the help.",
+    ),
+    "E0517": Code(
+        "part of an array",
+        "The model keeps several modules in one array, which is trained as a whole.",
+        "Name all modules of the array, or none.",
     ),
     "E0512": Code(
         "adapter requested for full fine-tuning",
@@ -1388,6 +1403,12 @@ MODEL: dict[str, Code] = {
         "The compiler cannot read the config.json of a gs:// model.",
         "Use the Hugging Face id or a directory as model.id, and pass the address to train.py with --model.",
     ),
+    "E0819": Code(
+        "samples too long for sparse attention",
+        "A token of this model sees the tokens that an indexer chooses, as many as config.json's index_topk. "
+        "train.py computes dense attention, which is the same only in samples of at most that many tokens.",
+        "Use a data.max_length of at most that many tokens.",
+    ),
     "E0818": Code(
         "tensors are not known",
         "The headers of a folder's safetensors files cannot be read. Or these files are missing next to a "
@@ -1561,6 +1582,11 @@ UNAVAILABLE: dict[str, Code] = {
         "With TRL and TorchAX, recipec trains only the adapters.",
         "Write `train_also: []`, or build without that `--backend`.",
     ),
+    "E0944": Code(
+        "train.only with another backend",
+        "The TorchAX backend trains all weights, or adapters.",
+        "Remove `train.only`, or build without `--backend torchax`.",
+    ),
     "E0955": Code(
         "actions at evaluations with TorchAX",
         "The TorchAX backend has its own training loop. It evaluates, but it does not stop early, keep the "
@@ -1596,6 +1622,12 @@ UNAVAILABLE: dict[str, Code] = {
         "For a model that no family describes, recipec trains only adapters, on weights in model.dtype, with "
         "transformers' own attention, on one host.",
         "Do what the help says, or use a model of one of the families.",
+    ),
+    "E0949": Code(
+        "decoder of another name with TorchAX",
+        "The TorchAX backend calls the decoder that transformers' classes hold as `model`. Older classes, "
+        "such as GPT-NeoX's, hold it under another name.",
+        "Build without `--backend torchax`.",
     ),
     "E0920": Code(
         "lion with TRL",

@@ -14,14 +14,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 LONG = (
-    *(
-        "test_decoder",
-        "test_parity",
-        "test_several_processes",
-        "test_attention",
-        "test_merge_parity",
-        "test_peft_import",
-    ),
+    *("test_decoder", "test_parity", "test_attention", "test_merge_parity", "test_peft_import"),
     *("test_catalog", "test_trainer", "test_quantize", "test_full", "test_odd_values"),
 )
 """Modules that take a worker longest."""

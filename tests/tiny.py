@@ -202,13 +202,17 @@ def make_qwen3(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any
     return write(transformers.Qwen3ForCausalLM, config, directory, shards, seed)
 
 
+TABLES = ("embed_tokens", "lm_head", "embed_in", "embed_out", "word_embeddings")
+"""Parts of the names of embeddings and output heads."""
+
+
 def write(build: Any, config: Any, directory: Path, shards: int = 1, seed: int = 0) -> Any:
     """Save a model of a configuration with random weights into a folder, and return it."""
     import torch
 
     torch.set_num_threads(1)  # with models this small, several threads mostly wait for each other
     torch.manual_seed(seed)
-    config.dtype = "float32"
+    config.dtype = torch.float32
     model = build(config).float().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -217,7 +221,7 @@ def write(build: Any, config: Any, directory: Path, shards: int = 1, seed: int =
             if parameter.ndim < 2:
                 # Norms and scalars are drawn around their initial values (0 in Gemma 3, 1 in Gemma 4).
                 parameter.add_(0.1 * noise)
-            elif "embed_tokens" in name or "lm_head" in name:
+            elif any(table in name for table in TABLES):
                 parameter.copy_(0.5 * noise)
             else:
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)
@@ -291,18 +295,18 @@ def make_gemma2(directory: Path, shards: int = 1, seed: int = 0, **overrides: An
     return write(transformers.Gemma2ForCausalLM, config, directory, shards, seed)
 
 
-def make_stablelm(directory: Path, seed: int = 0, **overrides: Any) -> Any:
-    """Write a StableLM checkpoint in float32 and return transformers' model: LayerNorms, also per head,
-    biases on queries, keys and values, rotation of a quarter of each head, a feed-forward of odd width.
+def make_helium(directory: Path, seed: int = 0, **overrides: Any) -> Any:
+    """Write a Helium checkpoint in float32 and return transformers' model: biases in attention, rotation of
+    neighboring features, a feed-forward of odd width.
 
     Args:
         directory: is created.
         seed: of the weights.
-        overrides: fields of StableLmConfig.
+        overrides: fields of HeliumConfig.
     """
     import transformers
 
-    config = transformers.StableLmConfig(
+    config = transformers.HeliumConfig(
         **{
             "vocab_size": VOCAB,
             "hidden_size": 48,
@@ -310,17 +314,16 @@ def make_stablelm(directory: Path, seed: int = 0, **overrides: Any) -> Any:
             "num_hidden_layers": 2,
             "num_attention_heads": 6,
             "num_key_value_heads": 2,
-            "use_qkv_bias": True,
-            "qk_layernorm": True,
+            "head_dim": 8,
+            "attention_bias": True,
             "max_position_embeddings": 512,
-            "partial_rotary_factor": 0.25,
             "pad_token_id": 0,
             "eos_token_id": 1,
             "bos_token_id": 2,
             **overrides,
         }
     )
-    return write(transformers.StableLmForCausalLM, config, directory, 1, seed)
+    return write(transformers.HeliumForCausalLM, config, directory, 1, seed)
 
 
 def make_bamba(directory: Path, seed: int = 0, **overrides: Any) -> Any:

@@ -503,10 +503,7 @@ def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     """Report modules of `train_also` that cannot be trained in addition to the adapters."""
     if facts.model is None or facts.lora is None or not section.train_also:
         return
-    objective, title = facts.recipe.train.objective, facts.model.title
-    if OBJECTIVES[objective].reference:
-        message = f"{objective} needs the model before training, and its original modules are not kept"
-        yield Diagnostic("E0322", message, "lora.train_also", "train_also: [], or another objective")
+    title, called = facts.model.title, facts.model.family.names
     weights = {site.weight for site in facts.lora_targets}
     others = [p for p in facts.defaults if p.trainable and p.path not in weights and not expert_layer(p)]
     names = list(dict.fromkeys(s.module.rpartition(".")[2] for p in others for s in p.sources))
@@ -521,7 +518,9 @@ def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             hint = f"did you mean `{close}`? " if close else ""
             message = f"`{name}` matches no embedding, head or norm of {title}"
             yield Diagnostic("E0322", message, path, f"{hint}it has {listing(names)}")
-        elif "lm_head" not in names and any(s.module == "embed_tokens" for p in found for s in p.sources):
+        elif called.head not in names and any(
+            s.module in called.of_embedding for p in found for s in p.sources
+        ):
             message = f"the output head of {title} is its embedding, and is trained with it"
             yield Diagnostic("N0323", message, path)
 

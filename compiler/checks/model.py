@@ -32,6 +32,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "dtype: bfloat16; adapters and optimizer state stay float32 (lora.dtype)",
         )
     yield from _attention(facts)
+    yield from _length(facts)
     yield from _tokens(facts)
     left_out = getattr(facts.model.architecture, "dropout", ()) if facts.model else ()
     if left_out:
@@ -63,7 +64,8 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
     if facts.lora is not None and lora is not None:
         trained = {s.module for p in trained_whole(facts.defaults, facts.lora) for s in p.sources}
         there = {s.module for p in facts.defaults for s in p.sources}
-        missing = [name for name in ("embed_tokens", "lm_head") if name in there - trained]
+        names = facts.model.family.names
+        missing = [name for name in (names.embedding, names.head) if name in there - trained]
         if missing:
             begun = "begin" if recipe.model.vocab_size else "are in the checkpoint"
             message = (
@@ -103,6 +105,20 @@ def _room(facts: Facts) -> Iterator[Diagnostic]:
             f"the new tokens would take the rows until {needed:,}, and the embedding has {rows:,}",
             "model.add_tokens",
             f"vocab_size: {padded(needed)} in model adds rows",
+        )
+
+
+def _length(facts: Facts) -> Iterator[Diagnostic]:
+    """Check that no sample is longer than the tokens that sparse attention lets a token see."""
+    model, length = facts.model, facts.recipe.data.max_length
+    longest = None if model is None else getattr(model.architecture, "longest", None)
+    if model is not None and longest is not None and length > longest:
+        yield Diagnostic(
+            "E0819",
+            f"the sparse attention of {model.title} is computed as dense attention, which is the same in "
+            f"samples of at most {longest:,} tokens, and max_length is {length:,}",
+            "data.max_length",
+            f"max_length: {longest}",
         )
 
 

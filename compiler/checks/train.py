@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.run_length import ENOUGH_STEPS, warmup_steps
 from recipec.compiler.wording import flow, line, listing, plural
+from recipec.runtime.model.adapters import matches, selected
 from recipec.runtime.model.partition_rules import DATA
 from recipec.runtime.training.objectives import OBJECTIVES, SETTINGS
+from recipec.spec import words
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.secrets import WANDB_KEY
 
@@ -33,6 +35,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _steps(facts)
     yield from _without_effect(facts)
     yield from _preferences(facts)
+    yield from _only(facts)
     train = facts.recipe.train
     rate = train.optimizer.learning_rate
     if rate > HIGHEST_RATE and train.optimizer.name in BY_SIGN:
@@ -111,10 +114,53 @@ def _balance(facts: Facts) -> Iterator[Diagnostic]:
     )
 
 
+def _only(facts: Facts) -> Iterator[Diagnostic]:
+    """Check the modules that full fine-tuning is restricted to."""
+    names = facts.recipe.train.only
+    if names and facts.recipe.lora is not None:
+        yield Diagnostic(
+            "E0515",
+            "train.only chooses what full fine-tuning trains, and this recipe trains adapters",
+            "train.only",
+            "remove the line and choose modules with lora.targets and lora.train_also, or write lora: null",
+            at_key=True,
+        )
+    if not names or facts.model is None or facts.recipe.lora is not None:
+        return
+    title = facts.model.title
+    parameters = [parameter for parameter in facts.defaults if parameter.trainable]
+    modules = [source.module for parameter in parameters for source in parameter.sources]
+    for index, name in enumerate(names):
+        if not any(matches(name, module) for module in modules):
+            last = dict.fromkeys(module.rpartition(".")[2] for module in modules)
+            close = words.slip(name, list(last))
+            hint = f"did you mean `{close}`? " if close else ""
+            yield Diagnostic(
+                "E0516",
+                f"`{name}` matches no module of {title}",
+                f"train.only[{index}]",
+                f"{hint}module names look like {modules[-1]} and {modules[len(modules) // 2]}",
+            )
+    for parameter in parameters:
+        chosen = selected(parameter, names)
+        if any(chosen) and not all(chosen):
+            pairs = zip(parameter.sources, chosen, strict=True)
+            left = [source.module for source, taken in pairs if not taken]
+            yield Diagnostic(
+                "E0517",
+                f"{left[0]} is one array with modules that train.only names, so {title} trains all of them "
+                "or none",
+                "train.only",
+                f"only: {flow([*names, left[0].rpartition('.')[2]])}",
+            )
+            return
+
+
 HYPERPARAMETERS = {
     "adamw": {"b1", "b2", "eps"},
     "lion": {"b1", "b2"},
     "adafactor": set(),
+    "rmsprop": {"b2", "eps", "momentum"},
     "sgd": {"momentum"},
 }
 """Which of the fields b1, b2, eps and momentum each optimizer has."""
@@ -237,7 +283,7 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
     shorter = f"warmup_steps: {steps // 20}" if in_steps else "warmup_ratio: 0.05"
     if warmup > 0 and length.bound is not None and warmup_steps(recipe, length.bound) >= length.bound:
         yield Diagnostic(
-            "E0502",
+            "W0502",
             f"the warm-up takes {plural(warmup, 'step')}, and the run has only {most}{source}: the learning "
             "rate never reaches its peak",
             given,

@@ -88,7 +88,8 @@ def check_vocabulary(program: Program, backend: str) -> Iterator[Diagnostic]:
 
 def check_reference(program: Program, backend: str) -> Iterator[Diagnostic]:
     """Refuse a recipe whose objective compares with the adapter that it starts from."""
-    if program.lora is not None and keeps_copy(program.recipe.train.objective, program.lora):
+    lora = program.lora
+    if lora is not None and lora.start_from is not None and keeps_copy(program.recipe.train.objective, lora):
         yield Diagnostic(
             "E0970",
             f"--backend {backend} compares with the base, and {program.recipe.train.objective} here with the "

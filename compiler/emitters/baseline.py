@@ -12,7 +12,7 @@ from recipec.compiler.emitters.render import render
 from recipec.compiler.emitters.settings import about, chat_template, check_whole, classes, constructor, kind
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.families import decoder_layer
-from recipec.compiler.lowering.optimization import hyperparameters
+from recipec.compiler.lowering.optimization import hyperparameters, may_end_in_warmup
 from recipec.compiler.lowering.settings import run_settings
 from recipec.compiler.lowering.sizes import needs_master_weights
 from recipec.compiler.wording import listing
@@ -184,14 +184,16 @@ def _optimizer(program: Program) -> Call:
     if settings.name == "adamw":
         arguments |= {"betas": Name("(B1, B2)"), "eps": Name("EPS"), "weight_decay": Name("WEIGHT_DECAY")}
         return Call("torch.optim.AdamW", arguments)
-    if settings.name == "sgd" and settings.momentum:
+    if settings.name == "rmsprop":
+        arguments |= {"alpha": Name("B2"), "eps": Name("EPS")}
+    if settings.name in ("rmsprop", "sgd") and settings.momentum:
         arguments["momentum"] = Name("MOMENTUM")
     if settings.weight_decay:
         arguments["weight_decay"] = Name("WEIGHT_DECAY")
     if settings.name == "adafactor":
         arguments |= {"scale_parameter": False, "relative_step": False}
         return Call("Adafactor", arguments)
-    return Call("torch.optim.SGD", arguments)
+    return Call("torch.optim.RMSprop" if settings.name == "rmsprop" else "torch.optim.SGD", arguments)
 
 
 def _schedule(program: Program) -> list[str]:
@@ -209,9 +211,7 @@ def _schedule(program: Program) -> list[str]:
     if schedule.name == "constant":
         return [*lines, "return LEARNING_RATE"]
     if warmup:
-        # A run may end within its warm-up.
-        may_end = schedule.warmup_ratio is not None or (train.steps or 0) <= (schedule.warmup_steps or 0)
-        length = f"max(steps - {warmup}, 1)" if may_end else f"(steps - {warmup})"
+        length = f"max(steps - {warmup}, 1)" if may_end_in_warmup(train) else f"(steps - {warmup})"
         lines.append(f"done = (step - {warmup}) / {length}")
     else:
         lines.append("done = step / steps")

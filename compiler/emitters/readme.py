@@ -141,6 +141,12 @@ def _figures(program: Program) -> list[tuple[str, str]]:
             ),
             ("LoRA reaches", str(program.reach)),
         ]
+    elif recipe.train.only:
+        trainable = program.trainable_parameters
+        share = trainable / program.base_parameters
+        figures.append(
+            ("Trainable", f"{trainable:,} parameters ({share:.2%}) of {listing(recipe.train.only)}")
+        )
     else:
         figures.append(("Trainable", "every parameter"))
     if train.objective != "sft":
@@ -165,7 +171,9 @@ def _optimizer(program: Program) -> str:
     share = f"{schedule.final_ratio:g} of the peak" if schedule.final_ratio else "0"
     decay = f" to {share}" if schedule.name != "constant" else ""
     clip = f"clipped to norm {optimizer.max_grad_norm:g}" if optimizer.max_grad_norm else "no clipping"
-    name = {"adamw": "AdamW", "lion": "Lion", "adafactor": "Adafactor", "sgd": "SGD"}[optimizer.name]
+    name = {"adamw": "AdamW", "lion": "Lion", "adafactor": "Adafactor", "rmsprop": "RMSprop", "sgd": "SGD"}[
+        optimizer.name
+    ]
     return (
         f"{name}, peak learning rate {optimizer.learning_rate:g}, {schedule.name}{decay}{warmup}, "
         f"weight decay {optimizer.weight_decay:g}, {clip}"

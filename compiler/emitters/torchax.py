@@ -103,6 +103,14 @@ def check(program: Program) -> Iterator[Diagnostic]:
             "mesh.axes.cp",
             USE_TUNIX,
         )
+    if "model." not in program.family.prefixes:
+        yield Diagnostic(
+            "E0949",
+            f"--backend torchax does not compute {program.family.title}: its decoder has another name in "
+            "transformers",
+            "model.id",
+            USE_TUNIX,
+        )
     experts = program.architecture.routing[0]
     if experts:
         yield Diagnostic(
@@ -110,6 +118,14 @@ def check(program: Program) -> Iterator[Diagnostic]:
             f"--backend torchax: jax does not compile transformers' layers of {experts} experts",
             "model.id",
             USE_TUNIX,
+        )
+    if recipe.train.only:
+        yield Diagnostic(
+            "E0944",
+            "--backend torchax trains all weights, or adapters",
+            "train.only",
+            f"remove the line, or {USE_TUNIX}",
+            at_key=True,
         )
     if recipe.remat.policy == "block":
         yield Diagnostic(

@@ -501,10 +501,25 @@ def _sources(data: Data) -> list[str]:
 def _train(program: Program) -> list[str]:
     return [
         *_objective(program),
+        *_only(program),
         *_batches(program),
         *_length(program),
         *_evaluations(program),
         *_chain(program),
+    ]
+
+
+def _only(program: Program) -> list[str]:
+    """Describe what train.only leaves to be trained."""
+    if not program.recipe.train.only:
+        return []
+    chosen = [parameter for parameter in program.parameters if parameter.trainable]
+    modules = dict.fromkeys(split_layer(source.module)[0] for p in chosen for source in p.sources)
+    trained = program.trainable_parameters
+    return [
+        f"{trained:,} trained parameters ({trained / program.base_parameters:.2%} of the model's), of "
+        f"{listing(module.replace('{}', '*') for module in modules)}",
+        "the optimizer has state for these alone; checkpoints hold all weights",
     ]
 
 
@@ -516,7 +531,9 @@ def _objective(program: Program) -> list[str]:
         return []
     out = [f"learned with {objective.title}{settings_of(train.model_dump())}"]
     if recipe.lora is not None and keeps_copy(train.objective, recipe.lora):
-        out.append("the reference is a copy of the adapter that training starts from")
+        whole = " and of the whole modules" if recipe.lora.train_also else ""
+        what = "adapters" if recipe.lora.start_from is None else "adapter"
+        out.append(f"the reference is a copy of the {what}{whole} that training starts from")
     elif keeps_copy(train.objective, recipe.lora):
         gib = program.trainable_parameters * BYTES[recipe.model.dtype] / 2**30
         out.append(
@@ -663,6 +680,9 @@ def _rule(o: Optimizer) -> str:
         return f"optax.lion(learning_rate, b1={o.b1:g}, b2={o.b2:g}, {decay})"
     if o.name == "adafactor":
         return f"optax.scale_by_factored_rms(), updates clipped to RMS 1, {decay} (Adafactor)"
+    if o.name == "rmsprop":
+        momentum = f"momentum={o.momentum:g}, " if o.momentum else ""
+        return f"RMSprop(learning_rate, b2={o.b2:g}, eps={o.eps:g}), {momentum}{decay} added to the gradient"
     return f"optax.sgd(learning_rate, momentum={o.momentum:g}), {decay} added to the gradient"
 
 

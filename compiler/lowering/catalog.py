@@ -98,7 +98,8 @@ def entries() -> Mapping[str, Mapping[str, Any]]:
     """Return data/models.json as {id: {"family": ..., "chat": ..., "config": {...}}}.
 
     An entry with `like` takes its missing values from the entry named there. A model that is known only by
-    its name has {"unsupported": why} instead.
+    its name has {"unsupported": why} instead. If its weights are quantized, `original` names the same model
+    with plain weights, null if none is published.
     """
     data: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
     return {name: _whole(entry, data) for name, entry in data.items()}
@@ -143,10 +144,14 @@ def find(model_id: str, folder: Path) -> Model:
             f"`{model_id}` is not in the catalog: a directory is written with ./",
             f"id: ./{model_id}",
         )
+    if model_id not in entries():
+        _refuse_others(model_id)
     entry = entry_of(model_id)
     if entry is None:
-        _refuse_others(model_id)
         raise UnknownModel("E0801", f"`{model_id}` is not in the catalog", _way_out(model_id, folder))
+    if "original" in entry:
+        instead = f"id: {entry['original']}" if entry["original"] else "train a copy of it with plain weights"
+        raise UnknownModel("E0813", f"`{model_id}` cannot be trained: {entry['unsupported']}", instead)
     if "unsupported" in entry:
         raise UnsupportedCheckpoint(entry["unsupported"])
     if model_id not in entries() and is_quantized(model_id):
@@ -236,7 +241,8 @@ def original_of(name: str) -> str | None:
     bare = _QUANTIZED.sub("", name.rpartition("/")[2]).lower()
     bare = bare.removeprefix("meta-").removesuffix("-hf")
     spellings = {f"{before}{bare}{after}" for before in ("", "meta-") for after in ("", "-hf")}
-    found = [known for known in entries() if known.rpartition("/")[2].lower() in spellings]
+    plain = (known for known, entry in entries().items() if "original" not in entry)
+    found = [known for known in plain if known.rpartition("/")[2].lower() in spellings]
     return found[0] if len(found) == 1 else None
 
 
@@ -288,6 +294,7 @@ def title(model_id: str) -> str:
         return model_id
     name = _TUNED.sub("", re.sub(r"^(?:Meta|c4ai)-", "", original.rpartition("/")[2]))
     name = re.sub(r"^([A-Za-z]{3,})(?=\d)", r"\1 ", name)  # Qwen2.5
+    name = re.sub(r"(?<=\d)_(?=\d)", ".", name)  # phi-1_5
     words = re.split(r"[ _]|(?<!gpt)-(?![Aa]\d+[BbMm])", name)  # 30B-A3B stays one word
     words = [word.upper() if re.fullmatch(r"[\d.]+[bm](-a\d+[bm])?", word) else word for word in words]
     first = words[0] if "-" in words[0] else words[0][:1].upper() + words[0][1:]

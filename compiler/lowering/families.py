@@ -264,11 +264,23 @@ def titles() -> list[str]:
     return [facts.title for facts in FAMILIES.values()]
 
 
-SPELLED = {"smollm3": "SmolLM3", "granitemoe": "GraniteMoe"}
+SPELLED = {
+    "ernie4_5_moe": "Ernie4_5_Moe",
+    "hunyuan_v1_dense": "HunYuanDenseV1",
+    "minimax_m2": "MiniMaxM2",
+    "smollm3": "SmolLM3",
+    "granitemoe": "GraniteMoe",
+    "gpt_neox": "GPTNeoX",
+    "stablelm": "StableLm",
+}
 """Names of transformers' classes by model_type, where the capital letters do not follow from model_type."""
 
-LAYERS = {"Gemma4": "Gemma4Text", "Llama4": "Llama4Text"}
-"""The prefix of the decoder layer's class, where it differs from the prefix of the causal model's class."""
+LAYERS = {
+    "Gemma4": "Gemma4TextDecoderLayer",
+    "Llama4": "Llama4TextDecoderLayer",
+    "GPTNeoX": "GPTNeoXLayer",
+}
+"""The decoder layer's class, where its name does not follow from the causal model's class."""
 
 
 def class_name(config: Mapping[str, Any]) -> str:
@@ -295,4 +307,4 @@ def architecture_class(config: Mapping[str, Any]) -> str:
 def decoder_layer(config: Mapping[str, Any]) -> str:
     """Return transformers' class of a decoder layer. FSDP gathers the weights of one such layer at a time."""
     name = class_name(config)
-    return f"{LAYERS.get(name, name)}DecoderLayer"
+    return LAYERS.get(name, f"{name}DecoderLayer")

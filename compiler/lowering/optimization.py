@@ -30,9 +30,11 @@ def _of_optimizer(optimizer: Optimizer) -> dict[str, Value]:
     out: dict[str, Value] = {}
     if optimizer.name in ("adamw", "lion"):
         out |= {"B1": optimizer.b1, "B2": optimizer.b2}
-    if optimizer.name == "adamw":
+    if optimizer.name == "rmsprop":
+        out["B2"] = optimizer.b2
+    if optimizer.name in ("adamw", "rmsprop"):
         out["EPS"] = optimizer.eps
-    if optimizer.name == "sgd" and optimizer.momentum:
+    if optimizer.name in ("rmsprop", "sgd") and optimizer.momentum:
         out["MOMENTUM"] = optimizer.momentum
     if optimizer.name in ("adamw", "lion") or optimizer.weight_decay:
         out["WEIGHT_DECAY"] = optimizer.weight_decay
@@ -47,8 +49,7 @@ def schedule(train: Train) -> Call:
     warmup = Name("WARMUP_STEPS" if train.schedule.warmup_ratio is None else "warmup")
     ramp = Call("optax.linear_schedule", {"*0": 0.0, "*1": peak, "*2": warmup})
     # optax refuses a decay of zero steps, which a run that ends within its warm-up would have.
-    may_end_in_warmup = train.steps is None or train.schedule.warmup_ratio is not None
-    end = Name(f"max(steps, {warmup.text} + 1)" if may_end_in_warmup else "steps")
+    end = Name(f"max(steps, {warmup.text} + 1)" if may_end_in_warmup(train) else "steps")
     if train.schedule.name == "constant":
         constant = Call("optax.constant_schedule", {"*0": peak})
         return _joined(ramp, constant, warmup) if _has_warmup(train) else constant
@@ -72,6 +73,12 @@ def schedule(train: Train) -> Call:
     )
 
 
+def may_end_in_warmup(train: Train) -> bool:
+    """Return whether the run may have no step after its warm-up."""
+    unknown = train.steps is None or train.schedule.warmup_ratio is not None
+    return unknown or (train.steps or 0) <= (train.schedule.warmup_steps or 0)
+
+
 def _has_warmup(train: Train) -> bool:
     return bool(train.schedule.warmup_steps or train.schedule.warmup_ratio)
 
@@ -86,10 +93,10 @@ def optimizer(recipe: Recipe) -> Call:
     links = []
     if settings.max_grad_norm is not None:
         links.append(Call("optax.clip_by_global_norm", {"*0": Name("MAX_GRAD_NORM")}))
-    if settings.name == "sgd" and settings.weight_decay:
-        # As in torch.optim.SGD: the decay is added to the gradient, and so to the momentum.
+    if settings.name in ("rmsprop", "sgd") and settings.weight_decay:
+        # As in torch.optim: the decay is added to the gradient, and so to the momentum.
         links.append(Call("optax.add_decayed_weights", {"*0": Name("WEIGHT_DECAY")}))
-    links += _adafactor(settings) if settings.name == "adafactor" else [_rule(settings)]
+    links += _LINKS[settings.name](settings) if settings.name in _LINKS else [_rule(settings)]
     if recipe.lora is not None and recipe.lora.plus_ratio is not None:
         links.append(Call("faster_b", {"*0": Name("LORA.plus_ratio")}))
     chain = links[0] if len(links) == 1 else Call("optax.chain", {f"*{i}": x for i, x in enumerate(links)})
@@ -114,6 +121,23 @@ def _adafactor(settings: Optimizer) -> list[Call]:
         *decay,
         Call("optax.scale_by_learning_rate", {"*0": Name("schedule")}),
     ]
+
+
+def _rmsprop(settings: Optimizer) -> list[Call]:
+    """Return the links of torch.optim.RMSprop.
+
+    optax.rmsprop multiplies by the learning rate before the momentum, PyTorch after it. They differ where
+    the rate changes.
+    """
+    momentum = [Call("optax.trace", {"*0": Name("MOMENTUM")})] if settings.momentum else []
+    return [
+        Call("optax.scale_by_rms", {"decay": Name("B2"), "eps": Name("EPS"), "eps_in_sqrt": False}),
+        *momentum,
+        Call("optax.scale_by_learning_rate", {"*0": Name("schedule")}),
+    ]
+
+
+_LINKS = {"adafactor": _adafactor, "rmsprop": _rmsprop}
 
 
 def _rule(settings: Optimizer) -> Call:

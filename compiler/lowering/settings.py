@@ -68,6 +68,7 @@ def model_settings(recipe: Recipe, family: Family, accelerator: Accelerator | No
         attention=model.attention,
         attention_block=(model.attention_block or chips) if model.attention == "splash" else None,
         remat=recipe.remat.policy,
+        only=tuple(recipe.train.only),
     )
 
 

@@ -16,6 +16,7 @@ POLICIES = ("none", "save_attention", "decoder")
 
 LENGTHS = (4096, 2048, 1024, 512)
 """Lengths of a row in tokens, the longest first."""
+SHORTEST = LENGTHS[-1]
 
 ROOMY = 2048
 """Below this length, a quantized base model or more tp is preferred to shorter rows."""
@@ -93,6 +94,8 @@ def drafts(
         longest: estimated length of the data's longest row, in tokens.
     """
     methods, lengths = _methods(method), _lengths(accelerator, longest)
+    most = getattr(probe.program.architecture, "longest", None) or lengths[0]
+    lengths = [length for length in lengths if length <= most]
     ways = list(arrangements(accelerator.devices, _rows(methods[0][0], accelerator.devices), 1))
     roomy = [length for length in lengths if length >= min(ROOMY, lengths[0])]
     tried = [(way, one, roomy) for way in ways for one in methods]
@@ -109,7 +112,7 @@ def smallest_need(probe: Probe, accelerator: Accelerator, method: str | None) ->
     name, quantize = _methods(method)[-1]
     devices = accelerator.devices
     rows = _rows(name, devices)
-    least = Configuration(accelerator, name, quantize, devices, 1, POLICIES[-1], 1, rows, LENGTHS[-1])
+    least = Configuration(accelerator, name, quantize, devices, 1, POLICIES[-1], 1, rows, SHORTEST)
     return _draft(probe, least).need.total
 
 

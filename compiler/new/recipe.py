@@ -15,7 +15,7 @@ from recipec.compiler.lowering.hardware import Accelerator, UnknownAccelerator, 
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import Length, run_length
-from recipec.compiler.new.draft import FEWEST, JUDGED, RANK, Draft, drafts
+from recipec.compiler.new.draft import FEWEST, JUDGED, RANK, SHORTEST, Draft, drafts
 from recipec.compiler.new.machines import refusal
 from recipec.compiler.new.memory import Probe
 from recipec.compiler.new.new_recipe_text import Contents, write
@@ -155,7 +155,7 @@ def look(name: str, model: str, method: str | None, file: Path) -> Probe:
         "name": name,
         "model": {"id": model},
         "mesh": {"accelerator": "cpu-1", "axes": {"fsdp": 1, "tp": 1}},
-        "data": {"train": ["gs://bucket/train.jsonl"], "format": "text"},
+        "data": {"train": ["gs://bucket/train.jsonl"], "format": "text", "max_length": SHORTEST},
     }
     if method != "full":
         values["lora"] = {"rank": RANK}

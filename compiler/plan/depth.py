@@ -138,7 +138,7 @@ def _differ_unseen(architecture: Architecture) -> bool:
 
 def _names_layers(program: Program) -> bool:
     """Return whether a pattern may name layers by number. Numbers change when layers are left out."""
-    patterns = [match for match, _ in program.rules]
+    patterns = [*(match for match, _ in program.rules), *program.recipe.train.only]
     if program.lora is not None:
         patterns += [*program.lora.targets, *program.lora.rank_pattern, *program.lora.train_also]
     return any(re.search(r"\d", pattern) for pattern in patterns)
@@ -150,7 +150,7 @@ def _kinds(program: Program) -> list[Any]:
     for parameter in program.parameters:
         path, layer = split_layer(parameter.path)
         if layer is not None:
-            kinds[layer].append((path, parameter.shape, parameter.spec, bool(parameter.sources)))
+            kinds[layer].append((path, parameter.shape, parameter.spec, parameter.trainable))
     for adapter in program.adapters:
         path, layer = split_layer(adapter.a_path)
         if layer is not None:

@@ -82,11 +82,13 @@ def shapes(program: Program, row_length: int) -> Shapes:
         else:
             layers[number].weights += size * _used_share(program, path)
     by_path = {parameter.path: parameter.shape for parameter in program.parameters}
-    for target in program.family.lora_targets(a):
+    family = program.family
+    common = {f"{family.names.attention}.o_proj": OUTPUT, f"{family.feed_forward(a)}.down_proj": DOWN}
+    for target in family.lora_targets(a):
         layer, shape = layers[target.layer], by_path[target.weight]
         inputs = math.prod(shape[axis] for axis in target.contract)
         name = "+".join(target.projections)
-        name = {a.output: OUTPUT, a.down: DOWN}.get(name, name)
+        name = common.get(name, name)
         layer.products[name] = math.prod(shape) / inputs
         if name in (OUTPUT, DOWN):
             layer.tails[name] = float(math.prod(shape))

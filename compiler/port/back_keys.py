@@ -61,7 +61,13 @@ the previous key."""
 
 PATIENCE = {"llama-factory": "early_stopping_steps", "axolotl": "early_stopping_patience"}
 """The key for the number of evaluations without progress. TRL's command line has no key for its callback."""
-OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "lion": "lion_32bit", "sgd": "sgd"}
+OPTIMIZERS = {
+    "adamw": "adamw_torch",
+    "adafactor": "adafactor",
+    "lion": "lion_32bit",
+    "rmsprop": "rmsprop",
+    "sgd": "sgd",
+}
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 """The reader of `datasets` by a file's suffix."""
 USUAL = ("loss_type", "sigmoid")
@@ -552,6 +558,8 @@ def _optimizer(config: Config, key: str) -> None:
         config.keys.pop(direct(config.tool)[f"train.optimizer.{name}"])
     if given.name == "sgd":
         config.keys["optim_args"] = f"momentum={given.momentum}"
+    if given.name == "rmsprop":
+        config.keys["optim_args"] = f"alpha={given.b2},eps={given.eps},momentum={given.momentum}"
     if given.max_grad_norm is None:
         config.keys["max_grad_norm"] = 0.0
 

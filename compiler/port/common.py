@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.port.keys import OFF, Keys, table, tools
+from recipec.compiler.port.meaning import models
 from recipec.runtime.training.objectives import OBJECTIVES
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -102,6 +103,7 @@ number label_smoothing_factor -> train.label_smoothing: the Trainer takes each m
 SINGLE = ("embed_tokens", "lm_head")
 """Modules of which a model has only one. PEFT matches other names against the end of every module's name."""
 WHOLE = "kept in lora.dtype here, and in the base's type by PEFT, unless the tool casts them"
+TIED = "the embedding is the output head too, and is trained as both; PEFT trains copies apart of those named"
 UNDECAYED = "PEFT's optimizer for LoRA+, which Axolotl takes, decays no weights"
 
 
@@ -113,8 +115,14 @@ def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> None:
         if adapted and key not in keys.said and keys.given(key) and keys.value(key) not in off:
             given = keys.texts(key) or []
             names = [name.strip() for name in (given.split(",") if isinstance(given, str) else given)]
-            made = [name if name in SINGLE else f".*{re.escape(name)}" for name in names]
-            keys.say(key, {"lora.train_also": made}, WHOLE)
+            tied = _tied(keys) and "embed_tokens" in names
+            made = [
+                name if name in SINGLE else f".*{re.escape(name)}"
+                for name in names
+                if not (tied and name == "lm_head")
+            ]
+            apart = tied and not keys.flag("peft_ensure_weight_tying")
+            keys.say(key, {"lora.train_also": made}, f"{TIED}; {WHOLE}" if apart else WHOLE)
     for row in METHODS:
         on = [key for key in row.keys if keys.given(key) and keys.value(key) not in off]
         if not on or keys.said.intersection(on) or not (adapted if row.target.startswith("lora.") else sft):
@@ -124,6 +132,15 @@ def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> None:
             keys.same(on[0], sets, UNDECAYED)
         else:
             keys.follow([replace(row, keys=dict.fromkeys(on, ()))])
+
+
+def _tied(keys: Keys) -> bool:
+    """Return whether the model's output head is its embedding."""
+    model = models.resolve(str(keys.ledger.value("model.id")), keys.source.path.parent).model
+    if model is None:
+        return False
+    sources = (s for p in model.family.parameters(model.architecture) for s in p.sources)
+    return all(source.module != "lm_head" for source in sources)
 
 
 FREE = (

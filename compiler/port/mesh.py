@@ -21,6 +21,8 @@ NONE = "E1111"
 """The code of the error that no mesh is possible."""
 SETTLED = ("E0501",)
 """Errors that another mesh or micro-batch cures, in addition to the mesh's own group of codes."""
+ALONE = "E0722"
+"""The error on a loss that compares the rows of a micro-batch with each other, where it has one row."""
 
 MOST_ROWS = 10**6
 """The largest `train.global_batch_size` that a recipe may have."""
@@ -63,7 +65,8 @@ def choose(ledger: Ledger, accelerator: Accelerator, examine: Examine) -> Batch:
     refused: list[Diagnostic] = []
     for way in ways:
         _apply(ledger, way, batched)
-        found = [d for d in examine() if d.severity == "error" and concerns(d)]
+        errors = [d for d in examine() if d.severity == "error"]
+        found = [d for d in errors if concerns(d) or (d.code == ALONE and before.micro > 1)]
         if not found:
             return before
         refused = refused or found

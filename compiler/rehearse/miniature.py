@@ -49,7 +49,7 @@ def write_checkpoint(
         embedding_scale: standard deviation of the token embeddings, which sets how far the logits are
             from flat: about 8 times this at hidden size 64.
     """
-    from recipec.runtime.model.random_weights import is_embedding, random_tensor
+    from recipec.runtime.model.random_weights import is_table, random_tensor
 
     family = family_of(config)
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -57,9 +57,10 @@ def write_checkpoint(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     offset = family.norm_offset(family.architecture(config))
-    tensors = {name: random_tensor(name, shape, offset, seed) for name, shape in _tensors(config)}
+    names = family.names
+    tensors = {name: random_tensor(name, shape, offset, seed, names) for name, shape in _tensors(config)}
     for name in tensors:
-        if is_embedding(name) or name == "lm_head.weight":
+        if is_table(name, names):
             tensors[name] *= embedding_scale
     _write_shards(partial, {name: _cast(tensor, dtype) for name, tensor in tensors.items()}, shards)
     _write_json(partial / "config.json", dict(config) | {"dtype": dtype})
@@ -76,10 +77,12 @@ def _tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]
     """Yield every tensor of the checkpoint with its shape: text in layer order, then the vision tower."""
     family = family_of(config)
     multimodal = "vision_config" in config
-    prefix = "model.language_model." if multimodal else "model."
+    prefix = "model.language_model." if multimodal else family.prefixes[-1]
     for parameter in family.parameters(family.architecture(config)):
         for source in parameter.sources:
             yield source.full_name(prefix), source.shape
+    for name, shape in family.kept(text_config(config)).items():
+        yield prefix + name, shape
     if multimodal:
         tower = TOWERS[family.name].tensors
         yield from tower(config["vision_config"], config["text_config"]["hidden_size"])

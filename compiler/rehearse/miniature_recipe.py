@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.wording import split_layer
 from recipec.runtime.data.new_tokens import padded
 from recipec.runtime.model.adapters import build_adapters, by_pattern, meant, principal
 from recipec.runtime.model.families import family_of
@@ -116,6 +117,7 @@ def derive(
     recipe["checkpoint"] = {"directory": "checkpoints", "every_steps": max(1, steps // 4), "keep": 3}
     recipe["merge"]["output"] = "merged"
     shrink_lora(recipe, program, family, small)
+    recipe["train"]["only"] = _fewer_modules(program, family, small)
     paths = [parameter.path for parameter in family.parameters(small)]
     recipe["sharding"]["rules"] = [
         rule
@@ -166,6 +168,26 @@ def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small:
         }
         targets += sorted(wanted)
     lora["targets"] = list(dict.fromkeys(targets))
+
+
+def _fewer_modules(program: Program, family: Family, small: Architecture) -> list[str]:
+    """Return the miniature's modules that represent those of train.only: the same ones, in fewer layers."""
+    if not program.recipe.train.only:
+        return []
+    chosen: dict[str, set[int]] = {}
+    for parameter in program.parameters:
+        name, layer = split_layer(parameter.path)
+        if parameter.trainable:
+            chosen.setdefault(name, set()).update(() if layer is None else (layer,))
+    layers = {
+        name: _fewer_layers(sorted(every), program.architecture, small) for name, every in chosen.items()
+    }
+    found = []
+    for parameter in family.parameters(small):
+        name, layer = split_layer(parameter.path)
+        if name in chosen and (layer is None or layer in layers[name]):
+            found += [source.module for source in parameter.sources]
+    return list(dict.fromkeys(found))
 
 
 def _fewer_layers(layers: Sequence[int], original: Architecture, small: Architecture) -> list[int]:

@@ -30,7 +30,8 @@ def hardware(run: Run) -> list[tuple[str, str]]:
     if recipe is not None:
         out.append(("Model", recipe.model.id))
         lora = recipe.lora
-        method = "all weights" if lora is None else f"LoRA of rank {lora.rank}"
+        weights = "some weights" if recipe.train.only else "all weights"
+        method = weights if lora is None else f"LoRA of rank {lora.rank}"
         if lora is not None and lora.quantize:
             method += f" on {lora.quantize} weights"
             method += " by products in eight bits" if lora.products else ""

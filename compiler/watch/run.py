@@ -140,7 +140,8 @@ class WatchedRun:
         if self._recorded("model") is None:
             return ""
         rank, objective = self._recorded("lora", "rank"), self._recorded("train", "objective")
-        what = "all weights" if rank is None else f"LoRA {rank}"
+        weights = "some weights" if self._recorded("train", "only") else "all weights"
+        what = weights if rank is None else f"LoRA {rank}"
         where = self._recorded("mesh", "topology") or self._recorded("mesh", "accelerator")
         parts = [self._recorded("model", "id"), what, None if objective == "sft" else objective, where]
         return ", ".join(clean(part) for part in parts if part)

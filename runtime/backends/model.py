@@ -6,14 +6,14 @@ All names and shapes follow Hugging Face: a projection has its name within the d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
-from ..model.adapters import LoraSettings, Matrices, build_adapters
+from ..model.adapters import LoraSettings, Matrices, build_adapters, train_only
 from ..model.initial import initial_adapters
 from ..peft.adapter import WRAPPER, open_adapter
 from ..peft.exporting import adapter_config, module_prefix
@@ -192,13 +192,13 @@ def adapter_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
     return out
 
 
-def full_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
+def full_parameters(model: Any, base: HFCheckpoint, only: Sequence[str] = ()) -> dict[str, Any]:
     """Return what full fine-tuning trains, as in train.py, under the tensors' names in the checkpoint.
 
-    Freeze everything else (towers of other modalities).
+    Freeze everything else: towers of other modalities, and what `only` of ModelSettings leaves out.
     """
     names = {}
-    for parameter in base.family.parameters(base.architecture):
+    for parameter in train_only(base.family.parameters(base.architecture), only):
         for source in parameter.sources if parameter.trainable else ():
             name = source.full_name(base.prefix)
             module = source.name if source.whole else module_prefix(base) + source.name
@@ -211,9 +211,11 @@ def full_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
     return out
 
 
-def trained_parameters(model: Any, base: HFCheckpoint, lora: LoraSettings | None) -> dict[str, Any]:
+def trained_parameters(
+    model: Any, base: HFCheckpoint, lora: LoraSettings | None, only: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the parameters that a run trains, under a trace's names."""
-    return full_parameters(model, base) if lora is None else adapter_parameters(model, base)
+    return full_parameters(model, base, only) if lora is None else adapter_parameters(model, base)
 
 
 def labels(tokens: np.ndarray, segment_ids: np.ndarray, loss_mask: np.ndarray) -> np.ndarray:

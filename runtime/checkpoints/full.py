@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import Spoiled, UserError
+from ..model.adapters import train_only
 from ..model.families.base import Parameter, Source, parameter_path
 from ..weights.checkpoint import HFCheckpoint
 from .record import OTHER_RUN
@@ -101,7 +102,9 @@ def load_weights(
     """
     where = f"{directory}, step {step}"
     leaves = Leaves(f"{directory}/{step}/{item}")
-    trained = tuple(p for p in base.family.parameters(base.architecture) if p.trainable)
+    only = (record["recipe"].get("train") or {}).get("only") or ()
+    parameters = train_only(base.family.parameters(base.architecture), only)
+    trained = tuple(parameter for parameter in parameters if parameter.trainable)
     for parameter in trained:
         shape = leaves.shapes.get(parameter.path)
         if shape is None:

@@ -45,7 +45,8 @@ def model_card(
     data = {"library_name": "transformers", "pipeline_tag": "text-generation", **carried(base_card)}
     if base.on_hub:
         data |= {"base_model": base.id, "base_model_relation": "finetune"}
-    how = "fine-tuned in all weights of its text model"
+    only = _section(lock, "train").get("only")
+    how = f"fine-tuned in {_whole(only)} of its text model"
     if lora:
         how = f"fine-tuned with LoRA on {_listed(lora.get('targets') or [])}; the adapters are merged into it"
     form = f"Trained weights are stored as {record.get('dtype')}; all others are the base's, bit by bit."
@@ -191,7 +192,9 @@ def _training(
     lora = record.get("lora")
     rows = {
         "Base": base.link,
-        "Trained": _trained(lora, _section(lock, "lora")) if lora else "all weights of the text model",
+        "Trained": _trained(lora, _section(lock, "lora"))
+        if lora
+        else f"{_whole(train.get('only'))} of the text model",
         "LoRA reaches": str(reach or ""),
         "Objective": training_objective(train),
         "Data": ", ".join(map(_source, _sources(lock, "train"))),
@@ -209,6 +212,10 @@ def _training(
         if pattern:
             yield f"Modules of another {kind}, by the end of their names (the first that matches holds):"
             yield _table(("Module", kind), [(_code(key), f"{value:g}") for key, value in pattern.items()])
+
+
+def _whole(only: Sequence[str] | None) -> str:
+    return f"the modules {_listed(only)}" if only else "all weights"
 
 
 def _trained(lora: Mapping[str, Any], section: Mapping[str, Any]) -> str:

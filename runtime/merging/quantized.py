@@ -18,11 +18,13 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from ..weights.agreement import HEAD
 from ..weights.checkpoint import HFCheckpoint
 from .arithmetic import host
 
-LINEAR = re.compile(r"layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.weight")
+LINEAR = re.compile(
+    rf"{LAYERS}\.\d+\.((self_attn|attention|self_attention)\.([qkvo]_proj|query_key_value|dense)|"
+    r"mlp\.((gate|up|down)_proj|fc1|fc2|dense_h_to_4h|dense_4h_to_h))\.weight"
+)
 """A quantized tensor's name, after the checkpoint's prefix: the same in every family."""
 WEIGHT, SCALE = ".weight", ".weight_scale"
 LEAST_ABSOLUTE = float(np.finfo(np.float32).tiny) * 1024
@@ -122,12 +124,12 @@ def ignored(base: HFCheckpoint, quantized: Collection[str]) -> list[str]:
     Each pattern matches the name of a module, or of a part of the model, at any place: transformers, vLLM and
     vLLM-TPU use different names for the parts of a multimodal model.
     """
-    parts = {HEAD.removesuffix(WEIGHT)}  # transformers has the module even if the weight is the embedding
+    parts = {base.family.names.head}  # transformers has the module even if the weight is the embedding
     for name, tensor in base.tensors.items():
         if name in quantized or len(tensor.shape) < 2:
             continue
         if name.startswith(base.prefix):
-            path = re.sub(r"^layers\.\d+\.", "", name.removeprefix(base.prefix)).split(".")
+            path = re.sub(rf"^{LAYERS}\.\d+\.", "", name.removeprefix(base.prefix)).split(".")
         else:  # "model.vision_tower.x", or "language_model.lm_head.weight" beside "language_model.model."
             path = list(itertools.dropwhile(base.prefix.split(".").__contains__, name.split(".")))
         parts.add(path[0])

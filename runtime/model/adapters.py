@@ -18,10 +18,10 @@ import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .families.base import Architecture, Family, LoraTarget, Parameter, Spec
+from .families.base import PREFIXES, Architecture, Family, LoraTarget, Parameter, Spec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -309,6 +309,21 @@ def trained_whole(parameters: Sequence[Parameter], lora: LoraSettings | None) ->
     )
 
 
+def train_only(parameters: Sequence[Parameter], names: Sequence[str]) -> tuple[Parameter, ...]:
+    """Return the arrays, of which those that a recipe's train.only does not select are frozen."""
+    if not names:
+        return tuple(parameters)
+    return tuple(
+        parameter if any(selected(parameter, names)) else replace(parameter, frozen=True)
+        for parameter in parameters
+    )
+
+
+def selected(parameter: Parameter, names: Sequence[str]) -> list[bool]:
+    """Return for each tensor of an array whether any of the names matches its module."""
+    return [any(matches(name, source.module) for name in names) for source in parameter.sources]
+
+
 @functools.cache
 def _pattern(target: str) -> re.Pattern[str] | None:
     """Compile a target as a regular expression; None if it is not a valid one."""
@@ -463,6 +478,4 @@ def _projections(target: LoraTarget, lora: LoraSettings) -> tuple[Projection, ..
 
 def _spellings(module: str) -> tuple[str, ...]:
     """Return a module's possible names: without a checkpoint's prefix, or with one of transformers'."""
-    return tuple(
-        prefix + module for prefix in ("", "model.", "model.language_model.", "language_model.model.")
-    )
+    return tuple(prefix + module for prefix in ("", *PREFIXES))

@@ -51,13 +51,13 @@ def attend(
 
     Args:
         q: [B, T, N, H].
-        k, v: [B, T, K, H], K dividing N: query head n reads head n * K // N.
+        k, v: [B, T, K, H], K dividing N: query head n reads head n * K // N. Values may have another width.
         mask: bool[B, T, T], what each token may see, by row, query and key.
         scale: factor of the scores.
         seen: further limits on what a token sees.
 
     Returns:
-        [B, T, N, H] in q's dtype.
+        [B, T, N, H] in q's dtype, with the values' width.
     """
     assert mask is not None
     rows, length, heads, features = q.shape
@@ -76,7 +76,7 @@ def attend(
         weights = jnp.exp(scores - total).astype(v.dtype)
     else:
         weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("BKGTS,BSKH->BTKGH", weights, v).reshape(rows, length, heads, features)
+    return jnp.einsum("BKGTS,BSKH->BTKGH", weights, v).reshape(rows, length, heads, v.shape[-1])
 
 
 def by_kernel(kernel: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -120,34 +120,36 @@ class Attention(nnx.Module):
     def __init__(self, config: Config, layer: int) -> None:
         a, dtype = config.architecture, config.dtype
         self.config, self.layer = config, layer
+        self.add_projections(config)
+        out = a.num_heads, a.value_dim, a.hidden_size
+        self.o_proj = Einsum("BTNH,NHD->BTD", out, dtype, bias=int("o" in a.biases))
+        self.sinks = nnx.Param(jnp.zeros(a.num_heads, dtype)) if a.sinks else None
+
+    def add_projections(self, config: Config) -> None:
+        """Add what makes queries, keys and values."""
+        a, dtype = config.architecture, config.dtype
         d, n, k, h = a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim
         projected = {"qkv": n + 2 * k} if "qkv" in a.fused else {"q": n, "k": k, "v": k}
+        if "groups" in a.fused:
+            bias = 3 * ("q" in a.biases)
+            self.qkv_proj = Einsum("BTD,DKGH->BTKGH", (d, k, n // k + 2, h), dtype, bias=bias)
+            projected = {}
         for name, heads in projected.items():
             bias = 2 if name in a.biases else 0
-            shape = d, heads, 2 * h if name == "q" and a.output_gate else h
+            shape = d, heads, a.query_width if name == "q" else h
             setattr(self, f"{name}_proj", Einsum("BTD,DNH->BTNH", shape, dtype, bias=bias))
-        self.o_proj = Einsum("BTNH,NHD->BTD", (n, h, d), dtype, bias=int("o" in a.biases))
-        self.sinks = nnx.Param(jnp.zeros(n, dtype)) if a.sinks else None
-        norm = Norm(a.norm.eps, offset=a.norm.offset, wide=a.norm.wide)
+        if a.gate_apart:
+            self.gate_proj = Einsum("BTD,DNH->BTNH", (d, n, h), dtype)
+        norm = Norm(a.norm.eps, a.qk_norm == "each", offset=a.norm.offset, wide=a.norm.wide)
         for name, heads in (("q", n), ("k", k)) if a.qk_norm else ():
-            over = (heads, h) if a.qk_norm == "row" else (h,)
-            setattr(self, f"{name}_norm", Normalization(norm, over, dtype))
+            over = (h,) if a.qk_norm == "head" else (heads, h)
+            setattr(self, f"{name}_norm", Normalization(norm, over, dtype, int(a.qk_norm == "each")))
 
     def block(
         self, x: jax.Array, positions: jax.Array, turn: Turn | None, mask: jax.Array | None
     ) -> jax.Array:
         a = self.config.architecture
-        q, k, v = (constrain(one, HEADS) for one in self.projected(x))
-        if a.output_gate:
-            q, gate = jnp.split(q, 2, axis=-1)
-        if a.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if turn is not None:
-            rope = a.rope(self.layer)
-            assert rope is not None
-            q, k = (rotate(one, *turn, rope.interleaved) for one in (q, k))
-            if a.normed_turns:
-                q, k = (unit(one.astype(jnp.float32), (-1,), a.norm.eps).astype(x.dtype) for one in (q, k))
+        q, k, v, gate = self.inputs(x, turn)
         grown = a.query_growth
         if grown is not None and not (grown.unturned and turn is not None):
             times = jnp.floor((positions + grown.shift).astype(jnp.float32) / grown.length)
@@ -158,13 +160,44 @@ class Attention(nnx.Module):
             parts = chunks(layers.segments(), positions, window)
         sinks = None if self.sinks is None else self.sinks.get_value()
         out = attend(q, k, v, mask, a.attention_scale, Seen(window, sinks, parts))
-        if a.output_gate:
+        if gate is not None:
             out = out * jax.nn.sigmoid(gate)
         return constrain(self.o_proj(out), STREAM)
+
+    def inputs(self, x: jax.Array, turn: Turn | None) -> tuple[Any, ...]:
+        """Return rotated queries [B, T, N, H], keys and values [B, T, K, H], and a gate or None."""
+        a = self.config.architecture
+        q, k, v = (constrain(one, HEADS) for one in self.projected(x))
+        gate = None
+        if a.gate_apart:
+            gate = constrain(self.gate_proj(x), HEADS)
+        elif a.output_gate:
+            q, gate = jnp.split(q, 2, axis=-1)
+        if a.clip is not None:
+            q, k, v = (jnp.clip(one, -a.clip, a.clip) for one in (q, k, v))
+        if a.qk_norm and not a.qk_normed_last:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if turn is not None:
+            q, k = (self.turned(one, turn) for one in (q, k))
+            if a.normed_turns:
+                q, k = (unit(one.astype(jnp.float32), (-1,), a.norm.eps).astype(x.dtype) for one in (q, k))
+        if a.qk_norm and a.qk_normed_last:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q, k, v, gate
+
+    def turned(self, x: jax.Array, turn: Turn) -> jax.Array:
+        """Rotate each head of [B, T, N, H]."""
+        rope = self.config.architecture.rope(self.layer)
+        assert rope is not None
+        return rotate(x, *turn, rope.interleaved)
 
     def projected(self, x: jax.Array) -> tuple[jax.Array, ...]:
         """Return queries [B, T, N, H] (with a gate: [B, T, N, 2 H]), keys and values [B, T, K, H]."""
         a = self.config.architecture
+        if "groups" in a.fused:
+            queries = a.num_heads // a.num_kv_heads
+            q, k, v = jnp.split(self.qkv_proj(x), (queries, queries + 1), axis=3)
+            return q.reshape(*x.shape[:2], a.num_heads, a.head_dim), k[:, :, :, 0], v[:, :, :, 0]
         if "qkv" in a.fused:
             return tuple(jnp.split(self.qkv_proj(x), (a.num_heads, a.num_heads + a.num_kv_heads), axis=2))
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
@@ -173,6 +206,39 @@ class Attention(nnx.Module):
         if self.config.remat_config is RematConfig.BLOCK:
             return recomputed(type(self).block)(self, *args)
         return self.block(*args)
+
+
+class LatentAttention(Attention):
+    """Causal self-attention whose keys and values come from one compressed vector of each token.
+
+    The keys and values of all heads are computed, as in transformers: a sequence that is trained has no cache
+    that the compressed vectors would keep small.
+    """
+
+    def add_projections(self, config: Config) -> None:
+        a, dtype = config.architecture, config.dtype
+        assert a.latent is not None
+        for name, shape in a.latent_projections.items():
+            equation, weight = ("BTI,IO->BTO", "kernel") if len(shape) == 2 else ("BTD,DNH->BTNH", "w")
+            setattr(self, name, Einsum(equation, shape, dtype, weight))
+        for name, features in a.latent_norms.items():
+            setattr(self, name, Normalization(Norm(a.latent.eps), (features,), dtype))
+
+    def inputs(self, x: jax.Array, turn: Turn | None) -> tuple[Any, ...]:
+        a = self.config.architecture
+        latent = a.latent
+        assert latent is not None
+        q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))) if latent.queries else self.q_proj(x)
+        q, q_turned = jnp.split(constrain(q, HEADS), (latent.plain,), axis=-1)
+        compressed, k_turned = jnp.split(self.kv_a_proj_with_mqa(x), (latent.keys,), axis=-1)
+        kv = constrain(self.kv_b_proj(self.kv_a_layernorm(compressed)), HEADS)
+        k, v = jnp.split(kv, (latent.plain,), axis=-1)
+        k_turned = k_turned[:, :, None]
+        if turn is not None:
+            q_turned, k_turned = (self.turned(one, turn) for one in (q_turned, k_turned))
+        k_turned = jnp.broadcast_to(k_turned, q_turned.shape)
+        q, k = (jnp.concatenate(both, axis=-1) for both in ((q, q_turned), (k, k_turned)))
+        return constrain(q, HEADS), constrain(k, HEADS), v, None
 
 
 class DecoderLayer(nnx.Module):
@@ -196,7 +262,8 @@ class DecoderLayer(nnx.Module):
             normed = self.normed(places.before_attention, x)
             mixed = self.normed(places.after_attention, self.mixed(normed, positions, turn, mask))
             if places.parallel:
-                return x + self.scaled(mixed) + self.scaled(self.fed(normed))
+                read = normed if places.before_mlp is None else self.normed(places.before_mlp, x)
+                return x + self.scaled(mixed) + self.scaled(self.fed(read))
             x = x + self.scaled(mixed)
         if self.mlp is None:
             return x
@@ -232,8 +299,10 @@ class DecoderLayer(nnx.Module):
 
 
 def _attention(config: Config, layer: int, parts: Collection[str]) -> nnx.Module | None:
+    if "attention" in parts:
+        return (Attention if config.architecture.latent is None else LatentAttention)(config, layer)
     if "delta" not in parts:
-        return Attention(config, layer) if "attention" in parts else None
+        return None
     from .delta import DeltaNet
 
     return DeltaNet(config)
@@ -264,7 +333,8 @@ class Decoder(nnx.Module):
         self.layers = nnx.List([DecoderLayer(config, i) for i in range(a.num_layers)])
         self.final_norm = Normalization(a.norm, (a.hidden_size,), dtype)
         if not a.tied:
-            self.lm_head = Einsum("BTD,DV->BTV", (a.hidden_size, a.vocab_size), dtype)
+            bias = int("head" in a.biases)
+            self.lm_head = Einsum("BTD,DV->BTV", (a.hidden_size, a.vocab_size), dtype, bias=bias)
 
     def __call__(
         self, tokens: jax.Array, positions: jax.Array, cache: None, mask: jax.Array | None
@@ -280,7 +350,7 @@ class Decoder(nnx.Module):
         x = self.embedder.encode(tokens)
         if a.embedding_scale != 1:
             x = x * jnp.asarray(a.embedding_scale, x.dtype)
-        turns = {rope: sin_cos(rope, positions, a.head_dim) for _, rope in a.ropes}
+        turns = {rope: sin_cos(rope, positions, a.turned_dim) for _, rope in a.ropes}
         for i, layer in enumerate(self.layers):
             rope = a.rope(i)
             x = layer(x, positions, None if rope is None else turns[rope], mask)

@@ -114,7 +114,7 @@ def route(
 def _within_groups(ranked: jax.Array, experts: Experts) -> jax.Array:
     """Return the scores, with minus infinity outside the groups that experts are chosen from."""
     grouped = ranked.reshape(*ranked.shape[:-1], experts.groups, -1)
-    best = jax.lax.top_k(grouped, min(2, grouped.shape[-1]))[0].sum(-1)
+    best = jax.lax.top_k(grouped, min(experts.summed, grouped.shape[-1]))[0].sum(-1)
     chosen = jax.lax.top_k(best, experts.chosen_groups)[1]
     kept = jax.nn.one_hot(chosen, experts.groups, dtype=bool).any(-2)
     return jnp.where(kept[..., None], grouped, -jnp.inf).reshape(ranked.shape)

@@ -8,7 +8,7 @@ through here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +32,7 @@ class Head:
 
     Attributes:
         weight: [V, D] if the embedding serves as head, else [D, V].
+        bias: [V], added to the product; None for none.
         tied: whether the embedding serves as head.
         dtype: of the product and its operands; None for the type that the operands promote to.
         softcap: logits become softcap * tanh(logits / softcap); None for none.
@@ -45,6 +46,12 @@ class Head:
     softcap: float | None
     cap_dtype: Any
     scale: float = 1.0
+    bias: jax.Array | None = None
+
+    @property
+    def arrays(self) -> tuple[jax.Array, ...]:
+        """Return the weight and, if there is one, the bias."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     @property
     def vocab_size(self) -> int:
@@ -55,16 +62,22 @@ class Head:
         """Return the weight's sharding for computing logits: the vocabulary over tp, features whole."""
         return ("tp", None) if self.tied else (None, "tp")
 
-    def logits(self, hidden: jax.Array, weight: jax.Array) -> jax.Array:
+    def placed(self, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """Return `arrays` with the weight placed for computing logits."""
+        return sharding.constrain_weight(arrays[0], self.spec), *arrays[1:]
+
+    def logits(self, hidden: jax.Array, weight: jax.Array, *bias: jax.Array) -> jax.Array:
         """Return float32[B, T, V], bit for bit as Tunix computes the logits.
 
         Args:
             hidden: [B, T, D].
-            weight: `self.weight`, placed for this product.
+            weight, bias: `self.arrays`, placed for this product.
         """
         dtype = self.dtype or jnp.promote_types(hidden.dtype, weight.dtype)
         equation = "BTD,VD->BTV" if self.tied else UNTIED_HEAD
         logits = jnp.einsum(equation, hidden.astype(dtype), weight.astype(dtype))
+        for one in bias:
+            logits = logits + one.astype(dtype)
         if self.softcap is not None:
             logits = logits.astype(self.cap_dtype or dtype)
             logits = jnp.tanh(logits / self.softcap) * self.softcap
@@ -158,6 +171,7 @@ class Forward:
             softcap=softcap,
             cap_dtype=jnp.float32 if self.family.caps_in_float32 else None,
             scale=getattr(model.config, "logit_scale", 1.0),
+            bias=None if getattr(own, "bias", None) is None else own.bias.get_value(),
         )
 
     def _mask(self, segment_ids: jax.Array) -> jax.Array | None:

@@ -27,10 +27,14 @@ HEADS = ("fsdp", None, "tp", None)
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "gelu_pytorch_tanh": jax.nn.gelu,
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), jax.nn.gelu),
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
+
+
+XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+"""The parameters of an xIELU, of which the last two are constants of the checkpoint."""
 
 
 class RematConfig(enum.Enum):
@@ -112,21 +116,22 @@ class Embedder(nnx.Module):
 class Normalization(nnx.Module):
     """RMS or layer normalization over the last axes, in float32."""
 
-    def __init__(self, norm: Norm, shape: tuple[int, ...], dtype: Any) -> None:
-        self.norm = norm
-        self.w = nnx.Param(jnp.zeros(shape, dtype))
+    def __init__(self, norm: Norm, shape: tuple[int, ...], dtype: Any, over: int = 0) -> None:
+        """over: the number of axes that are normalized together; 0 for all of the shape."""
+        self.norm, self.over = norm, over or len(shape)
+        self.w = nnx.Param(jnp.zeros(shape, dtype)) if norm.weighted else None
         self.bias = nnx.Param(jnp.zeros(shape, dtype)) if norm.bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        weight = self.w.get_value()
-        axes = tuple(range(-weight.ndim, 0))
+        axes = tuple(range(-self.over, 0))
         wide = x.astype(jnp.float32)
         if self.norm.centered:
             wide = wide - jnp.mean(wide, axis=axes, keepdims=True)
         wide = unit(wide, axes, self.norm.eps)
         if not self.norm.wide:
             wide = wide.astype(x.dtype).astype(jnp.float32)
-        wide = wide * (weight.astype(jnp.float32) + self.norm.offset)
+        if self.w is not None:
+            wide = wide * (self.w.get_value().astype(jnp.float32) + self.norm.offset)
         if self.bias is not None:
             wide = wide + self.bias.get_value().astype(jnp.float32)
         return wide.astype(x.dtype)
@@ -140,13 +145,15 @@ class MLP(nnx.Module):
         self.config = config
         d, f = a.hidden_size, features
         bias = int("mlp" in a.biases)
+        if a.activation == "xielu":
+            for name in XIELU:
+                setattr(self, name, nnx.Param(jnp.zeros(1, config.dtype)))
 
         def dense(features_in: int, features_out: int) -> Einsum:
             return Einsum("BTI,IO->BTO", (features_in, features_out), config.dtype, "kernel", bias)
 
         if not a.gated:
-            for name, sizes in zip(a.mlp, ((d, f), (f, d)), strict=True):
-                setattr(self, name, dense(*sizes))
+            self.c_fc, self.c_proj = dense(d, f), dense(f, d)
             return
         if "gate_up" in a.fused:
             self.gate_up_proj = Einsum("BTD,DCF->BTCF", (d, 2, f), config.dtype, "kernel")
@@ -156,16 +163,22 @@ class MLP(nnx.Module):
 
     def block(self, x: jax.Array) -> jax.Array:
         a = self.config.architecture
-        activation = ACTIVATIONS[a.activation]
+        activation = self.xielu if a.activation == "xielu" else ACTIVATIONS[a.activation]
         if not a.gated:
-            into, out_of = (getattr(self, name) for name in a.mlp)
-            return out_of(constrain(activation(into(x)), STREAM))
+            return self.c_proj(constrain(activation(self.c_fc(x)), STREAM))
         if "gate_up" in a.fused:
             both = self.gate_up_proj(x)
             gate, up = both[:, :, 0], both[:, :, 1]
         else:
             gate, up = self.gate_proj(x), self.up_proj(x)
         return self.down_proj(constrain(activation(scaled(gate, a.scales.gate)) * up, STREAM))
+
+    def xielu(self, x: jax.Array) -> jax.Array:
+        """Apply xIELU (https://arxiv.org/abs/2411.13010), in x's dtype."""
+        alpha_p, alpha_n, beta, eps = (getattr(self, name).get_value().astype(x.dtype) for name in XIELU)
+        rising = jax.nn.softplus(alpha_p) * x * x
+        falling = (beta + jax.nn.softplus(alpha_n)) * (jnp.expm1(jnp.minimum(x, eps)) - x)
+        return jnp.where(x > 0, rising, falling) + beta * x
 
     def __call__(self, x: jax.Array) -> jax.Array:
         if self.config.remat_config is RematConfig.BLOCK:

@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from . import remat, sharding
-from .adapters import Adapter, LoraSettings, Matrices, build_adapters, trained_whole
+from .adapters import Adapter, LoraSettings, Matrices, build_adapters, train_only, trained_whole
 from .families import Architecture, Family
 from .families.base import Parameter, Source, Spec
 from .forward import Forward
@@ -97,7 +97,7 @@ def abstract_model(
     """
     if settings.attention == "splash" and not family.flash_attention:
         raise UserError(f"{family.name} has no splash attention here", "set model.attention to dot")
-    parameters = placed_parameters(family, architecture, rules, axes)
+    parameters = train_only(placed_parameters(family, architecture, rules, axes), settings.only)
     model_class, config = family.tunix_model(architecture, dtype=jnp.dtype(settings.dtype))
     model = nnx.eval_shape(lambda: model_class(config, rngs=_ConstantKeys()))
     specs = {parameter.path: parameter.spec for parameter in parameters}

@@ -20,27 +20,31 @@ import numpy as np
 from ..weights.checkpoint import SINGLE, HFCheckpoint
 from ..weights.checkpoint_files import Files
 from .families import family_of
-from .families.base import Source
+from .families.base import Names, Source
 
+DEFAULT = Names()
 BLOCK = 1 << 20
 """A block of random numbers that large tensors repeat: the time to compute does not depend on the values."""
 
 
-def is_embedding(name: str) -> bool:
-    """Return whether a tensor is the embedding of tokens, by its name in any family."""
-    return "embed_tokens" in name or name.endswith((".embeddings.weight", ".embedding.weight"))
+def is_table(name: str, names: Names) -> bool:
+    """Return whether a tensor is a token embedding or an output head."""
+    return any(one in name for one in names.of_embedding) or name == f"{names.head}.weight"
 
 
-def random_tensor(name: str, shape: tuple[int, ...], offset: float, seed: int) -> np.ndarray:
+def random_tensor(
+    name: str, shape: tuple[int, ...], offset: float, seed: int, names: Names = DEFAULT
+) -> np.ndarray:
     """Return float32: matrices keep their input's variance, norms stay near the one that changes nothing.
 
     Args:
         offset: what the family's norms add to their weight.
         seed: of all tensors; each tensor's stream depends on its name too.
+        names: the family's names of modules.
     """
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     values = generator.standard_normal(shape, dtype=np.float32)
-    if is_embedding(name) or "position_embedding" in name or name == "lm_head.weight":
+    if is_table(name, names) or "position_embedding" in name:
         return values
     if len(shape) > 1:
         return values * deviation(shape)
@@ -67,14 +71,14 @@ def write_text_model(folder: Path, config: Mapping[str, Any], seed: int = 0) -> 
 
     family = family_of(config)
     architecture = family.architecture(config)
-    prefix = "model.language_model." if "vision_config" in config else "model."
+    prefix = "model.language_model." if "vision_config" in config else family.prefixes[-1]
     offset = family.norm_offset(architecture)
     tensors = {}
     for parameter in family.parameters(architecture):
         for source in parameter.sources:
             name = source.full_name(prefix)
-            tensors[name] = random_tensor(name, source.shape, offset, seed)
-            if is_embedding(name) or name == "lm_head.weight":
+            tensors[name] = random_tensor(name, source.shape, offset, seed, family.names)
+            if is_table(name, family.names):
                 tensors[name] *= np.float32(0.5)
     save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(dict(config) | {"dtype": "float32"}), encoding="utf-8")
@@ -88,7 +92,8 @@ class RandomCheckpoint(HFCheckpoint):
     def of(cls, config: Mapping[str, Any]) -> RandomCheckpoint:
         family = family_of(config)
         nowhere = cast(Files, None)
-        return cls(nowhere, config, family, family.architecture(config), "model.", {}, {}, None, ())
+        prefix = family.prefixes[-1]
+        return cls(nowhere, config, family, family.architecture(config), prefix, {}, {}, None, ())
 
     @property
     def name(self) -> str:
@@ -107,8 +112,10 @@ class RandomCheckpoint(HFCheckpoint):
         name, shape = source.full_name(self.prefix), (stop - start, *source.reshape[1:])
         if len(source.shape) < 2:
             offset = self.family.norm_offset(self.architecture)
-            return random_tensor(name, source.shape, offset, 0).reshape(source.reshape)[start:stop]
-        scale = np.float32(0.02) if is_embedding(name) else deviation(source.shape)
+            made = random_tensor(name, source.shape, offset, 0, self.family.names)
+            return made.reshape(source.reshape)[start:stop]
+        embedding = any(one in name for one in self.family.names.of_embedding)
+        scale = np.float32(0.02) if embedding else deviation(source.shape)
         return np.resize(_block(float(scale)), shape)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..addresses import is_address
 from ..errors import UserError
 from ..model.adapters import means
+from ..model.families.base import LAYERS, PREFIXES
 from ..weights.checkpoint_files import Files, files_of
 from ..weights.headers import Tensor, read_header
 
@@ -226,22 +227,20 @@ def _number(value: Any, key: str, path: str) -> float:
 
 
 PICKLED = "adapter_model.bin"
-PREFIXES = ("model.language_model.", "language_model.model.", "model.")
-"""Prefixes of the decoder layers in transformers' models, current ones and those of 2025."""
 READ = ("F16", "BF16", "F32")
 """Element types of an adapter."""
 WHICH = ("A", "B", "magnitude_vector")
-EMBEDDINGS = ("embed_tokens", "lm_head")
+EMBEDDINGS = ("embed_tokens", "lm_head", "embed_in", "embed_out", "word_embeddings")
 _LORA = re.compile(
     r"(?P<module>.+)\.lora_((?P<which>[AB])(?:\.[^.]+)?\.weight|(?P<length>magnitude_vector)(?:\..+)?)"
 )
 _WHOLE = re.compile(r"\.modules_to_save(\.default)?\.")
-LAYER = re.compile(r"layers\.(\d{1,9})\..+")
+LAYER = re.compile(rf"{LAYERS}\.(\d{{1,9}})\..+")
 _ELSE: Mapping[str, tuple[str, str]] = {
     r"\.lora_embedding_[AB]": ("an adapter on an embedding", MERGE),
     r"\.lora_[AB](\.[^.]+)?\.bias$": ("a bias of an adapter (lora_bias)", MERGE),
     r"\.modules_to_save\.|\.original_module\.": ("a module that was trained whole", MERGE),
-    r"\.(embed_tokens|lm_head)\.(base_layer\.)?weight$": (
+    rf"\.({'|'.join(EMBEDDINGS)})\.(base_layer\.)?weight$": (
         "the base's own embedding",
         "save the adapter with save_embedding_layers=False, unless the embedding was trained or resized",
     ),

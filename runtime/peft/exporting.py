@@ -105,7 +105,7 @@ def adapter_config(
         "fan_in_fan_out": False,
         "inference_mode": True,
         "init_lora_weights": True,
-        "layers_pattern": None if layers is None else "layers",
+        "layers_pattern": None if layers is None else base.family.names.layers,
         "layers_to_transform": layers,
         "lora_alpha": plain(settings.alpha),
         "lora_dropout": 0.0 if parameters else settings.dropout,  # PEFT does not support it for parameters
@@ -197,19 +197,21 @@ def select_modules(
     for name in chosen:
         _, layer, slot = name.removeprefix(prefix).split(".", 2)
         slots[int(layer)].add(slot)
-    pattern = re.compile(r".*\.layers\.(\d+)\.")
+    (holder,) = {name.removeprefix(prefix).partition(".")[0] for name in chosen}
+    pattern = re.compile(rf".*\.{holder}\.(\d+)\.")
     layers = sorted(slots)
     if {m for m in named if (found := pattern.match(m)) and int(found[1]) in slots} == chosen:
         return names, layers
     every_slot = {slot for group in slots.values() for slot in group}
-    regex = rf"{re.escape(prefix)}layers\.\d+\.{_alternatives(every_slot)}"
+    start = rf"{re.escape(prefix)}{holder}\."
+    regex = rf"{start}\d+\.{_alternatives(every_slot)}"
     if _matched(regex, modules) == chosen:
         return regex, None
     groups: dict[frozenset[str], list[str]] = defaultdict(list)
     for number in layers:
         groups[frozenset(slots[number])].append(str(number))
     parts = [rf"{_alternatives(group)}\.{_alternatives(slot)}" for slot, group in groups.items()]
-    regex = rf"{re.escape(prefix)}layers\.{parts[0] if len(parts) == 1 else '(' + '|'.join(parts) + ')'}"
+    regex = rf"{start}{parts[0] if len(parts) == 1 else '(' + '|'.join(parts) + ')'}"
     if _matched(regex, modules) != chosen:
         raise AssertionError(f"{regex} does not match the trained modules alone")
     return regex, None

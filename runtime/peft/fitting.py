@@ -21,7 +21,11 @@ from .adapter import ADAPTER_CONFIG, AGAIN, LAYER, MERGE, WHICH, PeftAdapter, Pe
 
 BUILD = "build the recipe with {}"
 """The help if a recipe has other values."""
-REMAPPED = ("qwen3_moe", "qwen3_next", "glm4_moe", "olmoe", "mixtral")
+REMAPPED = (
+    *("qwen3_moe", "qwen3_next", "glm4_moe", "olmoe", "mixtral"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "glm_moe_dsa"),
+    *("afmoe", "ernie4_5_moe", "minimax_m2"),
+)
 """Families for which peft 0.21 mistakes a linear layer among `target_modules` for experts or the router, if
 its name is one that these had before transformers 5."""
 OLD_NAMES = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
@@ -272,10 +276,11 @@ def _without_copies(found: PeftAdapter, base: Known) -> PeftAdapter:
         and all(found.same(*pair) for pair in zip(found.tensors[keys], found.tensors[values], strict=True))
     }
     whole = dict(found.whole)
-    embedding, head = (whole.get(f"{name}.weight") for name in ("embed_tokens", "lm_head"))
+    names = base.family.names
+    embedding, head = (whole.get(f"{name}.weight") for name in (names.embedding, names.head))
     own = {source.name for one in base.family.parameters(base.architecture) for source in one.sources}
-    if embedding and head and "lm_head.weight" not in own and found.same(embedding, head):
-        del whole["lm_head.weight"]
+    if embedding and head and f"{names.head}.weight" not in own and found.same(embedding, head):
+        del whole[f"{names.head}.weight"]
     tensors = {name: pair for name, pair in found.tensors.items() if name not in copies}
     return replace(found, tensors=tensors, whole=whole)
 

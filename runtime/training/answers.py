@@ -44,8 +44,7 @@ def jit_answers(
             hidden = context.collect(hidden, tokens.shape[1])
         newest = jnp.take_along_axis(hidden, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
         head = forward.head(model)
-        weight = sharding.constrain_weight(head.weight, head.spec)
-        return jnp.argmax(head.logits(newest, weight)[:, 0], axis=-1).astype(jnp.int32)
+        return jnp.argmax(head.logits(newest, *head.placed(head.arrays))[:, 0], axis=-1).astype(jnp.int32)
 
     def answer(trained: Any, base: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
         tokens, lengths = batch["tokens"], batch["lengths"]

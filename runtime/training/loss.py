@@ -32,6 +32,8 @@ SMALL_BYTES = 32 * 2**20
 """Logits that take no more than this are computed at once."""
 
 
+Arrays = tuple[jax.Array, ...]
+"""The arrays of a head: its weight, and its bias if it has one."""
 Logps = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """(tokens, positions, segment_ids) -> the log-probability of each next token: `token_logps` of some model."""
 
@@ -130,8 +132,8 @@ def batch_loss(forward: Computed, model: Any, batch: Batch, penalties: Penalties
     hidden = forward.hidden(model, *inputs)
     head = forward.head(model)
 
-    def nll_of(weight: jax.Array, x: jax.Array, targets: jax.Array, counted: jax.Array) -> jax.Array:
-        return jnp.where(counted, _chunk_nll(head, weight, x, targets, penalties), 0.0)
+    def nll_of(own: Arrays, x: jax.Array, targets: jax.Array, counted: jax.Array) -> jax.Array:
+        return jnp.where(counted, _chunk_nll(head, own, x, targets, penalties), 0.0)
 
     return _summed(nll_of, head, hidden, targets, counted, batch["norm"])
 
@@ -152,15 +154,15 @@ def token_logps(
     chunks = Chunks.of(hidden.shape, head.vocab_size)
     dtype = head.weight.dtype
     # In float32, so that the gradients of a trained head are summed over chunks in float32.
-    weight = sharding.constrain_weight(head.weight, head.spec).astype(jnp.float32)
+    arrays = tuple(array.astype(jnp.float32) for array in head.placed(head.arrays))
 
     # prevent_cse is off: a scan's iterations share nothing that recomputing could be merged with.
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def nll_of(weight: jax.Array, x: jax.Array, targets: jax.Array) -> jax.Array:
-        return _chunk_nll(head, weight.astype(dtype), x, targets)
+    def nll_of(own: Arrays, x: jax.Array, targets: jax.Array) -> jax.Array:
+        return _chunk_nll(head, tuple(array.astype(dtype) for array in own), x, targets)
 
     def body(_: None, xs: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
-        return None, nll_of(weight, *xs)
+        return None, nll_of(arrays, *xs)
 
     _, nll = jax.lax.scan(body, None, chunks.split(hidden, targets))
     nll = chunks.join(nll)
@@ -222,16 +224,16 @@ def _continued(segment_ids: jax.Array) -> jax.Array:
 
 
 def _chunk_nll(
-    head: Head, weight: jax.Array, x: jax.Array, targets: jax.Array, penalties: Penalties = PLAIN
+    head: Head, own: Arrays, x: jax.Array, targets: jax.Array, penalties: Penalties = PLAIN
 ) -> jax.Array:
-    """Return float32[B, size] of one chunk: x [B, size, D], targets int32[B, size]."""
+    """Return float32[B, size] of one chunk: x [B, size, D], targets int32[B, size]; `own` as `head.placed`."""
     x = sharding.constrain(x, ("fsdp", None, None))
-    logits = sharding.constrain(head.logits(x, weight), ("fsdp", None, "tp"))
+    logits = sharding.constrain(head.logits(x, *own), ("fsdp", None, "tp"))
     return token_nll(logits, targets, penalties)
 
 
 def _summed(
-    nll_of: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array],
+    nll_of: Callable[[Arrays, jax.Array, jax.Array, jax.Array], jax.Array],
     head: Head,
     hidden: jax.Array,
     targets: jax.Array,
@@ -244,7 +246,7 @@ def _summed(
     Otherwise the logits would have to be computed again.
 
     Args:
-        nll_of: (the head's weight, hidden states, targets, which are counted) of a chunk -> float32[B, size].
+        nll_of: (the head's arrays, hidden states, targets, which are counted) of a chunk -> float32[B, size].
         hidden: [B, T, D], the final hidden states.
         targets: int32[B, T].
         counted: bool[B, T].
@@ -254,41 +256,45 @@ def _summed(
 
     @jax.custom_vjp
     def total(
-        hidden: jax.Array, weight: jax.Array, targets: jax.Array, counted: jax.Array, norm: jax.Array
+        hidden: jax.Array, own: Arrays, targets: jax.Array, counted: jax.Array, norm: jax.Array
     ) -> jax.Array:
-        weight = sharding.constrain_weight(weight, head.spec)
+        placed = head.placed(own)
 
         def body(_: None, xs: tuple[jax.Array, ...]) -> tuple[None, jax.Array]:
-            return None, nll_of(weight, *xs)
+            return None, nll_of(placed, *xs)
 
         _, nll = jax.lax.scan(body, None, chunks.split(hidden, targets, counted))
         return _divided(chunks.join(nll).sum(), norm)
 
-    def run(hidden: Any, weight: Any, *rest: Any) -> tuple[jax.Array, tuple[Any, Any]]:
-        placed = sharding.constrain_weight(weight.value, head.spec)
+    def run(hidden: Any, own: Any, *rest: Any) -> tuple[jax.Array, tuple[Any, Any]]:
+        placed = head.placed([one.value for one in own])
         targets, counted, norm = (argument.value for argument in rest)
         seed = _divided(jnp.float32(1.0), norm)
 
         def body(dw: Any, xs: tuple[jax.Array, ...]) -> tuple[Any, tuple[jax.Array, jax.Array]]:
             x, *rest = xs
-            nll, pull = jax.vjp(lambda x, weight: nll_of(weight, x, *rest), x, placed)
+            nll, pull = jax.vjp(lambda x, own: nll_of(own, x, *rest), x, placed)
             dx, chunk_dw = pull(jnp.full_like(nll, seed))
             # Dropped, and not computed, when the head is frozen.
-            return None if dw is None else dw + chunk_dw.astype(jnp.float32), (nll, dx)
+            summed = [
+                d if d is None else d + c.astype(jnp.float32) for d, c in zip(dw, chunk_dw, strict=True)
+            ]
+            return summed, (nll, dx)
 
-        start = jnp.zeros(placed.shape, jnp.float32) if weight.perturbed else None
+        start = [jnp.zeros(one.value.shape, jnp.float32) if one.perturbed else None for one in own]
         dw, (nll, dx) = jax.lax.scan(body, start, chunks.split(hidden.value, targets, counted))
-        gradients = chunks.join(dx), None if dw is None else dw.astype(placed.dtype)
-        return _divided(chunks.join(nll).sum(), norm), gradients
+        of_own = tuple(d if d is None else d.astype(p.dtype) for d, p in zip(dw, placed, strict=True))
+        return _divided(chunks.join(nll).sum(), norm), (chunks.join(dx), of_own)
 
     def pull(gradients: tuple[Any, Any], cotangent: jax.Array) -> tuple[Any, ...]:
-        scaled = [
-            None if g is None else (cotangent * g.astype(jnp.float32)).astype(g.dtype) for g in gradients
-        ]
-        return (*scaled, None, None, None)
+        def scaled(g: Any) -> Any:
+            return None if g is None else (cotangent * g.astype(jnp.float32)).astype(g.dtype)
+
+        of_hidden, of_own = gradients
+        return scaled(of_hidden), tuple(map(scaled, of_own)), None, None, None
 
     total.defvjp(run, pull, symbolic_zeros=True)
-    return total(hidden, head.weight, targets, counted, norm)
+    return total(hidden, head.arrays, targets, counted, norm)
 
 
 def _divided(total: jax.Array, norm: jax.Array) -> jax.Array:

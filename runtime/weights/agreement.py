@@ -15,7 +15,6 @@ from .contradictions import config_keys, layer_of
 from .headers import FLOATING
 
 CONFIG = "config.json"
-HEAD = "lm_head.weight"
 ORIGINAL = "quantized checkpoints cannot be trained or merged; use the original one"
 ONE_CHECKPOINT = f"{CONFIG} and the weights must be of one checkpoint"
 
@@ -65,7 +64,13 @@ def prefix_of(family: Family, tensors: Mapping[str, object]) -> str | None:
 
 def embeddings(family: Family) -> list[tuple[str, str]]:
     """Return the names that the text embedding may have, each with its prefix."""
-    return [(prefix, f"{prefix}{name}.weight") for prefix in family.prefixes for name in family.embeddings]
+    names = family.names.of_embedding
+    return [(prefix, f"{prefix}{name}.weight") for prefix in family.prefixes for name in names]
+
+
+def heads_of(family: Family) -> tuple[str, ...]:
+    """Return the names that an output head's weight can have."""
+    return f"{family.names.head}.weight", f"language_model.{family.names.head}.weight"
 
 
 def faults(
@@ -103,7 +108,7 @@ def faults(
                 ONE_CHECKPOINT,
             )
     tied = text_config(config).get("tie_word_embeddings", config.get("tie_word_embeddings", True))
-    head = next((name for name in (HEAD, f"language_model.{HEAD}") if name in tensors), None)
+    head = next((name for name in heads_of(family) if name in tensors), None)
     if head is not None and head not in used and tied is False:
         yield Fault(
             Kind.HEAD,

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..model.families.base import LAYERS
+
 AGAIN = "copy or download the checkpoint again"
 
 HEADS = (("num_attention_heads", "head_dim"), ("num_attention_heads", "global_head_dim"))
@@ -34,7 +36,7 @@ AXES: Mapping[str, Sequence[Sequence[Sequence[str]]]] = {
 }
 """By the last part of a module's name, for each axis of its weight: config keys whose product may be it."""
 
-LAYER = re.compile(r"layers\.(\d{1,9})\.")
+LAYER = re.compile(rf"{LAYERS}\.(\d{{1,9}})\.")
 
 
 def foreign(head: bytes) -> tuple[str, str] | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from .agreement import HEAD, embeddings
+from .agreement import embeddings, heads_of
 from .headers import ITEM_BYTES, Tensor, View
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def grown(base: HFCheckpoint, rows: int) -> HFCheckpoint:
             f"{base.name}: its embedding has {own} rows, and the recipe was compiled for {rows}",
             "give the checkpoint of the recipe's model.id with --model",
         )
-    wanted = {*(name for _, name in embeddings(base.family)), HEAD, f"language_model.{HEAD}"}
+    wanted = {*(name for _, name in embeddings(base.family)), *heads_of(base.family)}
     made: dict[str, Tensor] = {
         name: Grown(t.file, t.dtype, (rows, *t.shape[1:]), t.start, t.end, t)
         for name, t in base.tensors.items()

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from recipec.spec.language.base import LARGEST, Problem, Section, field, section
+from pydantic import AfterValidator
+
+from recipec.spec.language.base import LARGEST, Problem, Section, distinct, field, section
 
 
 def _b2_of_optimizer(given: dict[str, Any]) -> float:
-    return 0.99 if given.get("name") == "lion" else 0.999
+    return 0.99 if given.get("name") in ("lion", "rmsprop") else 0.999
 
 
 class Optimizer(Section):
     """The optax optimizer and its hyperparameters. An optimizer ignores hyperparameters that it does not "
     "have."""
 
-    name: Literal["adamw", "adafactor", "lion", "sgd"] = field(
+    name: Literal["adamw", "adafactor", "lion", "rmsprop", "sgd"] = field(
         "The optimizer.",
         "adamw",
         choices={
             "adamw": "Adam with decoupled weight decay.",
             "adafactor": "Second moments factored by rows and columns, which needs little memory.",
             "lion": "Sign of the running mean, with a single moment.",
+            "rmsprop": "Gradients divided by the root of the squared gradient's running mean, as in PyTorch.",
             "sgd": "Plain gradient descent, optionally with momentum.",
         },
     )
@@ -33,7 +36,7 @@ class Optimizer(Section):
     b2: float = field(
         "Decay of the squared gradient's running mean; for lion, of the gradient's running mean.",
         unit="none (a factor)",
-        default_is="0.999, or 0.99 for lion",
+        default_is="0.999, or 0.99 for lion and rmsprop",
         default_factory=_b2_of_optimizer,
         ge=0,
         lt=1,
@@ -41,7 +44,11 @@ class Optimizer(Section):
     )
     eps: float = field("Added to the denominator.", 1.0e-8, unit="none", gt=0, allow_inf_nan=False)
     momentum: float = field(
-        "For sgd: decay of the gradient's running sum.", 0.0, unit="none (a factor)", ge=0, lt=1
+        "For sgd and rmsprop: decay of the running sum of the gradients that a step takes.",
+        0.0,
+        unit="none (a factor)",
+        ge=0,
+        lt=1,
     )
     master_weights: bool = field(
         "For full fine-tuning in bfloat16: keep a float32 copy of the weights, so that small updates count.",
@@ -339,6 +346,12 @@ class Train(Section):
         ge=0,
         allow_inf_nan=False,
         example=0.001,
+    )
+    only: Annotated[list[str], AfterValidator(distinct)] = field(
+        "Without lora: the modules that are trained, as names or regular expressions like those of "
+        "lora.targets; all others stay as they are. [] trains every module.",
+        [],
+        example=["lm_head", "layers\\.(30|31)\\..*"],
     )
     optimizer: Optimizer = section(
         "The optimizer and its hyperparameters.", Optimizer, {"name": "adamw", "learning_rate": 0.0001}

@@ -58,7 +58,7 @@ VALUES: dict[str, dict[str, str]] = {
             "torch.optim.adamw": "`name: adamw`",
             "lion_8bit lion_32bit paged_lion_8bit lion_pytorch": "`name: lion`",
             "muon galore galore_adamw lomo adalomo sophia prodigy shampoo soap came ademamix lamb lars "
-            "rmsprop adagrad adadelta novograd schedule_free_adamw schedule_free_sgd apollo grokadamw "
+            "adagrad adadelta novograd schedule_free_adamw schedule_free_sgd apollo grokadamw "
             "stable_adamw "
             "ao_adamw_4bit ao_adamw_8bit dion optimi_adamw badam": _OPTIMIZERS,
         },

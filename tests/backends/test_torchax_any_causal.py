@@ -1,4 +1,4 @@
-"""Models that no family describes, as transformers computes them: StableLM and Bamba, against PEFT.
+"""Models that no family describes, as transformers computes them: Helium and Bamba, against PEFT.
 
 Float32, awkward shapes, virtual devices. One model's gradients are in `make test`, the rest in `make e2e`.
 """
@@ -28,7 +28,7 @@ from tests.runtime.training import batch
 SPLIT = {"fsdp": 4, "tp": 2}
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
 MODELS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "stablelm": (tiny.make_stablelm, ATTENTION),
+    "helium": (tiny.make_helium, ATTENTION),
     "bamba": (tiny.make_bamba, (*ATTENTION, "in_proj", "out_proj")),
 }
 
@@ -55,7 +55,7 @@ def test_what_can_carry_lora_are_the_linear_layers(name: str, tmp_path: Path) ->
 
 def test_gradients_are_those_of_peft(tmp_path: Path) -> None:
     """Packed rows with padding, where transformers finds the samples by their positions."""
-    tiny.make_stablelm(tmp_path, num_hidden_layers=1)
+    tiny.make_helium(tmp_path, num_hidden_layers=1)
     check_gradients(build(tmp_path, SPLIT, targets=ATTENTION), packed_batch())
 
 

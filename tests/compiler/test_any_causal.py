@@ -17,9 +17,9 @@ from recipec.compiler.lowering import catalog, pins
 from recipec.compiler.lowering.lower import Lowered
 
 Lower = Callable[..., Lowered]
-STABLELM: dict[str, Any] = {
-    "architectures": ["StableLmForCausalLM"],
-    "model_type": "stablelm",
+HELIUM: dict[str, Any] = {
+    "architectures": ["HeliumForCausalLM"],
+    "model_type": "helium",
     "hidden_size": 48,
     "intermediate_size": 90,
     "num_hidden_layers": 2,
@@ -64,7 +64,7 @@ def found(lowered: Lowered) -> dict[str, str]:
 
 
 def test_it_is_trained_by_torchax_alone(lowered: Lower, tmp_path: Path) -> None:
-    write(tmp_path, STABLELM | {"attention_dropout": 0.1}, TENSORS)
+    write(tmp_path, HELIUM | {"attention_dropout": 0.1}, TENSORS)
     made = lowered(*SETS)
     assert found(made).keys() == {"N0946", "W0204", "W0805"}
     assert "attention_dropout 0.1" in found(made)["W0805"] and "vocabulary of 509" in found(made)["W0204"]
@@ -86,7 +86,7 @@ def test_it_is_trained_by_torchax_alone(lowered: Lower, tmp_path: Path) -> None:
 
 
 def test_a_rule_overrides_those_by_names(lowered: Lower, tmp_path: Path) -> None:
-    write(tmp_path, STABLELM, TENSORS)
+    write(tmp_path, HELIUM, TENSORS)
     rule = "sharding.rules=[{match: '.*mlp.up_proj.weight', spec: [null, fsdp]}]"
     made = lowered(*SETS, rule)
     assert made.program is not None and "N0935" not in found(made)
@@ -112,7 +112,7 @@ def test_a_rule_overrides_those_by_names(lowered: Lower, tmp_path: Path) -> None
 def test_what_it_does_not_do_is_refused(
     setting: str, code: str, where: str, lowered: Lower, tmp_path: Path
 ) -> None:
-    write(tmp_path, STABLELM, TENSORS)
+    write(tmp_path, HELIUM, TENSORS)
     said = {(d.code, d.path) for d in lowered(*SETS, setting).diagnostics}
     assert (code, where) in said
 
@@ -121,14 +121,14 @@ def test_what_it_does_not_do_is_refused(
     ("kind", "tensors", "why"),
     [
         ("bamba", TENSORS | MAMBA, "carry a state from token to token"),
-        ("stablelm", TENSORS | MAMBA, "carry a state from token to token"),
+        ("helium", TENSORS | MAMBA, "carry a state from token to token"),
         ("gemma3n_text", TENSORS, "not known to separate"),
     ],
 )
 def test_packing_is_refused_where_samples_would_not_stay_apart(
     kind: str, tensors: Mapping[str, tuple[int, ...]], why: str, lowered: Lower, tmp_path: Path
 ) -> None:
-    write(tmp_path, STABLELM | {"model_type": kind}, tensors)
+    write(tmp_path, HELIUM | {"model_type": kind}, tensors)
     made = lowered(*SETS)
     assert made.program is None and why in found(made)["E0947"]
     assert lowered(*SETS, "data.packing=false").program is not None
@@ -170,7 +170,7 @@ def test_another_model_is_refused_by_name(
     lowered: Lower,
     tmp_path: Path,
 ) -> None:
-    write(tmp_path, STABLELM | changes, tensors)
+    write(tmp_path, HELIUM | changes, tensors)
     made = lowered(*SETS)
     assert made.program is None and words in found(made)[code]
 
@@ -192,7 +192,7 @@ def test_another_model_is_refused_by_name(
 def test_a_damaged_file_is_said(
     name: str, content: bytes, words: str, lowered: Lower, tmp_path: Path
 ) -> None:
-    write(tmp_path, STABLELM, None)
+    write(tmp_path, HELIUM, None)
     (tmp_path / "checkpoint" / name).write_bytes(content)
     assert words in found(lowered(*SETS))["E0818"]
 
@@ -201,7 +201,7 @@ def test_an_added_id_is_known_by_its_list_of_tensors(lowered: Lower, tmp_path: P
     folder = tmp_path / "models" / "maker--any"
     folder.mkdir(parents=True)
     listed = {"model.safetensors": {name: ["BF16", list(shape)] for name, shape in TENSORS.items()}}
-    contents = {"config.json": json.dumps(STABLELM), "tensors.json": json.dumps(listed)}
+    contents = {"config.json": json.dumps(HELIUM), "tensors.json": json.dumps(listed)}
     for name, text in contents.items():
         (folder / name).write_text(text)
     files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in contents.items()}
@@ -215,4 +215,4 @@ def test_an_added_id_is_known_by_its_list_of_tensors(lowered: Lower, tmp_path: P
 def test_the_table_is_of_the_pinned_transformers() -> None:
     table = json.loads(catalog.CAUSAL.read_text(encoding="utf-8"))
     assert table["transformers"] == pins.sets()["train-cpu"]["direct"]["transformers"]
-    assert table["packed"]["stablelm"] and not table["packed"]["bamba"] and "t5" not in table["packed"]
+    assert table["packed"]["helium"] and not table["packed"]["bamba"] and "t5" not in table["packed"]

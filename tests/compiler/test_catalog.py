@@ -110,8 +110,24 @@ PUBLISHED = {
     "allenai/Olmo-3-1025-7B": 7_298_011_136,
     "HuggingFaceTB/SmolLM3-3B": 3_075_098_624,
     "zai-org/GLM-4-9B-0414": 9_400_279_040,
+    "teknium/OpenHermes-2.5-Mistral-7B": 7_241_748_480,
+    "bigcode/starcoder2-15b": 15_957_889_024,
+    "Qwen/Qwen1.5-MoE-A2.7B": 14_315_784_192,
+    "ByteDance-Seed/Seed-OSS-36B-Base": 36_151_104_512,
+    "zai-org/glm-4-9b-chat-hf": 9_399_951_360,
+    "baidu/ERNIE-4.5-0.3B-PT": 360_748_032,
+    "allenai/OLMo-1B-hf": 1_176_764_416,
+    "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
+    "deepseek-ai/DeepSeek-V2.5": 235_741_434_880,
     "bigcode/starcoder2-7b": 7_173_923_840,
     "CohereLabs/c4ai-command-a-03-2025": 111_057_580_032,
+    "EleutherAI/pythia-70m": 70_426_624,
+    "EleutherAI/pythia-1b-deduped": 1_011_781_632,
+    "EleutherAI/pythia-12b": 11_846_072_320,
+    "EleutherAI/gpt-neox-20b": 20_554_567_680,
+    "microsoft/phi-2": 2_779_683_840,
+    "stabilityai/stablelm-3b-4e1t": 2_795_443_200,
+    "tiiuae/falcon-7b": 6_921_720_704,
 }
 """Parameters of the published checkpoints, as Hugging Face counts them."""
 GEMMA2: dict[str, tuple[str, dict[str, int]] | None] = {
@@ -261,7 +277,7 @@ def test_every_entry_of_the_one_decoder_has_the_size_in_its_name() -> None:
         family, a = model_of(name)
         if not isinstance(a, DecoderArchitecture):
             continue
-        words = name.lower()
+        words = re.sub(r"(?<=\d)_(?=\d)", ".", name.lower())  # stablelm-2-1_6b
         if sizes := re.findall(r"(?<![\d.xa])([\d.]+)([bm])(?![a-z]|-\d+e)", words):
             total = sum(math.prod(p.shape) for p in family.parameters(a))
             number, letter = sizes[-1]
@@ -296,6 +312,7 @@ def test_models_have_as_many_parameters_as_published(name: str) -> None:
         ("mistralai/Mistral-7B-v0.3", "Mistral 7B v0.3"),
         ("HuggingFaceTB/SmolLM2-1.7B-Instruct", "SmolLM 2 1.7B"),
         ("microsoft/phi-4", "Phi 4"),
+        ("microsoft/phi-1_5", "Phi 1.5"),
         ("TinyLlama/TinyLlama_v1.1", "TinyLlama v1.1"),
         ("mistralai/Ministral-3-3B-Instruct-2512-BF16", "Ministral 3 3B Instruct 2512"),
     ],
@@ -325,6 +342,20 @@ def test_every_gemma_of_tunix_is_held_against_it() -> None:
 def test_a_known_model_that_tunix_does_not_have_is_refused_with_the_reason(tmp_path) -> None:
     with pytest.raises(UnsupportedCheckpoint, match="gemma4_unified"):
         catalog.find("google/gemma-4-12B-it", tmp_path)
+
+
+def test_an_id_with_quantized_weights_alone_is_refused_with_its_original(tmp_path) -> None:
+    """Another publisher's copy may have plain weights: its name tells nothing."""
+    name = "mistralai/Ministral-3-3B-Instruct-2512"
+    with pytest.raises(catalog.UnknownModel, match="stored in FP8") as refusal:
+        catalog.find(name, tmp_path)
+    assert (refusal.value.code, refusal.value.help) == ("E0813", f"id: {name}-BF16")
+    with pytest.raises(catalog.UnknownModel) as refusal:
+        catalog.find("mistralai/Devstral-2-123B-Instruct-2512", tmp_path)
+    assert (refusal.value.code, refusal.value.help) == ("E0813", "train a copy of it with plain weights")
+    assert catalog.original_of("unsloth/Ministral-3-3B-Instruct-2512") is None
+    for entry in catalog.entries().values():
+        assert entry.get("original") is None or entry["original"] in ENTRIES
 
 
 @pytest.mark.parametrize(("layers", "shared"), [(25, 14), (35, 20), (42, 18), (42, 23), (60, 0)])

@@ -105,21 +105,20 @@ def test_no_model_of_another_maker_is_suggested(model_id: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("model_id", "family"),
     [
-        ("Qwen/Qwen1.5-MoE-A2.7B-Chat", "Qwen 1.5 and 2 with experts"),
+        ("tencent/Hunyuan-A13B-Instruct", "Hunyuan with experts, and others"),
         ("Qwen/Qwen3-VL-8B-Instruct", "Qwen 2 and 3 with images or sound"),
-        ("microsoft/phi-2", "Phi 1 and 2"),
         ("Phi-3.5-MoE-instruct", "Phi 3 small, with experts or with images"),
         ("meta-llama/Llama-Guard-4-12B", "Llama Guard 4"),
         ("meta-llama/Llama-3.2-11B-Vision", "Llama 3.2 Vision"),
-        ("THUDM/glm-4-9b-chat", "ChatGLM and GLM 4 of 2024"),
-        ("zai-org/GLM-4.5V", "GLM 4 with images, and GLM 4.7 Flash"),
-        ("tiiuae/falcon-7b", "Falcon 1"),
+        ("THUDM/glm-4-9b-chat", "ChatGLM, and GLM 4 of 2024 with its own code"),
+        ("zai-org/GLM-4.5V", "GLM 4 with images"),
+        ("tiiuae/falcon-rw-7b", "Falcon RW"),
         ("mistralai/Mamba-Codestral-7B-v0.1", "Mamba"),
-        ("allenai/OLMo-7B-hf", "OLMo 1"),
+        ("allenai/OLMo-7B", "OLMo 1 with its own code"),
         ("ibm-granite/granite-4.0-h-tiny", "Granite 4.0"),
         ("google/recurrentgemma-2b", "RecurrentGemma"),
         ("black-forest-labs/FLUX.1-dev", "Stable Diffusion and FLUX"),
-        ("deepseek-ai/DeepSeek-R1", "DeepSeek"),
+        ("deepseek-ai/DeepSeek-R1", "DeepSeek V3 and R1 in FP8"),
     ],
 )
 def test_an_id_of_a_family_that_cannot_be_trained_is_refused_before_its_download(
@@ -135,6 +134,8 @@ def test_an_id_of_a_family_that_cannot_be_trained_is_refused_before_its_download
     [
         *(name for name, entry in catalog.entries().items() if "unsupported" not in entry),
         "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B",
+        "deepseek-ai/DeepSeek-V3-0324-BF16",
+        "deepseek-ai/DeepSeek-Coder-V2-Lite-Base",
         "mistralai/Codestral-22B-v0.1",
         "microsoft/Phi-3-medium-4k-instruct",
         "google/codegemma-2b",

@@ -27,9 +27,10 @@ MODELS = [
     "meta-llama/Llama-3.1-8B-Instruct",
     "Qwen/Qwen2.5-7B-Instruct",
     "Qwen/Qwen3-8B",
-    "tiiuae/Falcon-H1-0.5B-Instruct",
-    "nvidia/NVIDIA-Nemotron-3-Nano-4B-BF16",
+    *("tiiuae/Falcon-H1-0.5B-Instruct", "nvidia/NVIDIA-Nemotron-3-Nano-4B-BF16"),
     "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
+    *("arcee-ai/Trinity-Nano-Preview", "baidu/ERNIE-4.5-21B-A3B-PT", "ModelCloud/MiniMax-M2-BF16"),
+    *("tencent/Hunyuan-7B-Instruct", "nvidia/Nemotron-Mini-4B-Instruct", "allenai/OLMo-1B-hf"),
 ]
 
 YARN = {
@@ -43,6 +44,7 @@ NET = {
     **{"hidden_size": 2048, "head_dim": 256, "num_attention_heads": 16, "num_key_value_heads": 2},
     "max_position_embeddings": 262_144,
 }
+GROUPS = {"n_group": 8, "topk_group": 4, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 SHARED = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -200,6 +202,41 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **{"routed_scaling_factor": 1.0, "attention_bias": True, "num_nextn_predict_layers": 1},
         **{"eos_token_id": [151_329, 151_336, 151_338], "pad_token_id": 151_329},
     },
+    "DeepSeek V3": {
+        **{"model_type": "deepseek_v3", "vocab_size": 129_280, "hidden_size": 7168, **GROUPS},
+        **{"intermediate_size": 18_432, "moe_intermediate_size": 2048, "num_hidden_layers": 61},
+        **{"num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512},
+        **{"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "num_nextn_predict_layers": 1},
+        **{"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "norm_topk_prob": True},
+        **{"first_k_dense_replace": 3, "moe_layer_freq": 1, "routed_scaling_factor": 2.5},
+        **{"max_position_embeddings": 163_840, "rope_theta": 10_000, "rms_norm_eps": 1e-6},
+        "rope_scaling": {
+            **{"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0},
+            **{"mscale_all_dim": 1.0, "original_max_position_embeddings": 4096},
+        },
+    },
+    "GLM 5.2": {
+        **{"model_type": "glm_moe_dsa", "vocab_size": 154_880, "hidden_size": 6144, "head_dim": 192},
+        **{"intermediate_size": 12_288, "moe_intermediate_size": 2048, "num_hidden_layers": 78},
+        **{"num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 2048, "kv_lora_rank": 512},
+        **{"qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "num_nextn_predict_layers": 1},
+        **{"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "norm_topk_prob": True},
+        **{"n_group": 1, "topk_group": 1, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5},
+        **{"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32, "index_topk_freq": 4},
+        **{"indexer_types": ["full"] * 2 + ["full", "shared", "shared", "shared"] * 19},
+        **{"mlp_layer_types": ["dense"] * 3 + ["sparse"] * 75, "max_position_embeddings": 1_048_576},
+        "rope_parameters": {"rope_theta": 8_000_000, "rope_type": "default"},
+    },
+    "Mistral Small 4": {
+        **{"model_type": "mistral3", "image_token_index": 10, "vision_config": {"model_type": "pixtral"}},
+        "text_config": {
+            **{"model_type": "mistral4", "vocab_size": 131_072, "hidden_size": 4096},
+            **{"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}, "num_hidden_layers": 36},
+            **{"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64},
+            **{"v_head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 32},
+            **{"n_routed_experts": 128, "num_experts_per_tok": 4, "moe_intermediate_size": 2048},
+        },
+    },
     "Llama 4 Scout": {
         **{"model_type": "llama4", "image_token_index": 200_092, "vision_config": {"image_size": 336}},
         "text_config": {
@@ -216,11 +253,34 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "Falcon 2 11B": {
+        **{"model_type": "falcon", "hidden_size": 4096, "num_hidden_layers": 60, "num_attention_heads": 32},
+        **{"num_kv_heads": 8, "ffn_hidden_size": 16_384, "new_decoder_architecture": True},
+        **{"num_ln_in_parallel_attn": 1, "tie_word_embeddings": False, "rope_theta": 500_042.0},
+    },
+    "Pythia 6.9B": {
+        **{"model_type": "gpt_neox", "vocab_size": 50_432, "hidden_size": 4096, "intermediate_size": 16_384},
+        **{"num_hidden_layers": 32, "num_attention_heads": 32, "rotary_pct": 0.25},
+    },
+    "Phi 2": {
+        **{"model_type": "phi", "hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 32},
+        **{"num_attention_heads": 32, "num_key_value_heads": 32, "partial_rotary_factor": 0.4},
+    },
+    "StableLM 2 12B": {
+        **{"model_type": "stablelm", "vocab_size": 100_352, "hidden_size": 5120, "num_hidden_layers": 40},
+        **{"intermediate_size": 13_824, "num_attention_heads": 32, "num_key_value_heads": 8},
+        **{"qk_layernorm": True, "use_parallel_residual": True, "use_qkv_bias": False},
+    },
     "Command R7B": {
         **{"model_type": "cohere2", "vocab_size": 256_000, "hidden_size": 4096, "head_dim": 128},
         **{"intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32},
         **{"num_key_value_heads": 8, "sliding_window": 4096, "sliding_window_pattern": 4},
         **{"logit_scale": 0.25, "bos_token_id": 5, "eos_token_id": 255_001},
+    },
+    "Apertus": {
+        **{"model_type": "apertus", "vocab_size": 131_072, "hidden_size": 4096, "hidden_act": "xielu"},
+        **{"intermediate_size": 21_504, "num_hidden_layers": 32, "num_attention_heads": 32},
+        **{"num_key_value_heads": 8, "max_position_embeddings": 65_536, "attention_bias": False},
     },
 }
 """The sizes of published checkpoints that the catalog need not have."""

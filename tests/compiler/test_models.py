@@ -26,7 +26,7 @@ def test_all_models_are_listed_with_their_sizes() -> None:
         ("gemma4 31b", ["google/gemma-4-31B", "google/gemma-4-31B-it"]),
         ("unsloth/Qwen3-8B", ["Qwen/Qwen3-8B"]),
         ("unsloth/Qwen3-8B-bnb-4bit", ["Qwen/Qwen3-8B"]),
-        ("StarCoder2", ["bigcode/starcoder2-3b", "bigcode/starcoder2-7b"]),
+        ("StarCoder2", [f"bigcode/starcoder2-{size}" for size in ("3b", "7b", "15b")]),
     ],
 )
 def test_a_word_finds_models(word: str, ids: list[str]) -> None:
@@ -51,8 +51,11 @@ def test_the_list_has_a_table_for_each_family() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("microsoft/phi-2", "error[E0803]: this version cannot train models of Phi 1 and 2"),
-        ("deepseek-ai/DeepSeek-V3", "error[E0803]: this version cannot train models of DeepSeek"),
+        ("mosaicml/mpt-7b", "error[E0803]: this version cannot train models of MPT"),
+        (
+            "deepseek-ai/DeepSeek-V3",
+            "error[E0803]: this version cannot train models of DeepSeek V3 and R1 in FP8",
+        ),
         ("nosuchmodel", "error[E0801]: no model in the catalog has `nosuchmodel` in its id or family"),
     ],
 )

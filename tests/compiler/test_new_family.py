@@ -16,24 +16,23 @@ from tests.docs.blocks import blocks
 ROOT = Path(__file__).parents[2]
 
 CONFIG = {
-    "architectures": ["SeedOssForCausalLM"],
-    "model_type": "seed_oss",
+    "architectures": ["Exaone4ForCausalLM"],
+    "model_type": "exaone4",
     "hidden_size": 5120,
-    "vocab_size": 155_136,
-    "intermediate_size": 27_648,
+    "vocab_size": 102_400,
+    "intermediate_size": 27_392,
     "num_hidden_layers": 64,
-    "num_attention_heads": 80,
+    "num_attention_heads": 40,
     "num_key_value_heads": 8,
     "head_dim": 128,
-    "attention_bias": True,
-    "attention_out_bias": False,
-    "max_position_embeddings": 524_288,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 10_000_000.0,
-    "rope_scaling": {"rope_type": "default"},
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "pad_token_id": 1,
+    "sliding_window": 4096,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1_000_000.0,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 16,
+    "bos_token_id": 1,
+    "eos_token_id": 361,
+    "pad_token_id": 0,
 }
 
 RECIPE = """\
@@ -97,10 +96,10 @@ def test_a_recipe_of_it_is_checked_explained_and_built(copy: Path) -> None:
     run(copy, *recipe, "build", "recipe.yaml", "--backend", "trl")
     built = copy / "work" / "generated"
     families = {path.name for path in (built / "runtime" / "model" / "families").iterdir()}
-    assert "seed_oss.py" in families and "llama.py" not in families
-    assert 'family="seed_oss"' in (built / "new" / "train.py").read_text()
+    assert "exaone4.py" in families and "llama.py" not in families
+    assert 'family="exaone4"' in (built / "new" / "train.py").read_text()
     accelerate = (built / "new" / "baseline" / "accelerate.yaml").read_text()
-    assert "fsdp_transformer_layer_cls_to_wrap: SeedOssDecoderLayer" in accelerate
+    assert "fsdp_transformer_layer_cls_to_wrap: Exaone4DecoderLayer" in accelerate
 
 
 def test_a_miniature_of_it_is_whole(copy: Path) -> None:
@@ -111,12 +110,12 @@ def test_a_miniature_of_it_is_whole(copy: Path) -> None:
     loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
         copy / "work" / "small", output_loading_info=True
     )
-    assert type(loaded).__name__ == "SeedOssForCausalLM"
+    assert type(loaded).__name__ == "Exaone4ForCausalLM"
     assert {kind: list(found) for kind, found in info.items() if found} == {}
     sizes = loaded.config
-    assert (sizes.num_attention_heads, sizes.num_key_value_heads, sizes.num_hidden_layers) == (20, 2, 2)
+    assert (sizes.num_attention_heads, sizes.num_key_value_heads, sizes.num_hidden_layers) == (10, 2, 4)
     assert loaded(input_ids=torch.arange(3, 43).reshape(2, 20)).logits.std() > 1
     tokenizer = transformers.AutoTokenizer.from_pretrained(copy / "work" / "small")
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes."}]
     text = tokenizer.apply_chat_template(messages, tokenize=False)
-    assert text == "<seed:bos>user\nHello<seed:eos>\n<seed:bos>assistant\nYes.<seed:eos>\n"
+    assert text == "[|assistant|]user\nHello[|endofturn|]\n[|assistant|]assistant\nYes.[|endofturn|]\n"

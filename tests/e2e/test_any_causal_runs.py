@@ -43,7 +43,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     make(place / "model", vocab_size=520)
     (place / "model" / "model.safetensors.index.json").unlink()
     write_tokenizer(place / "model", "qwen3")
-    packing = json.dumps(name == "stablelm")
+    packing = json.dumps(name == "helium")
     text = RECIPE.format(targets=", ".join(targets), packing=packing)
     (place / "recipe.yaml").write_text(text, encoding="utf-8")
     options = ("--backend", "torchax", "-o", place / "generated")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.hosts.processes import DUMPED, PATIENT, begun, dumped_rows, light, losses, start
 from tests.runtime.artifacts import assert_equal, steps, train, write_artifact
 from tests.runtime.lives import Lives
@@ -14,6 +16,7 @@ from tests.runtime.surviving import SLOW
 STEPS = 4
 
 
+@pytest.mark.e2e
 def test_two_processes_train_as_one_and_a_signal_to_one_stops_both_after_the_same_step(
     place: Path, lives: Lives
 ) -> None:

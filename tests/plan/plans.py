@@ -284,7 +284,7 @@ def search() -> Search:
         Point(
             ("mesh.axes={fsdp: 4, tp: 1}", "train.micro_batch_size=3"),
             "refused",
-            "E0502: global_batch_size 4 is not a multiple of 12",
+            "E0501: global_batch_size 4 is not a multiple of 12",
             0.0,
             0.0,
         ),

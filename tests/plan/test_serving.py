@@ -146,6 +146,31 @@ def test_gated_delta_nets_have_a_state_by_sequence_and_no_keys(planned: Plan) ->
     assert f"the states of linear layers: {3 * of_each / 1e6:.1f} MB a sequence" in text(plan)
 
 
+def test_compressed_keys_and_values_are_whole_on_each_device(planned: Plan) -> None:
+    """Two layers, one with experts; 160 compressed features are padded to 256, and 16 that rotate to 128."""
+    latent = {"q_lora_rank": 96, "kv_lora_rank": 160, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16}
+    mixed = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_group": 1}
+    sizes = {"v_head_dim": 32, "num_key_value_heads": 8, "topk_group": 1, "first_k_dense_replace": 1}
+    kind = {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}
+    config = {**DENSE, **kind, **latent, **mixed, **sizes}
+    sets = ("serve.tensor_parallel_size=2", "serve.data_parallel_size=4", "serve.kv_cache_dtype=auto")
+    plan = planned(*sets, config=config)
+    (cache,) = plan.caches
+    assert (cache.name, cache.heads, cache.head_dim, cache.device_heads) == ("latent", 1, 176, 1)
+    assert cache.bytes_per_token == cache.read_bytes_per_token == 2 * (256 + 128) * 2
+    assert cache.unpadded_bytes_per_token == 2 * 176 * 2
+    found, split = weights_of(plan), "split over 2"
+    assert found["attention", split] == 2 * 8 * (96 * 64 + 160 * 80 + 32 * 256)
+    small = 2 * (256 * (96 + 176) + 96 + 160) + (2 * 2 + 1) * 256 + (256 + 1) * 8
+    assert found["norms and small projections", "whole on each"] == 2 * small
+    one = next(step for step in plan.decode if step.sequences == 1 and step.tokens == 4096)
+    # Each device has four heads: scores of 176 features and values of 160.
+    attended = 2 * 4 * (176 + 160) * 4096 * 2
+    linear = one.flops - attended
+    two = next(step for step in plan.decode if step.sequences == 1 and step.tokens == 512)
+    assert two.flops == pytest.approx(linear + attended / 8)
+
+
 def test_every_array_beside_gated_delta_nets_and_experts_is_counted_once(planned: Plan) -> None:
     """Qwen 3 Next: three layers of nets, the second of them without experts, and one of attention."""
     linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16}

@@ -74,6 +74,7 @@ def test_a_recipe_that_does_not_pass_its_checks_is_a_sentence(job: Job) -> None:
     [
         (),
         ("train.optimizer={name: adafactor, weight_decay: 0.1}", "train.schedule={warmup_ratio: 0.5}"),
+        ("train.optimizer={name: rmsprop, momentum: 0.5, weight_decay: 0.1}",),
         ("train.optimizer={name: sgd, momentum: 0.5, max_grad_norm: 1.0}", "lora=null"),
     ],
 )

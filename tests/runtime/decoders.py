@@ -11,7 +11,8 @@ from tests import tiny
 
 LIMIT = 1e-5
 """Relative to the largest logit, and to a loss: the float32 noise of either library."""
-EVERY = (r".*_proj(_\w+)?", "c_fc")
+PLAIN = ("c_fc", "dense", "fc1", "fc2", "query_key_value", "dense_h_to_4h", "dense_4h_to_h")
+EVERY = (r".*_proj(_\w+)?", *PLAIN)
 """LoRA targets that select every projection of each family."""
 CLOSED = dict.fromkeys(("falcon_h1", "nemotron_h", "nemotron_h-latent"), (r"(.*\.)?(?!out)\w+_proj",))
 """Targets of the families whose out_proj PEFT refuses."""
@@ -65,6 +66,25 @@ STATES = {
     "time_step_min": 1e-9,
     "rescale_prenorm_residual": False,
 }
+LATENT = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 6,
+    "head_dim": 6,
+    "kv_lora_rank": 18,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+    # Not the 1e-6 of the norms of compressed queries, keys and values.
+    "rms_norm_eps": 1e-2,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 28,
+    "n_routed_experts": 12,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 2.5,
+}
+"""Heads whose queries and keys are wider than their values. Their 6 features that rotate are also
+transformers' head_dim."""
 LLAMA4 = {
     "num_hidden_layers": 4,
     "attention_chunk_size": 5,
@@ -186,6 +206,42 @@ CASES: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "routed_scaling_factor": 2.5,
     },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        **LATENT,
+        "q_lora_rank": 22,
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+    },
+    "deepseek_v3-half": {
+        "model_type": "deepseek_v3",
+        **LATENT,
+        "q_lora_rank": None,
+        "n_group": 1,
+        "topk_group": 1,
+        "rope_interleave": False,
+        "first_k_dense_replace": 0,
+        "num_hidden_layers": 2,
+    },
+    "deepseek_v2": {
+        "model_type": "deepseek_v2",
+        **LATENT,
+        "q_lora_rank": None,
+    },
+    "glm4_moe_lite": {
+        "model_type": "glm4_moe_lite",
+        **LATENT,
+        "q_lora_rank": 22,
+    },
+    "glm_moe_dsa": {
+        "model_type": "glm_moe_dsa",
+        **LATENT,
+        "q_lora_rank": 22,
+        # Tokens of the longest row that is compared: in longer ones, tokens would not see all earlier ones.
+        **{"index_topk": 37, "index_head_dim": 8, "index_n_heads": 3},
+        "indexer_types": ["full", "shared", "full"],
+    },
     "gpt_oss": {
         "model_type": "gpt_oss",
         "intermediate_size": 36,
@@ -196,6 +252,54 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**YARN, "truncate": False},
     },
     "llama4": {"model_type": "llama4_text", **LLAMA4},
+    "afmoe": {
+        "model_type": "afmoe",
+        **WINDOWS,
+        "mup_enabled": True,
+        "num_dense_layers": 1,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 28,
+        "num_shared_experts": 2,
+        "route_scale": 2.5,
+    },
+    "apertus": {"model_type": "apertus", "rope_parameters": dict(tiny.LLAMA3_ROPE)},
+    "arcee": {"model_type": "arcee", "head_dim": 8, "mlp_bias": True, "rope_parameters": YARN},
+    "ernie4_5": {"model_type": "ernie4_5", "use_bias": True},
+    "ernie4_5_moe": {
+        "model_type": "ernie4_5_moe",
+        "num_hidden_layers": 3,
+        "moe_intermediate_size": 28,
+        "moe_num_experts": 7,
+        "moe_k": 3,
+        "moe_num_shared_experts": 2,
+    },
+    "glm": {"model_type": "glm", "head_dim": 16},
+    "hunyuan_v1_dense": {
+        "model_type": "hunyuan_v1_dense",
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0},
+    },
+    "minimax_m2": {
+        "model_type": "minimax_m2",
+        "head_dim": 16,
+        "intermediate_size": 36,
+        "num_local_experts": 7,
+        "num_experts_per_tok": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+    },
+    "nemotron": {"model_type": "nemotron", "head_dim": 16},
+    "olmo": {"model_type": "olmo", "clip_qkv": 1.0},
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        "num_hidden_layers": 3,
+        "mlp_only_layers": [1],
+        **MIXED,
+        "shared_expert_intermediate_size": 20,
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": 2,
+    },
+    "seed_oss": {"model_type": "seed_oss"},
     "cohere2": {"model_type": "cohere2", **WINDOWS, "logit_scale": 2.0},
     "falcon_h1": {
         "model_type": "falcon_h1",
@@ -243,12 +347,55 @@ CASES: dict[str, dict[str, Any]] = {
         "n_routed_experts": 7,
         "num_experts_per_tok": 2,
     },
+    "falcon": {
+        "model_type": "falcon",
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "ffn_hidden_size": 72,
+    },
+    "falcon-one-norm": {
+        "model_type": "falcon",
+        "new_decoder_architecture": True,
+        "num_ln_in_parallel_attn": 1,
+        "num_kv_heads": 3,
+        "ffn_hidden_size": 72,
+        "bias": True,
+        "tie_word_embeddings": False,
+    },
+    "falcon-one-key": {"model_type": "falcon", "ffn_hidden_size": 72},
+    "gpt_neox": {"model_type": "gpt_neox", "rotary_pct": 0.5},
+    "gpt_neox-serial": {
+        "model_type": "gpt_neox",
+        "use_parallel_residual": False,
+        "attention_bias": False,
+        "rotary_pct": 1.0,
+        "rotary_emb_base": 5_000,
+        "tie_word_embeddings": True,
+    },
+    "phi": {"model_type": "phi", "num_key_value_heads": 2},
+    "stablelm": {"model_type": "stablelm", "use_qkv_bias": True, "partial_rotary_factor": 0.5},
+    "stablelm-parallel": {
+        "model_type": "stablelm",
+        "qk_layernorm": True,
+        "use_parallel_residual": True,
+        "partial_rotary_factor": 0.5,
+    },
     "mistral-mistral3": {"wrapper": "mistral3", "model_type": "mistral", "sliding_window": None},
     "ministral3-mistral3": {
         "wrapper": "mistral3",
         "new_names": True,
         "model_type": "ministral3",
         "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5},
+    },
+    "mistral4-mistral3": {
+        "wrapper": "mistral3",
+        "model_type": "mistral4",
+        **LATENT,
+        "head_dim": 16,
+        "q_lora_rank": 22,
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 0.5},
     },
     "llama-llava": {"wrapper": "llava", "model_type": "llama"},
     "llama4-multimodal": {
@@ -300,21 +447,18 @@ NEW_NAMES = {
     "multi_modal_projector.": "model.multi_modal_projector.",
 }
 
-SHORT = {"qwen2", "phi3-longrope", "granite", "olmoe", "granitemoe", "cohere2", "cohere2-vision"}
+SHORT = {
+    *("qwen2", "phi", "phi3-longrope", "granite", "olmoe", "granitemoe", "cohere2", "cohere2-vision"),
+    *("falcon", "falcon-one-norm", "falcon-one-key", "gpt_neox", "gpt_neox-serial"),
+    *("olmo", "qwen2_moe", "stablelm", "stablelm-parallel"),
+}
 """Cases whose head width, 8, is the hidden size over the number of heads, regardless of head_dim."""
 
 
 ALWAYS = ("phi3",)
 E2E = (
-    "qwen3_moe",
-    "olmo2",
-    "starcoder2",
-    "cohere2",
-    "qwen3_next",
-    "glm4_moe",
-    "llama4",
-    "falcon_h1",
-    "nemotron_h",
+    *("afmoe", "apertus", "qwen3_moe", "olmo2", "starcoder2", "cohere2", "qwen3_next", "glm4_moe", "llama4"),
+    *("deepseek_v3", "falcon_h1", "nemotron_h"),
 )
 
 
@@ -359,9 +503,15 @@ def make(case: str, folder: Path, **changes: Any) -> Any:
 
 def text_model(model: Any) -> Any:
     """Return the text half of transformers' model, without its head."""
-    inner = getattr(model, "model", model)  # Llama 4's multimodal model has no inner `model`
+    inner = model.base_model  # the model itself for Llama 4's multimodal one
     inner = getattr(inner, "language_model", inner)
     return getattr(inner, "model", inner)
+
+
+def layers(model: Any) -> Any:
+    """Return the list of layers of transformers' model."""
+    text = text_model(model)
+    return text.h if hasattr(text, "h") else text.layers
 
 
 def rename(file: Path, prefixes: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -168,14 +169,12 @@ def wrap(model: Any, names: Sequence[str], parameters: Sequence[str], **options:
         parameters: names of parameters within a layer.
         options: of LoraConfig.
     """
-    import re
-
     import peft
     import torch
     from peft.utils import transformers_weight_conversion as conversion
 
     multimodal = any("language_model." in name for name, _ in model.named_modules())
-    inner = r"language_model\..*layers\." if multimodal else r"layers\.\d+\."
+    inner = r"language_model\..*layers\." if multimodal else r"(?:layers|h)\.\d+\."
     pattern = re.compile(rf".*{inner}.*\.({'|'.join(names)})")
     linear = [
         name
@@ -291,7 +290,7 @@ def peft_steps(
     weights = {}
     for name, module in model.named_modules():
         if "default" in getattr(module, "lora_A", ()):
-            own = name[name.index("layers.") :].replace(".base_layer", "")
+            own = re.sub(r".*?\b(?=(layers|h)\.\d)", "", name).replace(".base_layer", "")
             if hasattr(module, "parameter_name"):
                 own = f"{own}.{module.parameter_name}".removesuffix(".weight")
             weights |= {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,7 @@ def write_lock(
     base: HFCheckpoint,
     section: Mapping[str, Any] | None,
     mesh: Mapping[str, int] | None = None,
+    only: Sequence[str] = (),
 ) -> None:
     """Write a recipe.lock.json with the parts that merging reads."""
     axes = dict(mesh or {"fsdp": 1, "tp": 1})
@@ -155,6 +156,7 @@ def write_lock(
             "recipe": 1,
             "name": "tiny",
             "lora": section,
+            "train": {"only": list(only)},
             "mesh": {"accelerator": f"cpu-{np.prod(list(axes.values()))}", "axes": axes},
             "sharding": {"rules": [], "on_indivisible": "error"},
         },

@@ -20,7 +20,8 @@ TOLERANCE = 1e-5
 """Of outputs up to 4. Gradients here reach 20, and may differ by ten times as much."""
 
 CASES = {
-    # name: mesh axes, rows, tokens, query heads, key/value heads, head size, window, soft-cap, sinks
+    # name: mesh axes, rows, tokens, query heads, key/value heads, head size, window, soft-cap, sinks. Where
+    # values have another size than keys, it is the second of two.
     "one device, a block and a part": (None, 2, 150, 4, 2, 32, None, None, True),
     "window over blocks": ({"fsdp": 8, "tp": 1}, 8, 200, 4, 2, 16, 70, None, True),
     "soft-cap, slices": ({"dcn": 2, "fsdp": 2, "tp": 2}, 4, 130, 4, 2, 24, 150, 5.0, False),
@@ -28,6 +29,7 @@ CASES = {
     "tp does not divide the heads, nor fsdp the rows": (
         *({"fsdp": 2, "tp": 4}, 3, 130, 6, 2, 32, 40, None, False),
     ),
+    "values of another size": ({"fsdp": 2, "tp": 2}, 2, 150, 4, 4, (24, 20), None, None, False),
     "tokens apart": ({"fsdp": 1, "cp": 4, "tp": 2}, 2, 1000, 4, 2, 16, None, None, True),
     "tokens apart, a window over pieces": ({"fsdp": 2, "cp": 2, "tp": 2}, 2, 700, 4, 2, 16, 300, 5.0, False),
 }
@@ -73,15 +75,18 @@ def test_outputs_and_gradients_are_those_of_plain_attention(case: tuple[Any, ...
     from recipec.runtime.model import context
     from recipec.runtime.model.attention import Scores, splash
 
-    axes, rows, length, heads, kv_heads, size, window, softcap, sunk = case
+    axes, rows, length, heads, kv_heads, sizes, window, softcap, sunk = case
+    size, value_size = sizes if isinstance(sizes, tuple) else (sizes, sizes)
     mesh = None
     if axes is not None:
         mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
     random = np.random.default_rng(0)
     q = random.standard_normal((rows, length, heads, size)).astype(np.float32) / 4
-    k, v = (random.standard_normal((rows, length, kv_heads, size)).astype(np.float32) for _ in range(2))
+    k, v = (
+        random.standard_normal((rows, length, kv_heads, one)).astype(np.float32) for one in (size, value_size)
+    )
     ids = segments(rows, length)
-    upstream = random.standard_normal(q.shape).astype(np.float32)
+    upstream = random.standard_normal((rows, length, heads, value_size)).astype(np.float32)
     sinks = 3 * random.standard_normal(heads).astype(np.float32) if sunk else np.full(heads, -1e30)
 
     def kernel(q: Any, k: Any, v: Any, sinks: Any) -> Any:
@@ -124,7 +129,7 @@ def test_a_row_of_any_length_has_a_block() -> None:
 
 LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 ROWS, LENGTH = 8, 24
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
+TARGETS = ("q_.*proj", "kv?_.*proj.*", "v_proj", "o_proj")
 
 
 def samples() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -235,6 +240,7 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, int], dict[str, Any]]] = {
     "llama": (tiny.make_llama, {"fsdp": 4, "tp": 2}, {"num_hidden_layers": 1}),
     "mistral": (partial(decoders.make, "mistral"), {"fsdp": 8, "tp": 1}, {"num_hidden_layers": 1}),
     "olmo3": (partial(decoders.make, "olmo3"), {"fsdp": 4, "tp": 2}, {}),
+    "deepseek_v3": (partial(decoders.make, "deepseek_v3"), {"fsdp": 4, "tp": 2}, {"num_hidden_layers": 2}),
     # Samples of up to four chunks and a part.
     "llama4": (partial(decoders.make, "llama4"), {"fsdp": 4, "tp": 2}, {}),
 }

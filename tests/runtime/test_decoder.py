@@ -25,8 +25,24 @@ FEWER: dict[str, dict[str, Any]] = {
     "gpt_oss": TWO,
 }
 """One layer of each kind, where a case has some twice: what XLA compiles grows with the layers."""
-OF_OTHERS = ("granitemoe", "mixtral", "olmoe", "qwen3_5_moe", "qwen3_moe-windows")
+OF_OTHERS = (
+    *(
+        "deepseek_v2",
+        "ernie4_5",
+        "glm",
+        "qwen2_moe",
+        "seed_oss",
+        "granitemoe",
+        "mixtral",
+        "olmoe",
+        "qwen3_5_moe",
+    ),
+    "qwen3_moe-windows",
+)
 """Whose parts other cases have too: Qwen 3's and Qwen 3 Next's, gpt-oss's, GLM's."""
+
+ALONE = ("mistral-mistral3", "mistral4-mistral3")
+"""Of the multimodal cases, one, and that of a family whose text model has no class in transformers' table."""
 
 
 @pytest.fixture
@@ -42,7 +58,7 @@ def highest() -> Any:
     "case",
     [
         pytest.param(case, marks=pytest.mark.nightly)
-        if ("wrapper" in values and case != "mistral-mistral3") or case in OF_OTHERS
+        if ("wrapper" in values and case not in ALONE) or case in OF_OTHERS
         else case
         for case, values in CASES.items()
     ],
@@ -106,6 +122,25 @@ def test_olmo3_scales_the_frequencies_of_full_layers_alone(tmp_path: Path) -> No
     )
     assert difference <= LIMIT * size
     assert scaled > 0.1
+
+
+@pytest.mark.usefixtures("highest")
+def test_deepseek_v2_is_computed_as_it_was_published(tmp_path: Path) -> None:
+    """Against transformers 5.12 with yarn's factor of the scores, and what its choice in groups needs."""
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_get_mscale
+
+    groups = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
+    yarn = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}
+    model = make("deepseek_v2", tmp_path, **TWO, **groups, rope_parameters=yarn)
+    mesh, built = training.build(tmp_path, AXES, remat="none", targets=EVERY)
+    model.model.layers[1].mlp.num_experts = model.config.n_routed_experts
+    left_out, size = logits_apart(model, built, mesh)
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= yarn_get_mscale(yarn["factor"], yarn["mscale_all_dim"]) ** 2
+    difference, size = logits_apart(model, built, mesh)
+    print(f"\ndeepseek_v2: logits differ by {difference:.1e} of {size:.1f}; by {left_out:.1e} without it")
+    assert difference <= LIMIT * size
+    assert left_out > 0.1
 
 
 @pytest.mark.parametrize(
@@ -190,6 +225,26 @@ def test_olmo3_scales_the_frequencies_of_full_layers_alone(tmp_path: Path) -> No
         ("glm4_moe", {"first_k_dense_replace": -1}, "first_k_dense_replace"),
         ("glm4_moe", {"n_shared_experts": -1}, "n_shared_experts"),
         ("glm4_moe", {"n_routed_experts": 2.5}, "n_routed_experts"),
+        ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ("deepseek_v3", {"num_key_value_heads": 64}, "num_key_value_heads"),
+        ("deepseek_v3", {"qk_rope_head_dim": 63}, "head_dim"),
+        ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank"),
+        ("deepseek_v3", {"q_lora_rank": -1}, "q_lora_rank"),
+        ("deepseek_v3", {"attention_bias": True}, "attention_bias"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq"),
+        ("deepseek_v3", {"rope_scaling": {"type": "linear", "mscale_all_dim": 1.0}}, "rope_scaling"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method"),
+        ("deepseek_v2", {"num_experts_per_tok": 6, "norm_topk_prob": True}, "norm_topk_prob"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+        ("glm4_moe_lite", {"num_hidden_layers": 1, "mlp_layer_types": [[]]}, "mlp_layer_types"),
+        ("glm4_moe_lite", {"first_k_dense_replace": 3}, "first_k_dense_replace"),
+        ("glm_moe_dsa", {"q_lora_rank": None}, "q_lora_rank"),
+        ("glm_moe_dsa", {"index_topk": 0}, "index_topk"),
+        ("glm_moe_dsa", {"mlp_layer_types": "sparse"}, "mlp_layer_types"),
+        ("mistral4", {"rope_parameters": {**YARN, "partial_rotary_factor": 1.0}}, "partial_rotary_factor"),
+        ("mistral4", {"rope_parameters": {**YARN, "llama_4_scaling_beta": "1"}}, "llama_4_scaling_beta"),
         ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok"),
         ("qwen3_moe", {"mlp_only_layers": [24]}, "mlp_only_layers"),
         ("falcon_h1", {"mamba_n_groups": 3}, "mamba_n_groups"),
@@ -211,6 +266,23 @@ def test_olmo3_scales_the_frequencies_of_full_layers_alone(tmp_path: Path) -> No
         ("qwen3_next", {"linear_num_key_heads": 5}, "linear_num_key_heads"),
         ("qwen3_next", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size"),
         ("qwen3_5_moe", {"text_config": {"layer_types": ["sliding_attention"] * 40}}, "layer_types"),
+        ("afmoe", {"score_func": "softmax"}, "score_func"),
+        ("afmoe", {"route_norm": False}, "route_norm"),
+        ("afmoe", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers"),
+        ("ernie4_5_moe", {"moe_k": 65}, "moe_k"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias"),
+        ("ernie4_5_moe", {"moe_layer_start_index": 28}, "moe_layer_start_index"),
+        ("hunyuan_v1_dense", {"use_cla": True}, "use_cla"),
+        ("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "alpha": -1.0}}, "alpha"),
+        ("minimax_m2", {"attn_type_list": [1, 0]}, "attn_type_list"),
+        ("minimax_m2", {"rotary_dim": 256}, "partial_rotary_factor"),
+        ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias"),
+        ("olmo", {"clip_qkv": 0}, "clip_qkv"),
+        (
+            "qwen2_moe",
+            {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
+            "layer_types",
+        ),
         ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit"),
         ("gpt_oss", {"num_local_experts": 3}, "num_experts_per_tok"),
         ("gpt_oss", {"sliding_window": None}, "sliding_window"),
@@ -233,3 +305,12 @@ def test_experts_are_split_over_devices(tmp_path: Path) -> None:
     difference, size = logits_apart(model, built, mesh)
     assert split == ("ep", "fsdp", None, "tp")
     assert difference <= LIMIT * size
+
+
+def test_published_minimax_files_tell_how_many_features_rotate() -> None:
+    """transformers does not read this number, and takes a share of a head, by default all of it."""
+    config = {"model_type": "minimax_m2"}
+    family = family_of(config)
+    told = family.architecture({**config, "rotary_dim": 64})
+    assert told == family.architecture({**config, "partial_rotary_factor": 0.5})
+    assert told != family.architecture(config)

@@ -222,6 +222,7 @@ KINDS = {
     "softmax": Experts(6, 2, 1, normalized=True),
     "chosen": Experts(6, 2, 1, scores="chosen"),
     "sigmoid": Experts(6, 2, 1, scores="sigmoid"),
+    "softmax in groups": Experts(6, 2, 1, groups=3, chosen_groups=1, summed=1),
     "sigmoid in groups": Experts(6, 2, 1, scores="sigmoid", groups=3, chosen_groups=1),
 }
 
@@ -246,8 +247,8 @@ def test_of_experts_with_equal_scores_the_first_are_chosen(kind: str) -> None:
     weights, choices = (np.asarray(found)[0] for found in route(logits[None], experts))
     first = [[0, 1], [1, 3], [2, 0], [0, 2]]
     if experts.groups > 1:
-        first = [[0, 1], [3, 2], [2, 3], [2, 3]]
-        ranked = np.where(np.repeat([[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 1, 0]], 2, 1), logits, -np.inf)
+        first = [[0, 1], [3, 2], [2, 3], [2, 3]] if experts.summed == 2 else [[0, 1], [1, 0], [2, 3], [0, 1]]
+        ranked = np.where(np.arange(6) // 2 == np.array(first)[:, :1] // 2, logits, -np.inf)
     else:
         ranked = logits
     assert choices.tolist() == first

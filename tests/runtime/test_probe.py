@@ -93,6 +93,7 @@ def run(artifact: Path, environment: Mapping[str, str]) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.e2e
 def test_a_probe_finds_the_machine_numbers_time_and_a_merge(
     artifact: Path, environment: Mapping[str, str]
 ) -> None:

@@ -69,9 +69,9 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
     """Build a checkpoint's model on a mesh of virtual devices; return the mesh and the built model.
 
     Args:
-        options: dtype, remat, rules, seed and vocab_size of the model; full for a model without LoRA; others
-            are LoraSettings'. If adapters start from the base's weights, also the folder of their initial
-            values, which are computed if the folder has none.
+        options: dtype, remat, only, rules, seed and vocab_size of the model; full for one without LoRA; the
+            others are LoraSettings'. If adapters start from the base's weights, also the folder of their
+            initial values, which are computed if the folder has none.
     """
     from recipec.runtime.model.adapters import LoraSettings
     from recipec.runtime.model.loading import build as build_model
@@ -86,6 +86,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
         family=base.family.name,
         dtype=options.pop("dtype", "float32"),
         remat=options.pop("remat", "decoder"),
+        only=options.pop("only", ()),
     )
     rules, seed = options.pop("rules", ()), options.pop("seed", 0)
     kept = options.pop("kept", None)

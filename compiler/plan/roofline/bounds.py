@@ -19,7 +19,7 @@ from recipec.compiler.plan.roofline.cache import (
     windows_bound,
 )
 from recipec.compiler.plan.roofline.results import Cache, Load, Step, Weights
-from recipec.compiler.plan.roofline.weights import layer_head_dim, weights
+from recipec.compiler.plan.roofline.weights import pair_flops, weights
 from recipec.compiler.plan.shapes import seen_pairs
 from recipec.compiler.serving.memory import memory_share
 
@@ -183,10 +183,7 @@ class Server:
     def _attention(self, pairs: Sequence[float]) -> float:
         """Return attention's FLOPs, of scores and of values, from the query-key pairs in each layer."""
         a = self.program.architecture
-        return sum(
-            4 * a.heads(layer) * layer_head_dim(a, layer) / self.tensor_parallel * count
-            for layer, count in enumerate(pairs)
-        )
+        return sum(pair_flops(a, layer) / self.tensor_parallel * count for layer, count in enumerate(pairs))
 
 
 def server_of(program: Program) -> Server:

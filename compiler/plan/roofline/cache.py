@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.plan.roofline.results import Cache
-from recipec.compiler.plan.roofline.weights import layer_head_dim, padded_head, runs_jax_model, shares_cache
+from recipec.compiler.plan.roofline.weights import (
+    LANES,
+    latent_of,
+    layer_head_dim,
+    padded_head,
+    runs_jax_model,
+    shares_cache,
+)
 from recipec.compiler.serving.blocks import (
     SMALL_HEAD,
     batched_kernel,
@@ -28,6 +35,8 @@ if TYPE_CHECKING:
     from recipec.spec.language import Serve
 
 WORD_BYTES = 4
+LATENT = "latent"
+"""The name of a cache of compressed keys and values."""
 DTYPES: Mapping[str, tuple[str, int]] = {
     "auto": ("bfloat16", 2),
     "bfloat16": ("bfloat16", 2),
@@ -55,6 +64,8 @@ def slot_bytes(heads: int, head_dim: int, number_bytes: int) -> int:
 def caches(program: Program) -> list[Cache]:
     """Return the layers by kind: their window, and the number and size of the heads that they store."""
     a, serve = program.architecture, program.recipe.server
+    if latent_of(a) is not None:
+        return [_latents(program)]
     tp, number_bytes = serve.tensor_parallel_size, DTYPES[serve.kv_cache_dtype][1]
     kinds: dict[tuple[int | None, int, int], list[int]] = {}
     for layer in filter(a.scores, range(a.num_layers)):
@@ -79,6 +90,27 @@ def caches(program: Program) -> list[Cache]:
             )
         )
     return [*out, *_states(program)]
+
+
+def _latents(program: Program) -> Cache:
+    """Return the compressed keys and values of latent attention, whole on each device. tpu-inference pads
+    the part that rotates and the part that does not to multiples of 128."""
+    a, number_bytes = program.architecture, DTYPES[program.recipe.server.kv_cache_dtype][1]
+    latent = latent_of(a)
+    assert latent is not None
+    one = sum(-(-part // LANES) * LANES for part in (latent.keys, latent.turned)) * number_bytes
+    return Cache(
+        name=LATENT,
+        layers=a.num_layers,
+        shared=0,
+        window=None,
+        heads=1,
+        head_dim=latent.keys + latent.turned,
+        device_heads=1,
+        bytes_per_token=a.num_layers * one,
+        unpadded_bytes_per_token=a.num_layers * (latent.keys + latent.turned) * number_bytes,
+        read_bytes_per_token=a.num_layers * one,
+    )
 
 
 def _states(program: Program) -> list[Cache]:
@@ -159,7 +191,7 @@ def decode_block(kind: Cache, serve: Serve) -> int | None:
     Raises:
         ArtifactError: when the recipe's environment sets invalid sizes.
     """
-    if batched_kernel(serve) or kind.head_dim == SMALL_HEAD:
+    if batched_kernel(serve) or kind.head_dim == SMALL_HEAD or kind.name == LATENT:
         return None
     try:
         sizes = decode_blocks(serve)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from recipec.compiler.plan.roofline.cache import LATENT
 from recipec.compiler.plan.roofline.results import Cache, ServingPlan
 from recipec.compiler.plan.roofline.weights import missing, runs_jax_model
 from recipec.compiler.wording import listing, plural
@@ -75,7 +76,10 @@ def _cache_notes(program: Program, kinds: Sequence[Cache], windows_bound: bool) 
         yield f"local layers keep every token, not their window of {windows[0]:,} alone: {why}"
     for kind in kinds:
         name = "" if kind.name == "all" else f"{kind.name} "
-        if kind.heads < tp:
+        if kind.name == LATENT:
+            if tp > 1:
+                yield f"each of {tp} devices stores the same compressed keys and values"
+        elif kind.heads < tp:
             wasted = ", where eight bits take as much as sixteen" if fp8 else ""
             yield (
                 f"{name}layers have {plural(kind.heads, 'key/value head')} for {tp} devices: a device stores "

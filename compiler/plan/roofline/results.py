@@ -39,7 +39,7 @@ class Cache:
     """The key/value cache of layers of one kind, or the states of gated delta nets or Mamba mixers.
 
     Attributes:
-        name: "local", "global", "linear", or "all" where a model has one kind.
+        name: "local", "global", "linear", "latent", or "all" where a model has one kind.
         layers: number of layers that store keys and values.
         shared: number of layers that read those of an earlier layer, and store none.
         window: tokens that the layers see, None for all.

@@ -23,6 +23,7 @@ from recipec.runtime.model.families.base import EXPERTS, Parameter
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
+    from recipec.runtime.model.families.description import Latent
 
 LANES = 128
 """A head's size is padded to a multiple of this. Heads of 64 are not padded: they have their own kernel."""
@@ -54,7 +55,7 @@ TOWERS = {"Gemma 4 31B": LARGE_TOWER, "Gemma 4 26B-A4B": LARGE_TOWER}
 0.18 GB a chip, as in the compiled server."""
 
 KEYS = re.compile(r"attn\.(kv_einsum|k_einsum|k_proj|v_proj)\.w$")
-ATTENTION = re.compile(r"attn\.(qkv_einsum|q_einsum|attn_vec_einsum|q_proj|o_proj)\.w$")
+ATTENTION = re.compile(r"attn\.(qkv_einsum|q_einsum|attn_vec_einsum|q_proj|q_b_proj|kv_b_proj|o_proj)\.w$")
 DELTA = re.compile(r"attn\.(in_proj_\w+|out_proj)\.(kernel|w)$")
 MAMBA = re.compile(r"mamba\.(in_proj|out_proj)\.(kernel|w)$")
 MLP = re.compile(r"\.mlp\.(shared\.)?\w+_proj\.kernel$|\.mlp\.c_\w+\.kernel$")
@@ -74,6 +75,22 @@ def layer_head_dim(architecture: Any, layer: int) -> int:
     """Return the head size of a layer. Gemma 4's global layers have a different size than the others."""
     own = getattr(architecture, "layer_head_dim", None)
     return own(layer) if own else int(architecture.head_dim)
+
+
+def latent_of(architecture: Any) -> Latent | None:
+    """Return the sizes of latent attention, None for other attention."""
+    found: Latent | None = getattr(architecture, "latent", None)
+    return found
+
+
+def pair_flops(architecture: Any, layer: int) -> float:
+    """Return the FLOPs of attention for a query and a key, in all heads of a layer: of scores and of values.
+
+    With latent attention, a server's kernel computes them from the compressed keys and values."""
+    latent = latent_of(architecture)
+    if latent is None:
+        return 4.0 * architecture.heads(layer) * layer_head_dim(architecture, layer)
+    return 2.0 * architecture.heads(layer) * (2 * latent.keys + latent.turned)
 
 
 def shares_cache(architecture: Any, layer: int) -> bool:
@@ -141,7 +158,8 @@ def _text(program: Program) -> Iterator[Weights]:
         elif ATTENTION.search(path):
             # Each of these arrays has one axis of the head size.
             head = layer_head_dim(program.architecture, _layer(path))
-            local = numbers * padded_head(head) / head / tp
+            padded = head if latent_of(program.architecture) else padded_head(head)
+            local = numbers * padded / head / tp
             yield _used("attention", linear, split, local)
         elif DELTA.search(path):
             yield _used("gated delta nets", by_server, split, numbers / tp)

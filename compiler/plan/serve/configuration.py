@@ -9,6 +9,7 @@ from typing import Any
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.roofline.weights import pair_flops
 from recipec.compiler.plan.serve.compile import Run, Say, compile_program, extrapolated
 from recipec.compiler.plan.serve.estimate import Steps, machine, point
 from recipec.compiler.plan.serve.job import Bucket, ServeAnswer, ServeJob, ServeProgram
@@ -149,12 +150,9 @@ def steps_of(
     if "decode" not in kinds:
         raise ArtifactError("the worker answered without a decode step", "make the serving environment again")
     architecture = program.architecture
-    size = getattr(architecture, "layer_head_dim", lambda layer: architecture.head_dim)
     windows = [architecture.window(layer) for layer in range(architecture.num_layers)]
-    widths = [
-        architecture.heads(layer) * size(layer) / made.tensor_parallel
-        for layer in range(architecture.num_layers)
-    ]
+    layers = range(architecture.num_layers)
+    widths = [pair_flops(architecture, layer) / 4 / made.tensor_parallel for layer in layers]
     return Steps(
         decode=kinds["decode"],
         prefill=kinds.get("prefill", kinds["decode"]),

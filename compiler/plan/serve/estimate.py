@@ -50,7 +50,8 @@ class Steps:
         decode, prefill, head: the programs.
         token_bytes: bytes of the cache on one device for a token in one layer, by the layer's type.
         weights: bytes of the weights on one device.
-        attention_width: query heads times head size, summed over the layers, on one device.
+        attention_width: query heads times the mean size of a head's keys and values, summed over the layers,
+            on one device.
         windowed_width: the part of `attention_width` in layers with a window.
         window: tokens that layers with a window see; 0 without such layers.
         machine: the rates of the device.

@@ -127,6 +127,7 @@ def port(ledger: Ledger) -> None:
     _steps(keys.below("step_scheduler", defaults_of(NAME, "step_scheduler")))
     _optimizer(keys)
     _rest(keys, model, lora)
+    training.directory(keys.below("checkpoint"), "checkpoint_dir")
     keys.follow(KEYS)
     for each in (model, keys.below("peft")):
         say_common(each, NAME, training.OFF)
@@ -392,6 +393,29 @@ def _optimizer(keys: Keys) -> None:
     section.follow(OF_SCHEDULE)
 
 
+def _copies(keys: Keys, lora: bool, dtype: str) -> None:
+    """Record whether the optimizer keeps the trained weights more precisely than the model does.
+
+    Args:
+        dtype: of the model's weights here.
+    """
+    ledger, names = keys.ledger, ("master_weights", "master_weight_bits")
+    name = next((key for key in names if keys.value(key)), None)
+    half = str(ledger.value("lora.dtype")) == "bfloat16" if lora else dtype == "bfloat16"
+    if half and name is not None and lora:
+        note = "adapters are float32 here; there they are bfloat16, and the optimizer has a finer copy"
+        keys.say(name, {"lora.dtype": "float32"}, note)
+    elif half and name is not None:
+        bits = keys.integer("master_weight_bits") or 32
+        note = "" if bits == 32 else f"its copy of the weights has 32 bits here, not {bits}"
+        keys.say(name, {"train.optimizer.master_weights": True}, note)
+    elif half and not lora:
+        why = "the weights are trained in bfloat16 itself, as there"
+        ledger.set("train.optimizer.master_weights", False, why)
+    keys.passive(names, "there is no finer copy of the weights")
+    keys.unless("master_weight_dtype", (None, "float32", "torch.float32"), "the copy is float32 here")
+
+
 def _rest(keys: Keys, model: Keys, lora: bool) -> None:
     ledger = keys.ledger
     name = "torch_dtype" if not model.given("dtype") else "dtype"
@@ -399,10 +423,7 @@ def _rest(keys: Keys, model: Keys, lora: bool) -> None:
     made = "float32" if dtype == "float32" else "bfloat16"
     model.say(name, {"model.dtype": made}, trainer.HALF if dtype == "float16" else "")
     ledger.set("model.dtype", made)
-    if not lora and made == "bfloat16":
-        ledger.set(
-            "train.optimizer.master_weights", False, "the weights are trained in bfloat16 itself, as there"
-        )
+    _copies(keys.below("optimizer"), lora, made)
     model.follow(OF_MODEL)
     seed = keys.integer("seed") if keys.given("seed") else keys.source.get("rng.seed", 42)
     seed = seed if isinstance(seed, int) else 42

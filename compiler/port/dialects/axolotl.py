@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
     adapters,
     experts,
+    freezing,
     losses,
     models,
     sharding,
@@ -201,7 +203,7 @@ def _adapters(keys: Keys, model: Model | None) -> None:
     """Record the keys of `lora`; `lora: null` if everything is trained."""
     adapter = keys.choice("adapter", ("lora", "qlora"))
     if adapter is None and "adapter" not in keys.said:
-        _full(keys)
+        _full(keys, model)
         return
     keys.same("adapter", note="with its base in 4 bits" if adapter == "qlora" else "")
     for key, value in (("lora_r", keys.integer("lora_r")), ("lora_alpha", keys.number("lora_alpha"))):
@@ -238,7 +240,23 @@ def _dropout(keys: Keys, chosen: Chosen | None) -> None:
     keys.default("lora_dropout", 0.0, {"lora.dropout": keys.ledger.value("lora.dropout", 0.0)})
 
 
-def _full(keys: Keys) -> None:
+def _unfrozen(keys: Keys, model: Model) -> list[str]:
+    """Return `train.only` for `unfrozen_parameters`, [] where it has none.
+
+    The patterns match the beginning of a parameter's name. A dot stands for itself, except in `.+`.
+    """
+    found = keys.texts("unfrozen_parameters") or []
+    given = [found] if isinstance(found, str) else found
+    try:
+        patterns = [re.compile(re.sub(r"\.(?!\+)", r"\\.", pattern)) for pattern in given]
+    except re.error:
+        return []
+    if any(pattern.endswith("]") and re.search(r"\[\d*(:\d*)?\]$", pattern) for pattern in given):
+        return []  # rows of a weight
+    return freezing.chosen_by(model, lambda name: any(pattern.match(name) for pattern in patterns))
+
+
+def _full(keys: Keys, model: Model | None) -> None:
     """Record full fine-tuning."""
     keys.ledger.set("lora", None)
     keys.same("adapter")
@@ -247,6 +265,8 @@ def _full(keys: Keys) -> None:
         keys.same(
             "unfrozen_parameters", note="the model of the text as a whole, which is what is trained here"
         )
+    if model is not None and patterns and (only := _unfrozen(keys, model)):
+        keys.say("unfrozen_parameters", {"train.only": only}, freezing.NAMES)
     if not keys.stands("adapter"):
         keys.default("adapter", None, {"lora": None}, "Axolotl's default: all parameters are trained")
     for name, way in (("load_in_4bit", "qlora"), ("load_in_8bit", "lora")):
@@ -405,7 +425,7 @@ def _batches(keys: Keys, launch: Launch) -> None:
             keys.same(key, sets, str(made))
         keys.say(key, sets)
     if not keys.ledger.devices and not launch.processes:
-        keys.ledger.defaulted("--devices", 1, rows, sharding.ONE)
+        sharding.assumed(keys.ledger, launch, rows)
     elif keys.ledger.devices:
         keys.ledger.defaulted("--devices", processes, rows, f"given by --devices: {made}")
     if keys.ledger.value("train.objective") is None:
@@ -441,12 +461,13 @@ def _optimizer(keys: Keys) -> None:
     decay = keys.number("weight_decay")
     note = trainer.DECAYED if decay and keys.ledger.value("lora", "") is None else ""
     keys.say("weight_decay", {"train.optimizer.weight_decay": decay} if decay is not None else {}, note)
-    for key, path, default in (
+    rows = [
         ("max_grad_norm", "max_grad_norm", 1.0),
         ("adam_beta1", "b1", 0.9),
         ("adam_beta2", "b2", 0.99 if found.name == "lion" else 0.999),
         ("adam_epsilon", "eps", 1e-8),
-    ):
+    ]
+    for key, path, default in rows[: 1 if found.name == "rmsprop" else 4]:
         value: float | None = keys.number(key) if keys.given(key) else default
         value = (value or None) if key == "max_grad_norm" else default if value is None else value
         keys.default(key, default, {f"train.optimizer.{path}": value}, "the Trainer's default")
@@ -456,6 +477,10 @@ def _optimizer(keys: Keys) -> None:
     except (ValueError, AttributeError):
         message = "`optim_args` is not of the form NAME=VALUE"
         keys.refuse("optim_args", "E1160", message, "optim_args: beta1=0.9")
+        return
+    if found.name == "rmsprop":
+        keys.passive(("adam_beta1", "adam_beta2", "adam_epsilon"), "rmsprop has none")
+        trainer.say_rmsprop(keys, given)
         return
     sets: dict[str, Any] = {}
     lost = []
@@ -627,7 +652,8 @@ learned peft_layer_replication: layers are not repeated here: the model keeps it
 learned peft_trainable_token_indices: rows of the embedding are not trained here: those tokens keep theirs
 learned relora: adapters are not merged and begun anew during the run
 learned lisa_n_layers: all layers are trained throughout, not a few drawn ones
-learned unfrozen_parameters: parameters cannot be chosen by name here: without lora everything is trained
+learned unfrozen_parameters: rows of a weight, parameters next to adapters, and names that the model does not
+    have cannot be chosen here
 learned use_onebitllms: weights of one bit are not trained here
 learned use_eaft: the loss is plain cross-entropy, not weighted by entropy
 learned embedding_lr embedding_lr_scale lr_groups: one learning rate for all parameters here

@@ -8,14 +8,16 @@ from difflib import get_close_matches
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.port import mesh
 from recipec.compiler.port.common import say_common, say_start, say_tokens
 from recipec.compiler.port.keys import OFF, Keys, defaults_of, keys_of, table, tools, words
-from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.ledger import Ledger, Verdict
 from recipec.compiler.port.meaning import (
     adapters,
     conversion,
     datasets,
     experts,
+    freezing,
     losses,
     models,
     rows,
@@ -66,13 +68,18 @@ def port(ledger: Ledger) -> None:
             keys.same(name, note=sharding.MESH)
     if run.lora:
         _lora(keys, model)
+    elif method == "freeze":
+        freezing.say_layers(keys, model)
     _quantized(keys, run, model)
     experts.say_coefficient(keys, "moe_aux_loss_coef", model, BALANCED)
     _data(keys, model, stage)
     trainer.say_run(keys, run, launch, taken, _dtype(keys, run))
+    if stage == "kto" and ledger.value("train.micro_batch_size") == 1:
+        ledger.set("train.micro_batch_size", 2)
+        mesh.amend(ledger, "train.micro_batch_size", Verdict.APPROXIMATED, BY_TWO)
     if ledger.devices is None and launch.processes is None:
         rows = {"train.global_batch_size": ledger.value("train.global_batch_size")}
-        ledger.defaulted("--devices", 1, rows, sharding.ONE)
+        sharding.assumed(ledger, launch, rows)
     keys.same("warmup_ratio")
     if keys.flag("disable_shuffling"):
         keys.say("disable_shuffling", {"data.shuffle_seed": None})
@@ -133,16 +140,17 @@ def _stage(keys: Keys) -> str:
 
 
 def _method(keys: Keys) -> str:
-    """Return the method, lora or full."""
+    """Return the method: lora, full or freeze."""
     method = keys.text("finetuning_type") or "lora"
-    if method not in ("lora", "full"):
-        message = f"`finetuning_type: {method}` has no counterpart: recipes have lora and full"
+    if method not in ("lora", "full", "freeze"):
+        message = f"`finetuning_type: {method}` has no counterpart: recipes have lora, full and freeze"
         keys.refuse("finetuning_type", "E1149", message, "finetuning_type: lora")
         return "lora"
-    if method == "full":
-        keys.same("finetuning_type", {"lora": None}, "everything is trained")
+    if method != "lora":
+        what = "everything is trained" if method == "full" else "the modules of train.only are trained"
+        keys.same("finetuning_type", {"lora": None}, what)
         names = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora")
-        keys.passive(names, "there are no adapters: everything is trained")
+        keys.passive(names, f"there are no adapters: {what}")
     keys.same("finetuning_type", note="the lora section")
     if not keys.stands("finetuning_type"):
         keys.default("finetuning_type", "lora", {})
@@ -490,6 +498,7 @@ JUDGED = {"dpo": "preference", "kto": losses.UNPAIRED}
 OTHERS = (
     "a prompt's other answer is that of the row before it in its micro-batch here, and in the data set there"
 )
+BY_TWO = "a micro-batch has two rows here, each with the other's answer: there a row alone has its estimate"
 MEDIA = ("images", "videos", "audios")
 ORDER = "rows whose turns do not alternate are left out there, and kept here where the template takes them"
 TOOLS = (

@@ -9,7 +9,16 @@ from recipec.compiler.port.common import say_common, say_start
 from recipec.compiler.port.dialects.llamafactory import own_file, target_modules
 from recipec.compiler.port.keys import REASONS, Keys, defaults_of, keys_of, table, words
 from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.meaning import adapters, datasets, experts, models, sharding, templates, training
+from recipec.compiler.port.meaning import (
+    adapters,
+    datasets,
+    experts,
+    freezing,
+    models,
+    sharding,
+    templates,
+    training,
+)
 from recipec.compiler.wording import listing
 
 NAME = "llamafactory_v1"
@@ -81,8 +90,14 @@ def _lora(keys: Keys, model: Model | None) -> bool:
         keys.same("quant_config", note="not quantized")
         return False
     name = section.text("name")
+    if name == "freeze":
+        section.same("name", note="the modules of train.only are trained")
+        freezing.say_layers(section, model)
+        adapters.refuse_quantized(keys, "quant_config", "peft_config: {name: lora}, or remove quant_config")
+        keys.same("quant_config", note="not quantized")
+        return False
     if name != "lora":
-        message = f"peft_config is of {name or 'no name'}: what is trained is the adapters or all weights"
+        message = f"peft_config is of {name or 'no name'}: lora and freeze have a counterpart"
         section.refuse("name", "E1149", message, "name: lora")
         freeze = ("trainable_layers", "trainable_modules", "extra_modules")
         section.passive([f"freeze_{key}" for key in freeze], REASONS["method"])
@@ -115,7 +130,7 @@ def _batch(keys: Keys) -> None:
     """Record the rows of a step, the optimizer, the schedule and the length."""
     dist = keys.below("dist_config")
     shared = max(keys.integer("cp_size") or 1, dist.integer("cp_size") or 1)
-    processes = sharding.devices(keys.ledger, sharding.Launch())
+    processes = sharding.devices(keys.ledger, sharding.Launch(shared=shared))
     micro = keys.integer("micro_batch_size") or 1
     made = training.say_groups(keys, "cp_size", micro, 1, processes, shared)
     rows = keys.integer("global_batch_size") or made.rows

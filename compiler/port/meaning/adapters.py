@@ -216,15 +216,9 @@ def refuse_quantized(keys: Keys, key: str, help: str) -> None:
         keys.refuse(key, "E1146", message, help)
 
 
-FUSED = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
-    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
-}
-"""Projections that a tool has separately, and the fused projection that contains them in some models."""
-
-
 def fused(model: Model | None, names: Sequence[str]) -> tuple[list[str], str]:
-    """Replace names of projections by the model's fused ones.
+    """Replace Llama's names of projections by the model's own. Some models have one projection for several,
+    and a plain feed-forward block has none for `gate_proj`.
 
     Returns:
         The names, and the resulting difference, "" for none.
@@ -233,9 +227,17 @@ def fused(model: Model | None, names: Sequence[str]) -> tuple[list[str], str]:
         return list(names), ""
     sites = model.family.lora_targets(model.architecture)
     own = {slot.rpartition(".")[2] for site in sites for slot in site.projections}
-    parts = [name for name in names if name not in own and FUSED.get(name) in own]
-    made = list(dict.fromkeys(FUSED[name] if name in parts else name for name in names))
-    whole = listing(dict.fromkeys(FUSED[name] for name in parts))
+    called = model.family.names
+    holders = dict.fromkeys(("q_proj", "k_proj", "v_proj"), called.qkv)
+    holders |= dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj")
+    parts = [name for name in names if name not in own and holders.get(name) in own]
+    plain = called.plain[0] in own
+    others = {"o_proj": called.out, **dict(zip(("up_proj", "down_proj"), called.plain, strict=True))}
+    others = {name: other for name, other in others.items() if name not in own and other in own}
+    others |= {name: holders[name] for name in parts}
+    kept = [name for name in names if name in own or name != "gate_proj" or not plain]
+    made = list(dict.fromkeys(others.get(name, name) for name in kept))
+    whole = listing(dict.fromkeys(holders[name] for name in parts))
     note = f"{listing(parts)} lie within {whole}, which has one A for all that is in it, and a B as large"
     return made, note if parts else ""
 
@@ -318,10 +320,11 @@ def modules(model: Model) -> list[Module]:
     the same way.
     """
     prefix = prefix_of(model)
-    out = [Module(f"{prefix}embed_tokens", None, linear=False, what="embed_tokens")]
+    called = model.family.names
+    out = [Module(prefix + called.embedding, None, linear=False, what="embed_tokens")]
     for site in model.family.lora_targets(model.architecture):
         out += [
-            Module(f"{prefix}layers.{site.layer}.{slot}", f"layers.{site.layer}.{slot}")
+            Module(f"{prefix}{site.holder}.{site.layer}.{slot}", f"{site.holder}.{site.layer}.{slot}")
             for slot in site.projections
         ]
     for site in model.family.expert_targets(model.architecture):
@@ -332,7 +335,7 @@ def modules(model: Model) -> list[Module]:
     out += [Module(prefix + name, None, what=name.rpartition(".")[2]) for name in _others(model)]
     if is_multimodal(model):
         out += [Module(name, None, what=VISION) for name in _tower(model)]
-    return [*out, Module("lm_head", None, what="lm_head")]
+    return [*out, Module(called.head, None, what="lm_head")]
 
 
 def is_multimodal(model: Model) -> bool:
@@ -342,7 +345,7 @@ def is_multimodal(model: Model) -> bool:
 
 def prefix_of(model: Model) -> str:
     """Return the prefix of the language model's module names in transformers."""
-    return model.family.prefixes[0] if is_multimodal(model) else "model."
+    return model.family.prefixes[0 if is_multimodal(model) else -1]
 
 
 def all_linear(model: Model) -> list[str]:

@@ -15,6 +15,7 @@ from recipec.compiler.port.source import Source, Sources
 
 FILES = (".jsonl", ".json", ".csv", ".parquet", ".arrow", ".array_record")
 """Suffixes of files that a recipe reads, also followed by .gz or .zst."""
+REPOSITORY = r"[\w.-]+(/[\w.-]+)?"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ def place(path: str, data_files: str | Sequence[str] | None = None) -> Place:
             return Place(None, "several data_files: each is a source of its own here")
         if path in ("json", "csv", "parquet", "arrow") or is_local(path):
             return place(files[0])
-        return Place(None, f"a file of a repository ({files[0]}): download it and name it as a source")
+        inside = files[0]
+        if re.fullmatch(REPOSITORY, path) and is_file(inside) and not re.search(r"[*?\[{]|\.\.|^/|:", inside):
+            return Place(f"hf://datasets/{path}/{inside}")
+        return Place(None, f"files of a repository ({inside}): download them and name them as a source")
     if path.startswith("hf://"):
         return Place(path)
     if path.startswith(("gs://", "gcs://")):
@@ -54,7 +58,7 @@ def place(path: str, data_files: str | Sequence[str] | None = None) -> Place:
         )
     if is_local(path):
         return Place(path)
-    if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path):
+    if re.fullmatch(REPOSITORY, path):
         return Place(f"hf://{path}")
     return Place(None, "neither a file nor an id of the Hugging Face hub")
 
@@ -63,9 +67,13 @@ def is_local(path: str) -> bool:
     """Return whether a path is a local file or folder, from its beginning and end. Nothing is looked up."""
     if path.startswith(("./", "../", "/", "~")):
         return True
-    name = PurePosixPath(path)
-    ends = [suffix for suffix in name.suffixes if suffix not in (".gz", ".zst")]
-    return (bool(ends) and ends[-1] in (*FILES, ".txt")) or path.count("/") > 1
+    return is_file(path, ".txt") or path.count("/") > 1
+
+
+def is_file(path: str, *more: str) -> bool:
+    """Return whether a path ends as a file that a recipe reads, or with one of `more` suffixes."""
+    ends = [suffix for suffix in PurePosixPath(path).suffixes if suffix not in (".gz", ".zst")]
+    return bool(ends) and ends[-1] in (*FILES, *more)
 
 
 def source(
@@ -73,9 +81,12 @@ def source(
 ) -> dict[str, Any] | str:
     """Write an entry of `data.train` in its shortest form.
 
-    A file has no splits, so its rows are the split train, and `train[:100]` is its first rows.
+    A file has no splits, so its rows are the split train, and `train[:100]` is its first rows. It has no
+    configurations either: what names one there also names the file.
     """
-    if split is not None and not path.startswith("hf://"):
+    single = not path.startswith("hf://") or is_file(path)
+    config = None if single else config
+    if split is not None and single:
         first = re.fullmatch(r"train\[:(\d+)\]", split)
         split, limit = None if first or split == "train" else split, int(first[1]) if first else limit
     made: dict[str, Any] = {"path": path}

@@ -15,7 +15,18 @@ from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.source import Source, join
 
 MESH = REASONS["mesh"]
-ONE = "the files do not say on how many GPUs the run was: one is taken, and --devices N says otherwise"
+UNSAID = "the files do not say on how many GPUs the run was: {}, and --devices N says otherwise"
+
+
+def assumed(ledger: Ledger, launch: Launch, rows: Mapping[str, Any]) -> None:
+    """Record the number of GPUs of a run whose files do not say it.
+
+    Args:
+        rows: the recipe's values that depend on the number.
+    """
+    count = devices(ledger, launch)
+    group = f"{count} are taken, which share each row" if count > 1 else "one is taken"
+    ledger.defaulted("--devices", count, rows, UNSAID.format(group))
 
 
 def sharing(size: int) -> str:
@@ -80,8 +91,8 @@ class DeepSpeed:
 
 
 def devices(ledger: Ledger, launch: Launch) -> int:
-    """Return the number of GPUs of the run: --devices, or the files' number, or 1."""
-    return ledger.devices or launch.processes or 1
+    """Return the number of GPUs of the run: --devices, the files' number, or the fewest that it can have."""
+    return ledger.devices or launch.processes or launch.shared
 
 
 def ray(keys: Keys, launch: Launch) -> Launch:

@@ -182,6 +182,8 @@ def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> None:
     if found.name == "adamw":
         keys.say("adam_epsilon", {"train.optimizer.eps": keys.number("adam_epsilon")})
     keys.passive(("adam_beta1", "adam_beta2", "adam_epsilon"), f"{found.name} has none")
+    if found.name == "rmsprop":
+        say_rmsprop(keys, given)
     if found.name == "sgd" and given.get("momentum"):
         keys.same("optim_args", {"train.optimizer.momentum": float(given["momentum"])})
     note = f"{name} does not read them" if found.name == "adamw" else "as its defaults here"
@@ -189,6 +191,14 @@ def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> None:
     unset = keys.stands("max_grad_norm") and not keys.given("max_grad_norm")
     norm = None if unset else keys.number("max_grad_norm")
     keys.say("max_grad_norm", {"train.optimizer.max_grad_norm": norm or None})
+
+
+def say_rmsprop(keys: Keys, given: Mapping[str, str]) -> None:
+    """Record the arguments of rmsprop, which are in `optim_args` alone."""
+    try:
+        keys.default("optim_args", "alpha=0.99, eps=1e-8", training.of_rmsprop(given), "PyTorch's defaults")
+    except ValueError as error:
+        keys.refuse("optim_args", "E1160", f"optim_args: {error}", 'optim_args: "alpha=0.99"')
 
 
 def _arguments(keys: Keys) -> dict[str, str]:

@@ -8,10 +8,10 @@ schedule, and a note on the difference.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from recipec.compiler.port.keys import Keys, table
+from recipec.compiler.port.keys import TRUE, Keys, table
 from recipec.compiler.wording import flow, listing
 
 
@@ -105,6 +105,10 @@ same adamw adamw_hf adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_np
     paged_adamw paged_adamw_32bit pagedadamw -> adamw
 same adafactor -> adafactor
 same sgd -> sgd
+same rmsprop -> rmsprop
+same fusedadam -> adamw
+same flashadamw -> adamw: its state is kept in float32 here, not compressed to 8 bits: the same rule, more
+    precise, with more memory
 same lion lion_pytorch lion_32bit paged_lion paged_lion_32bit pagedlion -> lion
 same adamw_8bit adamw_bnb_8bit paged_adamw_8bit adamw_torch_8bit adamw8bit pagedadamw8bit ao_adamw_8bit
     ao_adamw_fp8 adamwfp8 -> adamw: its state is kept in float32 here, not in 8 bits: the same rule, more
@@ -182,6 +186,19 @@ def arguments(text: str | Mapping[str, object] | None) -> dict[str, str]:
     return out
 
 
+def of_rmsprop(given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the recipe's values for transformers' `optim_args` of rmsprop. The keys of Adam do not count.
+
+    Raises:
+        ValueError: a value is no number, or `centered` is on.
+    """
+    if given.get("centered", "").lower() in TRUE:
+        raise ValueError("`centered` has no counterpart: no mean is taken off the second moment here")
+    defaults = TORCH_DEFAULTS["rmsprop"]
+    names = {"alpha": "b2", "eps": "eps", "momentum": "momentum"}
+    return {f"train.optimizer.{to}": float(given.get(key, defaults[key])) for key, to in names.items()}
+
+
 _ADAM = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8}
 
 TORCH_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -190,15 +207,22 @@ TORCH_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "sgd": {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0},
     "lion": {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.0},
     "adafactor": {"lr": 1e-2, "weight_decay": 0.0},
+    "rmsprop": {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.0},
+    "fusedadam": {**_ADAM, "weight_decay": 0.0, "master_weights": False},
+    "flashadamw": {**_ADAM, "weight_decay": 0.01, "master_weight_bits": 24},
 }
-"""Default arguments of the classes of torch.optim, bitsandbytes and torchao, by the beginning of their names
-after Paged."""
+"""Default arguments of the classes of torch.optim, bitsandbytes, torchao, Transformer Engine and flashoptim,
+by the beginning of their names after Paged."""
 
 OF_OPTIMIZERS = table("""
 lost amsgrad=false: the second moment is not held at its largest here
 lost maximize=false: the loss is made small here
+learned centered=false: the second moment is not taken around the mean gradient here
+learned bias_correction=true: the moments are corrected for their start at zero here
+learned decouple_lr=false: the weight decay follows the learning rate here
 exact fused foreach capturable differentiable is_paged block_wise bf16_stochastic_round optim_bits
-    min_8bit_size percentile_clipping args offload_gradients: how the same update is computed
+    min_8bit_size percentile_clipping args offload_gradients store_param_remainders quantize
+    compress_state_dict check_numerics use_decoupled_grad set_grad_none: how the same update is computed
 """)
 
 
@@ -218,18 +242,39 @@ def say_torch_optimizer(keys: Keys, name: str, where: Keys, key: str) -> None:
     decay = keys.number("weight_decay") or 0.0
     if begins == "adam" and decay == 0.0:
         found = ADAMW
+    if begins == "fusedadam":
+        found = _fused(keys, found, decay)
     say_optimizer(where, key, name, found, "torch.optim.AdamW")
     keys.say("lr", {"train.optimizer.learning_rate": keys.number("lr")})
     keys.say("weight_decay", {"train.optimizer.weight_decay": decay})
     _betas(keys, found.name)
-    if found.name == "adamw":
+    if found.name == "rmsprop":
+        keys.say("alpha", {"train.optimizer.b2": keys.number("alpha")})
+    if found.name in ("adamw", "rmsprop"):
         keys.say("eps", {"train.optimizer.eps": keys.number("eps")})
-    if found.name == "sgd":
+    if found.name in ("rmsprop", "sgd"):
         keys.say("momentum", {"train.optimizer.momentum": keys.number("momentum") or 0.0})
+    if found.name == "sgd":
         keys.unless("nesterov", (False,), "the momentum is not Nesterov's here")
         keys.unless("dampening", (0,), "the momentum is not dampened here")
     keys.passive(("eps", "betas", "momentum"), f"{found.name} has none")
     keys.follow(OF_OPTIMIZERS)
+
+
+def _fused(keys: Keys, found: Translation, decay: float) -> Translation:
+    """Return what Transformer Engine's FusedAdam is here, by the keys that the other classes do not have."""
+    if keys.value("adam_w_mode") is False and decay:
+        found = OPTIMIZERS["adam"]
+    keys.same("adam_w_mode", note="where the weight decay goes")
+    moments = ("exp_avg_dtype", "exp_avg_sq_dtype")
+    kept = {str(keys.value(key) or "float32").rpartition(".")[2] for key in moments} - {"float32"}
+    if kept:
+        note = (
+            f"its state is kept in float32 here, not in {listing(sorted(kept))}: the same rule, more precise"
+        )
+        found = replace(found, note=f"{found.note}; {note}" if found.note else note)
+    keys.passive(moments, "the precision of the optimizer's state")
+    return found
 
 
 def _betas(keys: Keys, name: str) -> None:

@@ -46,7 +46,7 @@ def logits(
         def compute(trained: Arrays, arrays: Arrays, batch: Arrays) -> jax.Array:
             given = (trained, arrays, None)
             head = model.head(given)
-            return head.logits(model.hidden(given, *(batch[name] for name in rows)), head.weight)
+            return head.logits(model.hidden(given, *(batch[name] for name in rows)), *head.arrays)
 
         out = jax.jit(compute)(trained, arrays, shard_rows(dict(rows), mesh))
     return np.asarray(out, np.float32)[rows["segment_ids"] > 0]

@@ -48,7 +48,6 @@ from ...model.partition_rules import Rule, divisible
 from ...model.quantize import Layout, quantize
 from ...model.remat import ATTENTION, POLICIES, PROJECTION
 from ...settings import ModelSettings
-from ...weights.agreement import HEAD
 from ...weights.checkpoint import HFCheckpoint
 from .configs import floats
 from .own_head import OwnHead
@@ -56,6 +55,7 @@ from .placement import adapter_specs, tensor_specs
 from .quantized import QuantizedLinear, replace_linears, shapes, spread, tensor_layouts
 
 PREFIX = "model."
+HEAD = "lm_head.weight"
 """Prefix of the names of the decoder's weights in the module."""
 BASE_LAYER = ".base_layer"
 """What PEFT inserts into the name of a weight that it wraps."""
@@ -138,7 +138,8 @@ class HfModel:
         values = {**base, **{self.places[name]: array for name, array in trained.items()}}
         weight = values[HEAD] if HEAD in values else values[f"{PREFIX}embed_tokens.weight"]
         scale = getattr(self.architecture, "logit_scale", 1.0)
-        return Head(weight, tied=True, dtype=None, softcap=self.softcap, cap_dtype=None, scale=scale)
+        bias = values.get(HEAD.replace("weight", "bias"))
+        return Head(weight, True, None, softcap=self.softcap, cap_dtype=None, scale=scale, bias=bias)
 
     @contextmanager
     def _adapters(self, enabled: bool) -> Iterator[None]:

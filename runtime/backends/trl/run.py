@@ -204,7 +204,7 @@ def _run(job: _Job) -> int:
             start=start,
             optimizer=optimizer,
             schedule=lambda made: schedule(made, total),
-            parameters=lambda whole: trained_parameters(whole, base, lora),
+            parameters=lambda whole: trained_parameters(whole, base, lora, job.settings.model.only),
             reference=reference_model(base, job.settings),
             eval_every=train.eval_every,
             plus_ratio=None if lora is None else lora.plus_ratio,

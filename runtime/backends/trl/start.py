@@ -93,7 +93,7 @@ def trainable_model(
     model, lora = settings.model, settings.lora
     if lora is None:
         whole = load_model(base, model, dtype="float32" if settings.master_weights else None)
-        full_parameters(whole, base)
+        full_parameters(whole, base, model.only)
         return whole
     values = initial or start(base, lora, settings.train.seed, adapter)
     options = {} if lora.quantize is None else {"quantization_config": _nf4(base, model)}

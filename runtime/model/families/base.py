@@ -120,16 +120,6 @@ class Architecture:
         """Return whether transformers has a load-balancing loss for the experts."""
         return False
 
-    @property
-    def output(self) -> str:
-        """Return the name of attention's output projection in a layer."""
-        return "self_attn.o_proj"
-
-    @property
-    def down(self) -> str:
-        """Return the name of the down projection in a layer."""
-        return "mlp.down_proj"
-
     def heads(self, layer: int) -> int:
         """Return the query heads of a layer."""
         return self.num_heads
@@ -159,6 +149,46 @@ class State:
     convolved: int
     taps: int
 
+
+@dataclass(frozen=True)
+class Names:
+    """The names of modules in transformers' model.
+
+    Attributes:
+        layers, embedding, norm: the list of layers, the token embedding and the final norm of the decoder.
+        embeddings: further names under which checkpoints keep the token embedding.
+        head: the output head, outside of the decoder.
+        attention, delta, mamba, mlp: a layer's modules. In a model with experts, ExpertTensors names the
+            feed-forward block instead.
+        qkv, out: in attention, the projection that makes queries, keys and values together, and the last one.
+        qk_norms: in it, the norms of queries and of keys.
+        plain: the projections of a feed-forward block without a gate.
+    """
+
+    layers: str = "layers"
+    embedding: str = "embed_tokens"
+    embeddings: tuple[str, ...] = ()
+    norm: str = "norm"
+    head: str = "lm_head"
+    attention: str = "self_attn"
+    delta: str = "linear_attn"
+    mamba: str = "mamba"
+    mlp: str = "mlp"
+    qkv: str = "qkv_proj"
+    out: str = "o_proj"
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
+    plain: tuple[str, str] = ("c_fc", "c_proj")
+
+    @property
+    def of_embedding(self) -> tuple[str, ...]:
+        """Return the names that the token embedding may have in a checkpoint, first the module's own."""
+        return (self.embedding, *self.embeddings)
+
+
+PREFIXES = ("model.language_model.", "language_model.model.", "model.", "gpt_neox.", "transformer.")
+"""Prefixes of decoders' modules in transformers' models, current ones and those of 2025."""
+LAYERS = r"(?:layers|h)"
+"""Matches the names that `Names.layers` may be."""
 
 EXPERTS = re.compile(r"\.(moe\.(gating_einsum|linear)|experts\.(gate_up|down))$")
 """Matches the end of the paths of arrays that hold a layer's experts."""
@@ -201,7 +231,7 @@ class Parameter:
     Several sources are stacked along the axes of `stack`, the last axis varying fastest. A parameter without
     a source has no tensor in the checkpoint, and Tunix never reads it: it is filled with zeros. `buffer`
     marks what transformers holds as a buffer, and so never trains. `wide` marks a parameter that is float32
-    in a model of any dtype.
+    in a model of any dtype. `frozen` marks what `train.only` leaves out.
     """
 
     path: str
@@ -211,6 +241,7 @@ class Parameter:
     buffer: bool = False
     stack: tuple[int, ...] = (0,)
     wide: bool = False
+    frozen: bool = False
 
     @property
     def stacked(self) -> tuple[int, ...]:
@@ -227,7 +258,7 @@ class Parameter:
     @property
     def trainable(self) -> bool:
         """Return whether full fine-tuning trains the parameter."""
-        return bool(self.sources) and not self.buffer
+        return bool(self.sources) and not self.buffer and not self.frozen
 
 
 @dataclass(frozen=True)
@@ -248,6 +279,7 @@ class LoraTarget:
             alone matches it; () if the projection's name is enough.
         parameter: the tensor's name in the layer of transformers' model, if PEFT lists it in
             `target_parameters`; "" for a linear layer.
+        holder: the name of the list of layers in transformers' model.
     """
 
     layer: int
@@ -259,6 +291,7 @@ class LoraTarget:
     swapped: bool = False
     words: tuple[str, ...] = ()
     parameter: str = ""
+    holder: str = "layers"
 
     @property
     def fused(self) -> bool:
@@ -267,7 +300,7 @@ class LoraTarget:
     @functools.cached_property
     def modules(self) -> tuple[str, ...]:
         """Return the projections' names within the decoder: "layers.7.self_attn.k_proj"."""
-        return tuple(f"layers.{self.layer}.{projection}" for projection in self.projections)
+        return tuple(f"{self.holder}.{self.layer}.{projection}" for projection in self.projections)
 
     @property
     def stacked(self) -> int:
@@ -288,9 +321,9 @@ class Family(ABC):
     """Model types of multimodal checkpoints whose `text_config` may be of this family."""
     prefixes: tuple[str, ...]
     """Prefixes of a checkpoint's text tensors, e.g. "model.language_model."; the checkpoint's own prefix is
-    the one under which the embedding is found."""
-    embeddings: tuple[str, ...] = ("embed_tokens",)
-    """The names of the embedding in checkpoints, without the prefix; the first is the published one."""
+    the one under which the token embedding is found. The last is that of a text model."""
+    names: Names = Names()
+    """The names of modules in transformers' model."""
     loaded_as: Mapping[str, str] = MappingProxyType({"language_model.model.": "model.language_model."})
     """Prefixes of older multimodal checkpoints, and of the modules that transformers 5 loads them into."""
     flash_attention: bool
@@ -347,6 +380,14 @@ class Family(ABC):
         """Return the keys of the text's config.json that name the kinds of its layers, for some layers."""
         types = self.architecture(config).layer_types
         return {"layer_types": [types[i] for i in layers]}
+
+    def feed_forward(self, architecture: Architecture) -> str:
+        """Return the name of the feed-forward block in a layer."""
+        return self.names.mlp
+
+    def kept(self, config: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of a miniature's tensors that no array is made from, by name without prefix."""
+        return {}
 
     def further_layers(self, config: Mapping[str, Any]) -> int:
         """Return how many layers a checkpoint may hold after the model's own, to predict further tokens. They

@@ -8,6 +8,7 @@ carry LoRA.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from .base import (
     Architecture,
     Family,
     LoraTarget,
+    Names,
     Parameter,
     Source,
     Spec,
@@ -42,8 +44,8 @@ from .description import (
     Experts,
     ExpertTensors,
     Growth,
+    Latent,
     Mamba,
-    Names,
     Norm,
     Places,
     Scales,
@@ -59,6 +61,7 @@ __all__ = [
     "ExpertTensors",
     "Experts",
     "Growth",
+    "Latent",
     "Mamba",
     "Names",
     "Norm",
@@ -68,7 +71,7 @@ __all__ = [
 
 DROPOUT = (
     *("attention_dropout", "embedding_dropout", "residual_dropout", "resid_pdrop", "embd_pdrop"),
-    "router_jitter_noise",
+    *("hidden_dropout", "router_jitter_noise"),
 )
 """Keys of config.json for dropout and noise within the model, which this decoder does not compute."""
 
@@ -108,9 +111,10 @@ class DecoderFamily(Family):
                 "train the original checkpoint",
                 "quantization_config",
             )
-        left_out = tuple((key, float(number(text, key, 0.1))) for key in DROPOUT if text.get(key))
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        return replace(self.describe({**self.defaults, **outer, **text}), dropout=left_out)
+        given = {**self.defaults, **outer, **text}
+        left_out = tuple((key, float(number(given, key, 0.1))) for key in DROPOUT if given.get(key))
+        return replace(self.describe(given), dropout=left_out)
 
     def architecture_of(
         self, config: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]
@@ -122,9 +126,9 @@ class DecoderFamily(Family):
             tensors: empty if only config.json is known; they are then named as the family publishes them.
         """
         a = self.architecture(config)
-        for name in self.embeddings:
+        for name in self.names.embeddings:
             if any(f"{prefix}{name}.weight" in tensors for prefix in self.prefixes):
-                a = replace(a, names=replace(a.names, embedding=name))
+                a = replace(a, embedding=name)
         if a.experts is None or not tensors:
             return a
         names = a.experts.tensors
@@ -217,71 +221,97 @@ class DecoderFamily(Family):
     def parameters(self, architecture: Architecture) -> list[Parameter]:
         a = described(architecture)
         d = a.hidden_size
-        embedding = plain(f"{a.names.embedding}.weight", (a.vocab_size, d))
+        names = self.names
+        embedding = plain(f"{a.embedding or names.embedding}.weight", (a.vocab_size, d))
         out = [Parameter("embedder.input_embedding", (a.vocab_size, d), ("tp", "fsdp"), (embedding,))]
         for i in range(a.num_layers):
             out += self.layer(a, i)
-        out += _norm(a.norm, "final_norm", a.names.norm, d)
+        out += _norm(a.norm, "final_norm", names.norm, d)
         if not a.tied:
-            head = linear("lm_head.weight", d, a.vocab_size, whole=True)
+            head = linear(f"{names.head}.weight", d, a.vocab_size, whole=True)
             out.append(Parameter("lm_head.w", (d, a.vocab_size), ("fsdp", "tp"), (head,)))
+            if "head" in a.biases:
+                size = (a.vocab_size,)
+                bias = replace(plain(f"{names.head}.bias", size), whole=True)
+                out.append(Parameter("lm_head.bias", size, ("tp",), (bias,)))
         return out
 
     def layer(self, a: DecoderArchitecture, i: int) -> list[Parameter]:
         """Return the arrays of a layer."""
-        layer, parts = f"layers.{i}", a.parts(i)
-        out = _mamba(a, i) if "mamba" in parts else []
+        layer, called, parts = f"layers.{i}", f"{self.names.layers}.{i}", a.parts(i)
+        out = _mamba(a, self.names, i) if "mamba" in parts else []
         if "delta" in parts or "attention" in parts:
             out += self.attention(a, i)
         if (experts := a.experts_of(i)) is not None:
-            out += _mixture(a, experts, layer)
+            out += _mixture(a, experts, layer, self.names.plain)
         elif "mlp" in parts:
-            out += _mlp(a, f"{layer}.mlp", f"{layer}.{a.dense}")
+            block = f"{called}.{self.feed_forward(a)}"
+            out += _mlp(a, f"{layer}.mlp", block, plain=self.names.plain)
         for name in a.places.names:
-            out += _norm(a.norm, f"{layer}.{name}", f"{layer}.{name}", a.hidden_size)
+            out += _norm(a.norm, f"{layer}.{name}", f"{called}.{name}", a.hidden_size)
         return out
 
     def attention(self, a: DecoderArchitecture, i: int) -> list[Parameter]:
         """Return the arrays of a layer's attention."""
         if "delta" in a.parts(i):
-            return _delta(a, i)
-        path, name = f"layers.{i}.attn", f"layers.{i}.{a.names.attention}"
+            return _delta(a, self.names, i)
+        names = self.names
+        if a.latent is not None:
+            return _latent(a, i)
+        path, name = f"layers.{i}.attn", f"{names.layers}.{i}.{names.attention}"
         d, n, k, h = a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim
         widths = {"q": n, "k": k, "v": k}
         projected = {"qkv": n + 2 * k} if "qkv" in a.fused else widths
         out = []
+        if "groups" in a.fused:
+            projected, out = {}, _groups(a, f"{path}.qkv_proj", f"{name}.{names.qkv}")
         for letter, heads in projected.items():
-            wide = 2 * h if letter == "q" and a.output_gate else h
-            out.append(_projection(f"{path}.{letter}_proj", f"{name}.{letter}_proj", d, heads, wide))
+            wide = a.query_width if letter == "q" else h
+            called = f"{name}.{names.qkv}" if letter == "qkv" else f"{name}.{letter}_proj"
+            out.append(_projection(f"{path}.{letter}_proj", called, d, heads, wide))
             if letter in a.biases:
-                out.append(_heads(f"{path}.{letter}_proj.bias", f"{name}.{letter}_proj.bias", heads, wide))
-        source = output_projection(f"{name}.o_proj.weight", n, h, d)
+                out.append(_heads(f"{path}.{letter}_proj.bias", f"{called}.bias", heads, wide))
+        if a.gate_apart:
+            out.append(_projection(f"{path}.gate_proj", f"{name}.gate_proj", d, n, h))
+        source = output_projection(f"{name}.{names.out}.weight", n, h, d)
         out.append(Parameter(f"{path}.o_proj.w", (n, h, d), ("tp", None, "fsdp"), (source,)))
         if "o" in a.biases:
-            out.append(_vector(f"{path}.o_proj.bias", f"{name}.o_proj.bias", d))
+            out.append(_vector(f"{path}.o_proj.bias", f"{name}.{names.out}.bias", d))
         if a.sinks:
             out.append(_vector(f"{path}.sinks", f"{name}.sinks", n))
-        for letter in "qk" if a.qk_norm else "":
-            norm = f"{path}.{letter}_norm.w", f"{name}.{letter}_norm.weight"
-            out.append(_heads(*norm, widths[letter], h) if a.qk_norm == "row" else _vector(*norm, h))
+        for letter, called in zip("qk", names.qk_norms, strict=True) if a.qk_norm else ():
+            norm = f"{path}.{letter}_norm.w", f"{name}.{called}.weight"
+            if a.qk_norm == "each":
+                each = (f"{name}.{letter}_layernorm.norms.{i}.weight" for i in range(widths[letter]))
+                sources = tuple(plain(one, (h,)) for one in each)
+                out.append(Parameter(norm[0], (widths[letter], h), ("tp", None), sources))
+            else:
+                out.append(_heads(*norm, widths[letter], h) if a.qk_norm == "row" else _vector(*norm, h))
         return out
+
+    def feed_forward(self, architecture: Architecture) -> str:
+        experts = described(architecture).experts
+        return self.names.mlp if experts is None else experts.tensors.block
 
     def lora_targets(self, architecture: Architecture) -> list[LoraTarget]:
         a = described(architecture)
-        out = []
+        names, out = self.names, []
         for i in range(a.num_layers):
             layer = f"layers.{i}"
-            for module, name, weight in _mixers(a, i):
-                contract = (0, 1) if name in ("o_proj", "out_proj") else (0,)
-                out.append(LoraTarget(i, f"{layer}.{weight}", contract, (f"{module}.{name}",)))
-            experts, block, path = a.experts_of(i), a.dense, f"{layer}.mlp"
-            for name in LATENT if experts is not None and experts.latent else ():
-                out.append(LoraTarget(i, f"{path}.{name}.kernel", (0,), (f"{block}.{name}",)))
+            for module, hf, weight in _mixers(a, names, i):
+                contract = (0, 1) if weight.endswith((".o_proj.w", ".out_proj.w")) else (0,)
+                slots = (f"{module}.{hf}",)
+                out.append(LoraTarget(i, f"{layer}.{weight}", contract, slots, holder=names.layers))
+            experts, block, path = a.experts_of(i), self.feed_forward(a), f"{layer}.mlp"
+            latent = LATENT if experts is not None and experts.latent else ()
+            fed = [(f"{path}.{name}.kernel", f"{block}.{name}") for name in latent]
             if experts is not None:
                 block, path = f"{block}.{experts.tensors.shared}", f"{path}.shared"
-            fed = "mlp" in a.parts(i) and (experts is None or experts.shared)
-            for name in _mlp_names(a) if fed else ():
-                out.append(LoraTarget(i, f"{path}.{name}.kernel", (0,), (f"{block}.{name}",)))
+            if "mlp" in a.parts(i) and (experts is None or experts.shared):
+                both = _mlp_names(a, names.plain)
+                fed += [(f"{path}.{name}.kernel", f"{block}.{hf}") for name, hf in both]
+            for kernel, slot in fed:
+                out.append(LoraTarget(i, kernel, (0,), (slot,), holder=names.layers))
         return out
 
     def expert_targets(self, architecture: Architecture) -> list[LoraTarget]:
@@ -349,14 +379,7 @@ def windowed_late(config: Mapping[str, Any]) -> tuple[str, ...]:
     layers = integer(config, "num_hidden_layers")
     used = flag(config, "use_sliding_window") and config.get("sliding_window") is not None
     if config.get("layer_types") is not None:
-        types = listed_types(config["layer_types"], layers)
-        if SLIDING in types and not used:
-            raise UnsupportedCheckpoint(
-                f"config.json: layer_types gives layer {types.index(SLIDING)} a sliding window, "
-                "and use_sliding_window is not set",
-                "layer_types",
-            )
-        return types
+        return windowed_as_listed(config, used)
     if not used:
         return (FULL,) * layers
     first = config.get("max_window_layers")
@@ -365,6 +388,25 @@ def windowed_late(config: Mapping[str, Any]) -> tuple[str, ...]:
             f"config.json: max_window_layers is {first!r}, not a number of layers", "max_window_layers"
         )
     return tuple(SLIDING if i >= first else FULL for i in range(layers))
+
+
+def windowed_as_listed(config: Mapping[str, Any], used: bool) -> tuple[str, ...]:
+    """Return the layer types that `layer_types` lists.
+
+    Args:
+        used: whether the window is enabled.
+
+    Raises:
+        UnsupportedCheckpoint: when a layer has a window that is not enabled.
+    """
+    types = listed_types(config["layer_types"], integer(config, "num_hidden_layers"))
+    if SLIDING in types and not used:
+        raise UnsupportedCheckpoint(
+            f"config.json: layer_types gives layer {types.index(SLIDING)} a sliding window, "
+            "and use_sliding_window is not set",
+            "layer_types",
+        )
+    return types
 
 
 def turning(config: Mapping[str, Any]) -> tuple[bool, ...]:
@@ -426,10 +468,10 @@ def _projection(path: str, name: str, hidden: int, heads: int, head_dim: int) ->
     return Parameter(f"{path}.w", (hidden, heads, head_dim), ("fsdp", "tp", None), (source,))
 
 
-def _mixers(a: DecoderArchitecture, i: int) -> Iterator[tuple[str, str, str]]:
-    """Yield a layer's projections outside of its feed-forward block: their module, their name, and the path
-    of their weight in the layer."""
-    parts, names = a.parts(i), a.names
+def _mixers(a: DecoderArchitecture, names: Names, i: int) -> Iterator[tuple[str, str, str]]:
+    """Yield a layer's projections outside of its feed-forward block: their module, Hugging Face's name, and
+    the path of their weight in the layer."""
+    parts = a.parts(i)
     if "mamba" in parts and a.mamba is not None:
         yield names.mamba, "in_proj", "mamba.in_proj.kernel"
         if not a.mamba.closed:
@@ -439,13 +481,25 @@ def _mixers(a: DecoderArchitecture, i: int) -> Iterator[tuple[str, str, str]]:
             yield names.delta, name, f"attn.{name}.{'kernel' if len(features) == 1 else 'w'}"
         yield names.delta, "out_proj", "attn.out_proj.w"
     if "attention" in parts:
-        for name in (*(("qkv_proj",) if "qkv" in a.fused else ("q_proj", "k_proj", "v_proj")), "o_proj"):
-            yield names.attention, name, f"attn.{name}.w"
+        for name, called in _attention_names(a, names).items():
+            flat = len(a.latent_projections.get(name, ())) == 2
+            yield names.attention, called, f"attn.{name}.{'kernel' if flat else 'w'}"
 
 
-def _mamba(a: DecoderArchitecture, i: int) -> list[Parameter]:
+def _attention_names(a: DecoderArchitecture, names: Names) -> dict[str, str]:
+    """Return the names of attention's projections, here and Hugging Face's."""
+    fused = "qkv" in a.fused or "groups" in a.fused
+    out = {"qkv_proj": names.qkv} if fused else {f"{one}_proj": f"{one}_proj" for one in "qkv"}
+    if a.latent is not None:
+        out = {name: name for name in a.latent_projections}
+    if a.gate_apart:
+        out["gate_proj"] = "gate_proj"
+    return {**out, "o_proj": names.out}
+
+
+def _mamba(a: DecoderArchitecture, names: Names, i: int) -> list[Parameter]:
     """Return the arrays of a layer's Mamba mixer."""
-    path, name, m = f"layers.{i}.mamba", f"layers.{i}.{a.names.mamba}", a.mamba
+    path, name, m = f"layers.{i}.mamba", f"{names.layers}.{i}.{names.mamba}", a.mamba
     assert m is not None
     d, features, taps = a.hidden_size, sum(m.projected), (m.convolved, m.taps)
     into, back = f"{name}.in_proj", f"{name}.out_proj"
@@ -467,9 +521,20 @@ def _mamba(a: DecoderArchitecture, i: int) -> list[Parameter]:
     return [*out, _vector(f"{output}.bias", f"{back}.bias", d)] if "out" in m.biases else out
 
 
-def _delta(a: DecoderArchitecture, i: int) -> list[Parameter]:
+def _groups(a: DecoderArchitecture, path: str, name: str) -> list[Parameter]:
+    """Return the arrays of a projection that makes each key head's queries, its key and its value."""
+    d, rows = a.hidden_size, (a.num_kv_heads, a.num_heads // a.num_kv_heads + 2, a.head_dim)
+    source = Source(f"{name}.weight", (math.prod(rows), d), (*rows, d), (3, 0, 1, 2))
+    out = [Parameter(f"{path}.w", (d, *rows), ("fsdp", "tp", None, None), (source,))]
+    if "q" in a.biases:
+        bias = Source(f"{name}.bias", (math.prod(rows),), rows, (0, 1, 2))
+        out.append(Parameter(f"{path}.bias", rows, ("tp", None, None), (bias,)))
+    return out
+
+
+def _delta(a: DecoderArchitecture, names: Names, i: int) -> list[Parameter]:
     """Return the arrays of a layer's gated delta net."""
-    path, name = f"layers.{i}.attn", f"layers.{i}.{a.names.delta}"
+    path, name = f"layers.{i}.attn", f"{names.layers}.{i}.{names.delta}"
     assert a.delta is not None
     d, n, h, channels = a.hidden_size, a.delta.value_heads, a.delta.value_dim, a.delta.features
     into = []
@@ -492,6 +557,23 @@ def _delta(a: DecoderArchitecture, i: int) -> list[Parameter]:
     ]
 
 
+def _latent(a: DecoderArchitecture, i: int) -> list[Parameter]:
+    """Return the arrays of a layer's latent attention. Compressed features are whole on each device of tp."""
+    path, name = f"layers.{i}.attn", f"layers.{i}.self_attn"
+    out = []
+    for projection, shape in a.latent_projections.items():
+        if len(shape) == 3:
+            out.append(_projection(f"{path}.{projection}", f"{name}.{projection}", *shape))
+            continue
+        source = linear(f"{name}.{projection}.weight", *shape)
+        out.append(Parameter(f"{path}.{projection}.kernel", shape, ("fsdp", None), (source,)))
+    for norm, features in a.latent_norms.items():
+        out.append(_vector(f"{path}.{norm}.w", f"{name}.{norm}.weight", features))
+    heads = a.num_heads, a.value_dim, a.hidden_size
+    source = output_projection(f"{name}.o_proj.weight", *heads)
+    return [*out, Parameter(f"{path}.o_proj.w", heads, ("tp", None, "fsdp"), (source,))]
+
+
 def _vector(path: str, name: str, size: int) -> Parameter:
     return Parameter(path, (size,), ("tp",), (plain(name, (size,)),))
 
@@ -503,29 +585,35 @@ def _heads(path: str, name: str, heads: int, head_dim: int) -> Parameter:
 
 
 def _norm(norm: Norm, path: str, name: str, size: int) -> list[Parameter]:
-    out = [_vector(f"{path}.w", f"{name}.weight", size)]
+    out = [_vector(f"{path}.w", f"{name}.weight", size)] if norm.weighted else []
     return [*out, _vector(f"{path}.bias", f"{name}.bias", size)] if norm.bias else out
 
 
-def _mlp_names(a: DecoderArchitecture) -> tuple[str, ...]:
+def _mlp_names(a: DecoderArchitecture, plain: Sequence[str] = Names.plain) -> list[tuple[str, str]]:
+    """Return the names of a feed-forward block's projections, here and Hugging Face's; without a gate, the
+    latter are `plain`."""
     if not a.gated:
-        return a.mlp
-    return ("gate_up_proj", "down_proj") if "gate_up" in a.fused else ("gate_proj", "up_proj", "down_proj")
+        return list(zip(Names.plain, plain, strict=True))
+    names = ("gate_up_proj", "down_proj") if "gate_up" in a.fused else ("gate_proj", "up_proj", "down_proj")
+    return [(name, name) for name in names]
 
 
-def _mlp(a: DecoderArchitecture, path: str, module: str, features: int = 0) -> list[Parameter]:
+def _mlp(
+    a: DecoderArchitecture, path: str, module: str, features: int = 0, plain: Sequence[str] = Names.plain
+) -> list[Parameter]:
     """Return the arrays of a feed-forward block. A fused gate and up are [hidden, 2, intermediate].
 
     Args:
         path, module: of the block, here and in Hugging Face's names.
         features: within it; 0 for the architecture's own number.
+        plain: Hugging Face's names of the projections of a block without a gate.
     """
     d, f = a.hidden_size, features or a.intermediate_size
-    *into, out_of = _mlp_names(a)
+    *into, out_of = _mlp_names(a, plain)
     spec: Spec = ("fsdp", "tp")
     out = []
-    for name in into:
-        weight, hf = f"{path}.{name}", f"{module}.{name}"
+    for name, called in into:
+        weight, hf = f"{path}.{name}", f"{module}.{called}"
         if name == "gate_up_proj":
             source = Source(f"{hf}.weight", (2 * f, d), (2, f, d), (2, 0, 1))
             out.append(Parameter(f"{weight}.kernel", (d, 2, f), ("fsdp", None, "tp"), (source,)))
@@ -533,14 +621,25 @@ def _mlp(a: DecoderArchitecture, path: str, module: str, features: int = 0) -> l
             out.append(Parameter(f"{weight}.kernel", (d, f), spec, (linear(f"{hf}.weight", d, f),)))
         if "mlp" in a.biases:
             out.append(_vector(f"{weight}.bias", f"{hf}.bias", f))
-    weight, hf = f"{path}.{out_of}", f"{module}.{out_of}"
+    weight, hf = f"{path}.{out_of[0]}", f"{module}.{out_of[1]}"
     out.append(Parameter(f"{weight}.kernel", (f, d), ("tp", "fsdp"), (linear(f"{hf}.weight", f, d),)))
     if "mlp" in a.biases:
         out.append(_vector(f"{weight}.bias", f"{hf}.bias", d))
+    return [*out, *_xielu(path, f"{module}.act_fn")] if a.activation == "xielu" else out
+
+
+def _xielu(path: str, module: str) -> list[Parameter]:
+    """Return an activation's learned numbers, and its constants, which have no axes in a checkpoint."""
+    out = []
+    for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ())):
+        source = Source(f"{module}.{name}", shape, (1,), (0,))
+        out.append(Parameter(f"{path}.{name}", (1,), (None,), (source,), buffer=not shape))
     return out
 
 
-def _mixture(a: DecoderArchitecture, experts: Experts, layer: str) -> list[Parameter]:
+def _mixture(
+    a: DecoderArchitecture, experts: Experts, layer: str, plain_names: Sequence[str]
+) -> list[Parameter]:
     """Return the arrays of a layer's experts, of their router and of the shared expert."""
     d, e, f, names = a.hidden_size, experts.count, experts.size, experts.tensors
     wide, halves = experts.latent or d, 2 if a.gated else 1
@@ -550,7 +649,8 @@ def _mixture(a: DecoderArchitecture, experts: Experts, layer: str) -> list[Param
     if experts.biases:
         out.append(Parameter(f"{path}.router.bias", (e,), (None,), (plain(f"{router}.bias", (e,)),)))
     if experts.correction:
-        source = plain(f"{router}.e_score_correction_bias", (e,))
+        shape = (1, e) if names.boxed else (e,)
+        source = Source(f"{module}.{names.correction}", shape, (e,), (0,))
         out.append(Parameter(f"{path}.correction", (e,), (None,), (source,), buffer=True, wide=True))
     if names.apart:
         *ups, down = (f"{module}.{name}" for name in names.each)
@@ -577,7 +677,7 @@ def _mixture(a: DecoderArchitecture, experts: Experts, layer: str) -> list[Param
         out.append(Parameter(f"{path}.experts.gate_up_bias", (e, 2, f), ("ep", None, "tp"), (source,)))
         out.append(Parameter(f"{path}.experts.down_bias", (e, d), (None, None), (plain(down, (e, d)),)))
     if experts.shared:
-        out += _mlp(a, f"{path}.shared", f"{module}.{names.shared}", experts.shared)
+        out += _mlp(a, f"{path}.shared", f"{module}.{names.shared}", experts.shared, plain_names)
     if experts.shared_gate:
         source = linear(f"{module}.{names.shared}_gate.weight", d, 1)
         out.append(Parameter(f"{path}.shared_gate.kernel", (d, 1), (None, None), (source,)))

@@ -9,7 +9,7 @@ from typing import ClassVar
 from ..rope import Rope
 from .base import CHUNKED, HYBRID, LINEAR, NONE, Architecture, State
 
-ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "gelu_new", "gelu_fast", "xielu")
 """The activations of config.json that runtime/model/decoder.py supports."""
 
 
@@ -23,6 +23,7 @@ class Norm:
         bias: whether a bias is added.
         offset: added to the weight: 1 if checkpoints hold the difference from 1.
         wide: whether the weight is applied in float32, before the result is cast.
+        weighted: whether there is a weight.
     """
 
     eps: float
@@ -30,6 +31,7 @@ class Norm:
     bias: bool = False
     offset: float = 0.0
     wide: bool = False
+    weighted: bool = True
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Places:
     Attributes:
         before_attention, before_mlp: applied to a block's input.
         after_attention, after_mlp: applied to its output, before it is added to the residual stream.
-        parallel: whether both blocks read the output of the norm before attention, and are added together.
+        parallel: whether both blocks read the layer's input, and are added together. Without a norm before it,
+            the feed-forward block reads the output of the norm before attention.
     """
 
     before_attention: str | None = "input_layernorm"
@@ -153,21 +156,26 @@ class Scales:
 
 
 @dataclass(frozen=True)
-class Names:
-    """The names of a checkpoint's tensors and modules.
+class Latent:
+    """The sizes of multi-head latent attention (https://arxiv.org/abs/2405.04434, section 2.1).
+
+    A head's queries and keys are `plain` features followed by `turned` ones, which rotate. The turned
+    features of a key are the same in all heads.
 
     Attributes:
-        embedding, norm: of the model; the norm is the last one.
-        attention, delta, mamba, mlp: the modules in a layer. With experts, ExpertTensors names the
-            feed-forward block instead.
+        keys: features that a token's keys and values are compressed to.
+        queries: features that its queries are compressed to; 0 if they are not compressed.
+        plain, turned: features of a head's queries and keys that do not rotate, and that do.
+        values: features of a head's values.
+        eps: of the norms of compressed queries, keys and values.
     """
 
-    embedding: str = "embed_tokens"
-    norm: str = "norm"
-    attention: str = "self_attn"
-    delta: str = "linear_attn"
-    mamba: str = "mamba"
-    mlp: str = "mlp"
+    keys: int
+    queries: int
+    plain: int
+    turned: int
+    values: int
+    eps: float = 1e-6
 
 
 @dataclass(frozen=True)
@@ -193,6 +201,8 @@ class ExpertTensors:
     Attributes:
         block: the module of the feed-forward block.
         router: the module in it whose weight computes the scores.
+        correction: the tensor in it that is added to the scores only for the choice.
+        boxed: whether that tensor is [1, E], rather than [E].
         each: the names of one expert's gate, up and down, or without a gate of up and down, with {} for its
             number.
         together: the names of all experts' gate and up, and of their down.
@@ -208,6 +218,8 @@ class ExpertTensors:
 
     block: str = "mlp"
     router: str = "gate"
+    correction: str = "gate.e_score_correction_bias"
+    boxed: bool = False
     each: tuple[str, ...] = (
         "experts.{}.gate_proj.weight",
         "experts.{}.up_proj.weight",
@@ -239,8 +251,10 @@ class Experts:
             the chosen ones, or "sigmoid".
         normalized: whether the chosen experts' scores are divided by their sum.
         scale: factor of the scores after that.
-        groups, chosen_groups: experts are chosen from the groups whose two best scores have the largest
-            sums; 1 and 1 for one group.
+        groups, chosen_groups: experts are chosen from the groups whose best scores have the largest sums; 1
+            and 1 for one group.
+        summed: how many of a group's best scores are summed.
+        balanced: whether transformers has a load-balancing loss for them; for sigmoids it has none.
         correction: whether a bias is added to the scores only for the choice.
         wide: whether the router computes in float32.
         on_inputs: whether an expert's input is multiplied by the score, rather than its output.
@@ -261,6 +275,8 @@ class Experts:
     scale: float = 1.0
     groups: int = 1
     chosen_groups: int = 1
+    summed: int = 2
+    balanced: bool = True
     correction: bool = False
     wide: bool = False
     on_inputs: bool = False
@@ -278,7 +294,8 @@ class DecoderArchitecture(Architecture):
 
     Attributes:
         tied: whether the embedding serves as output head.
-        norm: of every norm except the norms of queries and keys, which have neither bias nor mean.
+        norm: of every norm except the norms of queries and keys, which have no bias and, except for "each",
+            no mean.
         places: of a layer's norms.
         ropes: the rotation of each kind of layer; LINEAR has none.
         turns: whether each layer rotates; () if all do.
@@ -288,25 +305,33 @@ class DecoderArchitecture(Architecture):
         delta, mamba: of LINEAR layers; only one of them is there. `mamba` is also of HYBRID layers, where it
             reads the same input as attention, and both outputs are added.
         lone: whether a layer has one block: its attention or state, or in NONE layers the feed-forward block.
+        latent: of attention; None for keys and values of their own in each head.
         output_gate: whether the query projection also makes a gate, by whose sigmoid attention's output is
             multiplied; within a head, the gate's features come after the query's.
+        gate_apart: whether that gate has a projection of its own instead, `gate_proj`.
+        clip: the largest size of a projected query's, key's or value's feature; None for no limit.
         sinks: whether each head has its own extra logit, which takes a share of the softmax and adds nothing.
-        qk_norm: "head" for norms of each head's queries and keys, "row" for one over all heads, "" for none.
+        qk_norm: "head" for norms of each head's queries and keys, "row" for one over all heads, "each" for a
+            layer norm of its own for each head, "" for none.
+        qk_normed_last: whether these norms follow the rotation.
         normed_turns: whether a head's queries and keys are divided by their root mean square after rotation,
             in layers that rotate.
-        biases: projections with a bias: "q", "k", "v", "o", "mlp".
+        biases: what has a bias: "q", "k", "v", "o", "mlp", and "head" for the output head.
         gated: whether the feed-forward block, and each expert, multiplies by a gate.
-        mlp: the names of the projections into and out of a feed-forward block without a gate.
-        activation: one of ACTIVATIONS.
+        activation: one of ACTIVATIONS; "xielu" has learned parameters in each layer.
         experts: these replace the feed-forward block.
         routed: whether each layer has experts; () if all do.
-        fused: which tensors hold several projections: "qkv" (qkv_proj), "gate_up" (gate_up_proj), and
-            "delta": two tensors, by key head, instead of four for a gated delta net's input.
+        fused: which tensors hold several projections: "qkv" for one of all queries, keys and values, "groups"
+            if each key head's queries, its key and its value follow each other in it, "gate_up"
+            (gate_up_proj), and "delta": two tensors, by key head, instead of four for a gated delta net's
+            input.
         attention_scale: factor of the scores.
         embedding_scale, residual_scale, logit_scale: factors of embeddings, of each block's output and of the
             logits.
         scales: factors within a layer.
-        names: of tensors and modules.
+        embedding: the checkpoint's name of the embedding, if it is not that of the module; else "".
+        longest: the most tokens of a sample whose tokens see all earlier ones, as computed here; None for
+            any number.
         query_growth: how queries grow with their position; None if they do not.
         dropout: dropout and noise that config.json asks for within the model during training, by key; they
             are not applied.
@@ -325,13 +350,16 @@ class DecoderArchitecture(Architecture):
     delta: Delta | None = None
     mamba: Mamba | None = None
     lone: bool = False
+    latent: Latent | None = None
     output_gate: bool = False
+    gate_apart: bool = False
+    clip: float | None = None
     sinks: bool = False
     qk_norm: str = ""
+    qk_normed_last: bool = False
     normed_turns: bool = False
     biases: tuple[str, ...] = ()
     gated: bool = True
-    mlp: tuple[str, str] = ("c_fc", "c_proj")
     activation: str = "silu"
     experts: Experts | None = None
     routed: tuple[bool, ...] = ()
@@ -340,22 +368,10 @@ class DecoderArchitecture(Architecture):
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     scales: Scales = Scales()
-    names: Names = Names()
+    embedding: str = ""
+    longest: int | None = None
     query_growth: Growth | None = None
     dropout: tuple[tuple[str, float], ...] = ()
-
-    @property
-    def output(self) -> str:
-        return f"{self.names.attention}.o_proj"
-
-    @property
-    def down(self) -> str:
-        return f"{self.dense}.down_proj"
-
-    @property
-    def dense(self) -> str:
-        """Return the name of the feed-forward blocks' module."""
-        return self.names.mlp if self.experts is None else self.experts.tensors.block
 
     @property
     def state(self) -> State | None:
@@ -406,6 +422,42 @@ class DecoderArchitecture(Architecture):
             "in_proj_a": (values,),
         }
 
+    @property
+    def query_width(self) -> int:
+        """Return the features that the query projection makes for a head, those of a gate included."""
+        return 2 * self.head_dim if self.output_gate and not self.gate_apart else self.head_dim
+
+    @property
+    def latent_projections(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of latent attention's projections of queries, keys and values, by name: [in, out]
+        for those that compress, else [in, heads, features]."""
+        latent = self.latent
+        if latent is None:
+            return {}
+        d, n, h = self.hidden_size, self.num_heads, self.head_dim
+        queries = {"q_a_proj": (d, latent.queries), "q_b_proj": (latent.queries, n, h)}
+        return {
+            **(queries if latent.queries else {"q_proj": (d, n, h)}),
+            "kv_a_proj_with_mqa": (d, latent.keys + latent.turned),
+            "kv_b_proj": (latent.keys, n, latent.plain + latent.values),
+        }
+
+    @property
+    def latent_norms(self) -> dict[str, int]:
+        """Return the features of the norms of compressed queries, keys and values, by name."""
+        shapes = self.latent_projections.items()
+        return {name.replace("b_proj", "a_layernorm"): shape[0] for name, shape in shapes if "_b_" in name}
+
+    @property
+    def value_dim(self) -> int:
+        """Return the features of a head's values."""
+        return self.head_dim if self.latent is None else self.latent.values
+
+    @property
+    def turned_dim(self) -> int:
+        """Return the features of a head from which a rotation takes its share."""
+        return self.head_dim if self.latent is None else self.latent.turned
+
     def window(self, layer: int) -> int | None:
         return self.chunk if self.layer_types[layer] == CHUNKED else super().window(layer)
 
@@ -430,5 +482,12 @@ class DecoderArchitecture(Architecture):
 
     @property
     def balanced(self) -> bool:
-        """Return whether scores are a softmax: transformers has no such loss for routers with sigmoids."""
-        return self.experts is not None and self.experts.scores != "sigmoid"
+        """Return whether transformers has a load-balancing loss for these experts: it has none for sigmoids,
+        and computes it from other choices than corrected ones."""
+        experts = self.experts
+        return (
+            experts is not None
+            and experts.balanced
+            and experts.scores != "sigmoid"
+            and not experts.correction
+        )

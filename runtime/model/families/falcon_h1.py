@@ -15,6 +15,7 @@ class FalconH1(DecoderFamily):
     name = "falcon_h1"
     title = "Falcon-H1"
     model_types = ("falcon_h1",)
+    names = Names(norm="final_layernorm", mlp="feed_forward")
     turn_markers = CHATML
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 128_000,
@@ -53,7 +54,6 @@ class FalconH1(DecoderFamily):
             embedding_scale=multiplier(config, "embedding_multiplier"),
             logit_scale=multiplier(config, "lm_head_multiplier"),
             scales=scales,
-            names=Names(norm="final_layernorm", mlp="feed_forward"),
             **different,
         )
         # Keys are multiplied, and so are all scores.

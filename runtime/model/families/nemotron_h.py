@@ -55,7 +55,15 @@ class NemotronH(DecoderFamily):
     title = "Nemotron-H and Nemotron 3"
     model_types = ("nemotron_h",)
     prefixes = ("backbone.", "model.")
-    embeddings = ("embeddings", "embedding")  # transformers 5 saves the second
+    names = Names(
+        embedding="embeddings",
+        embeddings=("embedding",),  # as transformers 5 saves it
+        norm="norm_f",
+        attention="mixer",
+        mamba="mixer",
+        mlp="mixer",
+        plain=("up_proj", "down_proj"),
+    )
     loaded_as: Mapping[str, str] = MappingProxyType({"backbone.": "model."})
     turn_markers = CHATML
     chunk_in_torch = 128
@@ -96,10 +104,8 @@ class NemotronH(DecoderFamily):
             mamba=mamba(config),
             lone=True,
             gated=False,
-            mlp=("up_proj", "down_proj"),
             experts=experts(config) if "moe" in blocks else None,
             routed=tuple(block == "moe" for block in blocks),
-            names=Names("embeddings", "norm_f", *("mixer",) * 4),
             **different,
         )
 

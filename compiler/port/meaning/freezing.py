@@ -1,0 +1,91 @@
+"""Full fine-tuning of some modules: `train.only` for a tool's patterns of parameter names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.port.keys import Keys
+from recipec.compiler.wording import listing, split_layer
+from recipec.runtime.model.adapters import matches
+
+NAMES = "modules go by the checkpoint's names here; transformers may have others for some of them"
+
+
+def chosen_by(model: Model, keeps: Callable[[str], bool]) -> list[str]:
+    """Return `train.only` for the tensors that a tool trains.
+
+    Args:
+        keeps: whether a parameter of this name, such as "model.layers.0.mlp.up_proj.weight", is trained.
+    """
+    sources = [s for p in model.family.parameters(model.architecture) if p.trainable for s in p.sources]
+    names = {s.module: s.name if s.whole else f"model.{s.name}" for s in sources}
+    chosen = {module for module, name in names.items() if keeps(name)}
+    layers: dict[str, list[int]] = {}
+    for module in names:
+        stem, layer = split_layer(module)
+        if module in chosen:
+            layers.setdefault(stem, []).extend(() if layer is None else (layer,))
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for stem, found in layers.items():
+        alike.setdefault(tuple(found), []).append(stem)
+    short = [pattern for found, stems in alike.items() for pattern in _patterns(found, stems)]
+    if {module for module in names if any(matches(pattern, module) for pattern in short)} == chosen:
+        return short
+    return sorted(chosen)
+
+
+def _patterns(layers: Sequence[int], stems: Sequence[str]) -> list[str]:
+    """Return patterns for modules that the same layers have, () for modules outside layers."""
+    if not layers:
+        return list(stems)
+    number = str(layers[0]) if len(layers) == 1 else f"({'|'.join(map(str, layers))})"
+    out = []
+    for stem in stems:
+        before, _, after = stem.partition("{}")
+        inner = re.sub(r"\d+", r"\\d+", re.escape(after))
+        out.append(f"{re.escape(before)}{number}{inner}")
+    return list(dict.fromkeys(out))
+
+
+def say_layers(keys: Keys, model: Model | None) -> None:
+    """Record LLaMA-Factory's freeze tuning: some of the last layers are trained, or of the first ones."""
+    keys.ledger.set("lora", None, "there are no adapters")
+    count = keys.integer("freeze_trainable_layers") if keys.given("freeze_trainable_layers") else 2
+    given = {key: keys.texts(key) for key in ("freeze_trainable_modules", "freeze_extra_modules")}
+    modules, extra = (
+        [name.strip() for name in (found.split(",") if isinstance(found, str) else found or ())]
+        for found in given.values()
+    )
+    if model is not None:
+        only, lacking = of_layers(model, count or 0, modules or ["all"], extra)
+        if lacking:
+            message = f"{model.title} has no modules {listing(lacking)}"
+            keys.refuse("freeze_trainable_modules", "E1148", message, "freeze_trainable_modules: all")
+        keys.ledger.set("train.only", only, "the modules that freeze tuning trains")
+    for key in ("freeze_trainable_layers", *given):
+        keys.say(key, {})
+    keys.passive(("cast_trainable_params_to_fp32",), "part of train.optimizer.master_weights")
+
+
+def of_layers(
+    model: Model, count: int, modules: Sequence[str], extra: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return `train.only` for LLaMA-Factory's freeze tuning, and the names that the model does not have.
+
+    Args:
+        count: how many of the last layers are trained; if negative, of the first ones.
+        modules: the modules of these layers, or "all".
+        extra: modules outside layers.
+    """
+    total = model.architecture.num_layers
+    layers = range(max(0, total - count), total) if count > 0 else range(min(-count, total))
+    number = f"({'|'.join(map(str, layers))})" if len(layers) != 1 else str(layers[0])
+    inside = [
+        rf"layers\.{number}\..*" if name == "all" else rf"layers\.{number}\.{name}.*" for name in modules
+    ]
+    found = [s.module for p in model.family.parameters(model.architecture) if p.trainable for s in p.sources]
+    only = [*inside, *extra]
+    lacking = [name for name in only if not any(matches(name, module) for module in found)]
+    return only, lacking

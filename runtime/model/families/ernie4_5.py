@@ -1,0 +1,35 @@
+"""ERNIE 4.5, dense: Llama's layers, whose features rotate with their neighbors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from .decoder import DecoderFamily, flag
+
+
+class Ernie45(DecoderFamily):
+    name = "ernie4_5"
+    title = "ERNIE 4.5"
+    model_types = ("ernie4_5",)
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 103_424,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+    }
+    interleaved = True
+
+    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("q", "k", "v", "o", "mlp") if flag(config, "use_bias") else ()
+
+
+FAMILY = Ernie45()

@@ -1,0 +1,51 @@
+"""Hunyuan, dense: Llama's layers, with norms of each head's queries and keys after the rotation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from ..rope import Rope
+from .base import built_in, number, section
+from .decoder import DecoderArchitecture, DecoderFamily, Names, flag
+
+
+class HunyuanV1Dense(DecoderFamily):
+    name = "hunyuan_v1_dense"
+    title = "Hunyuan"
+    model_types = ("hunyuan_v1_dense",)
+    names = Names(qk_norms=("query_layernorm", "key_layernorm"))
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 290_943,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+    }
+
+    def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
+        built_in(config, "use_qk_norm", True, self.title)
+        built_in(config, "use_cla", False, self.title)
+        return super().describe(config, qk_norm="head", qk_normed_last=True, **different)
+
+    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("q", "k", "v", "o") if flag(config, "attention_bias") else ()
+
+    def ropes(self, config: Mapping[str, Any], kinds: Sequence[str], head_dim: int) -> Mapping[str, Rope]:
+        """Read the rotation. Its "dynamic" kind with an `alpha` is a plain rotation with a larger base, at
+        every length: base * alpha^(d / (d - 2)) for heads of d features."""
+        for key in ("rope_scaling", "rope_parameters"):
+            scaling = section(config, key)
+            kind = scaling.get("rope_type", scaling.get("type"))
+            if kind == "dynamic" and scaling.get("alpha"):
+                place = scaling if scaling.get("rope_theta") is not None else config
+                base = float(number(place, "rope_theta", 10_000.0))
+                base *= float(number(scaling, "alpha", 1.0)) ** (head_dim / (head_dim - 2))
+                left_out = ("rope_scaling", "rope_parameters")
+                config = {k: v for k, v in config.items() if k not in left_out} | {"rope_theta": base}
+        return super().ropes(config, kinds, head_dim)
+
+
+FAMILY = HunyuanV1Dense()
