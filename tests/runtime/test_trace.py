@@ -129,7 +129,7 @@ def test_the_documented_example_computes_a_traces_first_step(
 
     (tmp_path / "model").symlink_to(model)
     monkeypatch.chdir(tmp_path)
-    page = Path(__file__).parents[2] / "docs" / "numerics.md"
+    page = Path(__file__).parents[2] / "docs" / "traces.md"
     (example,) = (block.text for block in blocks(page) if "test_trace.py" in block.remark)
     found: dict[str, Any] = {}
     exec(compile(example, str(page), "exec"), found)
