@@ -88,7 +88,7 @@ def place(machine: ServerMachine, accelerator: str, chips: int, told: str, url: 
         sentence += f" Nothing shows that it is the recipe's {accelerator}"
         return MeasuredOn(f"{sentence}; if it is, say so with `--machine {accelerator}`.", False)
     return MeasuredOn(
-        f"{sentence} It is not the recipe's {accelerator}: these are no figures of that.", False
+        f"{sentence} It is not the recipe's {accelerator}, so these figures do not hold for that.", False
     )
 
 

@@ -351,7 +351,7 @@ def test_ctrl_c_leaves_it_training_and_stop_saves(clouds: Callable[..., Cloud], 
     time.sleep(pause)
     process.interrupt()
     ran = process.ends()
-    assert ran.status == 130 and "goes on without this terminal" in ran.err
+    assert ran.status == 130 and "continues without this terminal" in ran.err
     assert cloud.run("status").out.count("running") == 4
     watching = cloud.start("train")  # sees that it runs, and starts nothing
     until(lambda: len(cloud.calls("host.sh follow")) > 1)

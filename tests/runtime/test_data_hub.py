@@ -79,7 +79,7 @@ def test_a_data_set_that_may_not_be_read_names_the_token(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     error = error_of(Source(f"hf://{NAME}"))
-    assert f"hf://{NAME} cannot be had: Dataset 'someone/verses' is a gated" in error.message
+    assert f"hf://{NAME} cannot be loaded: Dataset 'someone/verses' is a gated" in error.message
     assert error.help is not None and "HF_TOKEN" in error.help
 
 

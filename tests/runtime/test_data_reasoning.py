@@ -118,12 +118,12 @@ def test_what_cannot_be_kept_is_left_out_with_the_reason() -> None:
     twice = [*chat("Hello"), {**THOUGHT[1], "content": "<think>They wave.</think>Hi"}]
     assert learned("qwen3", twice, "keep") == "message 1 has two texts of reasoning"
     alone = chat("Hello", "<think>They greet.</think>")
-    assert "writes nothing of an assistant's turn" in learned("qwen2_5", alone, "drop")
+    assert "writes no part of an assistant's turn" in learned("qwen2_5", alone, "drop")
 
 
 def test_an_empty_thought_is_asked_of_templates_that_know_it(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", [THOUGHT] * 4)
-    with pytest.raises(UserError, match="the chat template knows no enable_thinking"):
+    with pytest.raises(UserError, match="the chat template does not read enable_thinking"):
         prepared(tmp_path, rows=1, batch=1, reasoning="empty")
     kept = [
         prepared(tmp_path, rows=1, batch=1, reasoning=mode, chat_template=published("qwen3")).fingerprint

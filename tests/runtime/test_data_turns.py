@@ -196,10 +196,10 @@ def test_rows_nobody_thought_of_are_named_by_file_and_line(tmp_path: Path) -> No
     report = prepared(tmp_path, rows=1, batch=1, **settings).report.train
     assert (report.kept, report.malformed.count) == (4, len(odd))
     assert [f"{one.origin}: {one.reason}" for one in report.malformed.first] == [
-        "train.jsonl:1: message 1 (assistant) has the weight '0': 0 carries no loss, and 1 does",
-        "train.jsonl:2: message 1 (assistant) has the weight 0.5: 0 carries no loss, and 1 does",
-        "train.jsonl:3: message 1 (assistant) has the weight [0]: 0 carries no loss, and 1 does",
-        "train.jsonl:4: message 1 (assistant) has the weight {'loss': 1}: 0 carries no loss, and 1 does",
+        "train.jsonl:1: message 1 (assistant) has the weight '0': give 0 (no loss) or 1 (loss)",
+        "train.jsonl:2: message 1 (assistant) has the weight 0.5: give 0 (no loss) or 1 (loss)",
+        "train.jsonl:3: message 1 (assistant) has the weight [0]: give 0 (no loss) or 1 (loss)",
+        "train.jsonl:4: message 1 (assistant) has the weight {'loss': 1}: give 0 (no loss) or 1 (loss)",
         "train.jsonl:5: message 1 has the role None, not one of system, user, assistant, tool",
     ]
     kept = prepared(tmp_path, rows=1, batch=1, loss_on=("assistant", "user"), **settings).samples

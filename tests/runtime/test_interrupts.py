@@ -206,7 +206,7 @@ DEFERRED = """interrupts.deferred = True
 
 @pytest.mark.parametrize(
     ("work", "first"),
-    [(HELD, ""), (DEFERRED, "\nstopping after this step; once more to stop at once\n")],
+    [(HELD, ""), (DEFERRED, "\nstopping after this step; interrupt again to stop at once\n")],
     ids=["held", "deferred"],
 )
 def test_a_second_ctrl_c_ends_what_is_held_or_deferred_on_the_spot(work: str, first: str) -> None:

@@ -278,7 +278,7 @@ def log_with(
     yield log
 
 
-REST = "metrics.jsonl has it all"
+REST = "metrics.jsonl has all of it"
 
 
 @pytest.mark.parametrize(

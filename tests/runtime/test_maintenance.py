@@ -195,7 +195,8 @@ def test_a_machine_without_a_metadata_server_is_said_once(
         until(lambda: not watchers())
         assert interrupts.requested is None
     assert (
-        capfd.readouterr().err == f"note: {host} does not answer: maintenance notices are not watched for\n"
+        capfd.readouterr().err
+        == f"note: {host} does not answer: this run does not watch for maintenance notices\n"
     )
 
 

@@ -241,7 +241,7 @@ def test_the_step_to_merge_is_a_whole_one_that_is_there(
     assert choose_step(trained, "latest") == 10
     assert choose_step(trained, "2") == 2
     assert "no checkpoint of step 3" in message(lambda: choose_step(trained, "3"))
-    assert "neither latest, best nor a number" in message(lambda: choose_step(trained, "last"))
+    assert "is neither latest, best nor a number" in message(lambda: choose_step(trained, "last"))
     assert "no evaluation loss" in message(lambda: choose_step(trained, "best"))
     assert "no checkpoint" in message(lambda: choose_step(tmp_path, "latest"))
     first, last = load_trained(trained, "2", base), load_trained(trained, "latest", base)

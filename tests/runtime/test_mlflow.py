@@ -118,7 +118,7 @@ def test_nothing_that_mlflow_does_ends_a_run(
 ) -> None:
     monkeypatch.setattr(Client, "fails", True)
     folder = log(tmp_path, 0, 3)
-    rest = "metrics.jsonl has it all"
+    rest = "metrics.jsonl has all of it"
     assert capsys.readouterr().err == f"note: MLflow: no answer; nothing is logged there, {rest}\n"
     monkeypatch.setitem(sys.modules, "mlflow", None)
     log(tmp_path, 0, 3)

@@ -136,7 +136,7 @@ def test_a_pickle_is_never_read(tmp_path: Path) -> None:
         HFCheckpoint.open(tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     (tmp_path / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'touch CANARY'\ntR.")
-    with pytest.raises(UserError, match="a pickle, which runs what code it likes"):
+    with pytest.raises(UserError, match="is a pickle, which can run any code"):
         open_adapter(tmp_path)
 
 
@@ -250,7 +250,7 @@ def test_an_expression_of_a_record_that_tries_for_ever_is_ended(monkeypatch: pyt
     monkeypatch.setattr(adapter_reader, "MATCH_SECONDS", 0.5)
     settings = lora_settings(RECORDED | {"targets": ["([a-z0-9_.]+)+!"]}, 1)
     started = time.monotonic()
-    with pytest.raises(UserError, match="have not been matched within"):
+    with pytest.raises(UserError, match="were not matched within"):
         adapter_reader._recorded_adapters(base(), settings)
     assert time.monotonic() - started < 20
 

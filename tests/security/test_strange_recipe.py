@@ -288,14 +288,14 @@ def test_training_waits_for_no_pipe_and_reads_no_device(kind: str, name: str, tm
         DataSettings(train=(name,), max_length=8, chat_template=name, packing=False),
         cast(Any, None),
     )
-    assert "no regular file" in key([name], data, no_coding, tmp_path)[1]
+    assert "not a regular file" in key([name], data, no_coding, tmp_path)[1]
     readers: tuple[Callable[..., Any], ...] = (lambda *source: list(records(*source)), count)
     for read in readers:
         for source in (name, "saved"):
-            with pytest.raises(UserError, match="no regular file") as caught:
+            with pytest.raises(UserError, match="not a regular file") as caught:
                 read(Source(source), tmp_path)
             assert caught.value.help == INTO_A_FILE
-    with pytest.raises(UserError, match="no regular file"):
+    with pytest.raises(UserError, match="not a regular file"):
         chat_template(None, data, tmp_path)
     _, faults = parse(tmp_path / name)
-    assert ["no regular file" in fault.message for fault in faults] == [True]
+    assert ["not a regular file" in fault.message for fault in faults] == [True]

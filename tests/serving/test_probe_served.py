@@ -84,7 +84,7 @@ def test_a_token_that_another_leads_by_little_may_differ(kept: tuple[FakeVllm, d
     found, problems = served.ask(server.url, "tuned", other)
     assert found["same"] == 2
     assert problems == [
-        "the server's answer 3 parts from the merged miniature's at token 4, which leads by 0.26 there "
+        "the server's answer 3 differs from the merged miniature's at token 4, which leads by 0.26 there "
         "(allowed 0.25)"
     ]
 

@@ -181,7 +181,7 @@ def test_a_write_that_fails_at_the_last_does_not_count_as_whole(
         patched.setattr(writer, "FLUSH_BYTES", 2048)
         patched.setattr(os, "fdatasync", fail)
         patched.setattr(writer._Behind, "put", lambda self, item: self._items.put(item))  # nobody asks before
-        run(tmp_path / "merged").refused("Input/output error", "0 of 3 weight files are whole")
+        run(tmp_path / "merged").refused("Input/output error", "0 of 3 weight files are complete")
     assert noted(tmp_path / "merged") == set()
     assert run(tmp_path / "merged").status == 0
     place.expect(tmp_path / "merged")
