@@ -29,7 +29,7 @@ fail() {
 
 setup() {
     local requirements="$name/requirements-train.txt" runtime=()
-    if [[ -f runtime.txt ]]; then runtime=(runtime.txt); fi # with the wheel beside it
+    if [[ -f runtime.txt ]]; then runtime=(runtime.txt); fi # with the wheel next to it
     if cat "${runtime[@]}" "$requirements" | cmp --silent - venv/installed.txt; then return; fi
     # uv installs the Python version if the system has another: a Cloud TPU VM has 3.10.
     python3 -m pip install --quiet --user uv=="$uv"

@@ -179,7 +179,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
     ]
     beside = comparison(summary)
     if beside:
-        lines += ["## Beside published figures", "", source(summary), ""]
+        lines += ["## Compared with published figures", "", source(summary), ""]
         lines += [*_table([("", "Published", "Measured"), *beside]), ""]
     for sentence in summary["left_out"]:
         lines.append(f"- Left out: {sentence}.")
@@ -188,7 +188,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
 
 def _sentences(summary: Mapping[str, Any]) -> list[str]:
     settings, server = summary["settings"], summary["server"]
-    version = f"vLLM {server['vllm']}" if server["vllm"] else "A server that does not tell its version"
+    version = f"vLLM {server['vllm']}" if server["vllm"] else "A server that does not report its version"
     lines = [
         summary["place"]["sentence"],
         f"{version}; {settings['prompts']:,} requests a point, {settings['output_length']:,} tokens out "

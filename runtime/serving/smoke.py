@@ -174,7 +174,7 @@ def _write(
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="smoke",
-        description="Asks a vLLM server all that its clients will: one line for each check.",
+        description="Checks a vLLM server with its clients' requests: one line for each check.",
         epilog=f"The server's key comes from {KEY_VARIABLE}, that of --base-url from {BASE_KEY_VARIABLE}.",
     )
     add = parser.add_argument

@@ -146,7 +146,7 @@ def test_schedules_are_explained_in_words(explained: Callable[..., str]) -> None
         "train.schedule={name: linear, warmup_ratio: 0.1, final_ratio: 0.1}",
         "train.steps=45",
     )
-    assert "from 0 to 0.0001 in 5 steps, then in a line to 1e-05 one step after the last" in text
+    assert "from 0 to 0.0001 in 5 steps, then linearly to 1e-05 one step after the last" in text
     text = explained("train.schedule", "train.schedule.name=constant")
     assert "learning rate from 0.0001, constant" in text
 

@@ -155,9 +155,9 @@ def test_the_figures_of_a_runs_last_line_are_read() -> None:
 
 def test_the_quickstart_wants_falling_losses() -> None:
     assert "64%" in check_losses([5.0, 4.0, 3.2], [5.0, 3.0])
-    with pytest.raises(StepFailed, match="must come down"):
+    with pytest.raises(StepFailed, match="must fall"):
         check_losses([5.0, 4.9, 4.8], [5.0, 3.0])
-    with pytest.raises(StepFailed, match="must come down"):
+    with pytest.raises(StepFailed, match="must fall"):
         check_losses([5.0, 3.0], [5.0, 4.9])
     with pytest.raises(StepFailed, match=r"loss 5\.00 to nan"):
         check_losses([5.0, float("nan")], [5.0, 3.0])

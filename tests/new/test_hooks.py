@@ -80,7 +80,7 @@ def test_hooks_of_others_stay_as_they_are(repository: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("repos: [", "is no YAML"), ("- a\n", "no list of `repos`"), ("repos: 3\n", "no list of `repos`")],
+    [("repos: [", "is not YAML"), ("- a\n", "no list of `repos`"), ("repos: 3\n", "no list of `repos`")],
 )
 def test_a_broken_configuration_is_left_alone(repository: Path, content: str, said: str) -> None:
     config = repository / ".pre-commit-config.yaml"

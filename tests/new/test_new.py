@@ -137,7 +137,7 @@ def test_nothing_that_is_there_is_replaced(folder: Path) -> None:
         (folder / "recipes" / name).write_text("mine\n")
     words = ("--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1")
     result = new("demo", *words, exit_code=1)
-    assert "recipes/demo.yaml is there already" in str(result.exception)
+    assert "recipes/demo.yaml already exists" in str(result.exception)
     new("other", *words)
     assert {path.name for path in (folder / "recipes").iterdir()} == {
         "demo.yaml",
@@ -277,7 +277,7 @@ def test_data_that_cannot_be_used_says_why(folder: Path) -> None:
     cases = {
         "empty.jsonl": (b"", "has no rows"),
         "binary.jsonl": (bytes(range(256)), "cannot be read"),
-        "list.jsonl": (b"[1]\n", "line 1 is no JSON object"),
+        "list.jsonl": (b"[1]\n", "line 1 is not a JSON object"),
         "comma.jsonl": (
             b'{"text": "a"}\n{"text" "b"}\n',
             "not JSON at line 2, column 9: Expecting ':' delimiter",

@@ -105,7 +105,7 @@ def test_what_is_outside_the_interval_has_a_likely_cause(
         ({"machine": {"platform": "cpu"}}, "of a cpu"),
         ({"problems": ["on a mesh it differs"]}, "on a mesh it differs"),
         ({"time": {}}, "no time of the step"),
-        ({"time": TIMES | {"parts": {"products": "much"}}}, "parts of a step that are no times"),
+        ({"time": TIMES | {"parts": {"products": "much"}}}, "parts of a step are not times"),
         ({"time": TIMES | {"parts": 3}}, "no file of a probe"),
         ({"recipe": "another"}, "of another recipe"),
     ],

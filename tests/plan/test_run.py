@@ -194,7 +194,7 @@ def test_data_and_tokenizers_that_are_not_at_hand_are_named(
     assert statistics(program, model) == Unavailable("there is no train.jsonl beside the recipe")
     conversations(tmp_path / "train.jsonl", 30)
     assert statistics(program) == Unavailable(
-        "the tokenizer of google/gemma-4-31B-it is not on this machine (--model DIR says where one is)"
+        "the tokenizer of google/gemma-4-31B-it is not on this machine (--model DIR names a folder with one)"
     )
     hub = lowered(recipe_file, "data.train=[hf://owner/name]")
     assert statistics(hub, model) == Unavailable("the data hf://owner/name is not on this machine")
@@ -316,7 +316,7 @@ def test_without_a_tokenizer_the_length_is_a_bound(recipe_file: Path, tmp_path: 
     assert found.note.startswith(
         "At most 8 steps, by the lines of its data, since its tokenizer is not on this machine; "
     )
-    assert "the data was not looked at" in planned_length(lowered(recipe_file), ESTIMATE).note
+    assert "the data was not read" in planned_length(lowered(recipe_file), ESTIMATE).note
 
 
 def test_a_runs_price_is_the_recipes_or_the_catalogs(recipe_file: Path) -> None:

@@ -327,7 +327,7 @@ def test_metrics_that_cannot_be_copied_are_left_here(
     remote_metrics.publisher(run)(here)
     assert capsys.readouterr().err == ""
     remote_metrics.copy(here, run)
-    assert f"{here} has all of it" in capsys.readouterr().err and fault.times == 0
+    assert f"{here} is complete" in capsys.readouterr().err and fault.times == 0
     remote_metrics.publisher(run)(here)
     assert bucket.read("run/metrics.jsonl") == here.read_bytes()
     bucket.server.fail(f"POST .*{bucket.name}", 403, times=10)
@@ -376,7 +376,7 @@ def test_a_merge_from_a_bucket_to_a_bucket_is_that_of_folders(
     bucket.server.fail("upload_id", 503, times=3)
     bucket.server.fail("alt=media", "cut", times=3)
     merged(there, f"{bucket.url}/model", bucket.url, "latest")
-    assert f"{there}/6 holds no checkpoint; step 4 is taken" in capsys.readouterr().err
+    assert f"{there}/6 holds no checkpoint; step 4 is used" in capsys.readouterr().err
     for kind in ("merged", "merged-adapter"):
         names = sorted(path.name for path in (tmp_path / kind).iterdir())
         assert names == [name.partition("/")[2] for name in bucket.names(f"{kind}/")]

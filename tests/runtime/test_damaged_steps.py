@@ -206,5 +206,5 @@ def test_merging_a_damaged_step_names_the_one_before(
     empty(tmp_path / "6")
     assert load_trained(tmp_path, "latest", base).step == 2
     assert capsys.readouterr().err == "".join(
-        f"note: {tmp_path}/{step} holds no checkpoint; step 2 is taken\n" for step in (4, 6)
+        f"note: {tmp_path}/{step} holds no checkpoint; step 2 is used\n" for step in (4, 6)
     )

@@ -164,7 +164,7 @@ def test_a_damaged_entry_is_made_again_and_said_so(
         (entry / "split.json").write_text("{}")
     capsys.readouterr()
     assert equal(prepared(folder, cache), first)
-    assert "is not whole" in capsys.readouterr().err
+    assert "is incomplete" in capsys.readouterr().err
     no_tokenizing(monkeypatch)
     assert equal(prepared(folder, cache), first)
     assert capsys.readouterr().err == ""

@@ -105,4 +105,4 @@ def test_a_folder_of_the_same_name_is_not_taken_for_it(
 ) -> None:
     (tmp_path / NAME).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert "cannot be told from the folder" in error_of(Source(f"hf://{NAME}")).message
+    assert "has the same name as the folder" in error_of(Source(f"hf://{NAME}")).message

@@ -416,7 +416,7 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reason() -> None:
     first = ParsedSample("x:4", [{"role": "assistant", "content": "a"}])
     _, report = encoded([first], blank.replace("{{ m.role }}", ""), loss_on="assistant")
     assert report.masked.count == 1 and report.masked.first[0].reason.startswith(
-        "the chat template writes nothing"
+        "the chat template writes no part"
     )
 
 

@@ -114,7 +114,7 @@ def test_what_cannot_be_kept_is_left_out_with_the_reason() -> None:
     for mode in ("keep", "drop", "empty"):
         assert learned("qwen3", unclosed, mode) == "message 1 opens <think> and does not close it"
     odd = [*chat("Hello"), {"role": "assistant", "content": "Hi", "thinking": [["They greet."]]}]
-    assert learned("qwen3", odd, "drop") == "the reasoning of message 1 is no text"
+    assert learned("qwen3", odd, "drop") == "the reasoning of message 1 is not text"
     twice = [*chat("Hello"), {**THOUGHT[1], "content": "<think>They wave.</think>Hi"}]
     assert learned("qwen3", twice, "keep") == "message 1 has two texts of reasoning"
     alone = chat("Hello", "<think>They greet.</think>")

@@ -155,7 +155,7 @@ def test_what_it_made_is_checked(tmp_path: Path) -> None:
             "prepare.py:f",
             "import no_such_module",
             "ModuleNotFoundError: No module named 'no_such_module'",
-            "by itself",
+            "must not need other files",
         ),
         ("prepare.py:f", "\0", "prepare.py", "correct"),
     ],

@@ -214,7 +214,7 @@ def test_rows_nobody_thought_of_are_named_by_file_and_line(tmp_path: Path) -> No
 def test_an_unhashable_role_in_loss_on_is_not_known(tmp_path: Path) -> None:
     from recipec.runtime.errors import UserError
 
-    with pytest.raises(UserError, match=r"data.loss_on \('assistant', 'human'\) means nothing"):
+    with pytest.raises(UserError, match=r"data.loss_on \('assistant', 'human'\) does not apply"):
         prepared(tmp_path, loss_on=("assistant", "human"))
 
 

@@ -266,10 +266,10 @@ def test_a_record_that_does_not_fit_the_arrays_is_refused(
     run = shutil.copytree(trained, tmp_path / "run")
     for section, words in (
         (lora_section(rank=4), "has shape"),
-        (lora_section(targets=["q_proj"]), "does not know"),
+        (lora_section(targets=["q_proj"]), "does not list"),
         (lora_section(kv="shared"), "has shape"),
         (None, "no embedder.input_embedding"),
-        ({"rank": 3}, "is not whole"),
+        ({"rank": 3}, "is incomplete"),
     ):
         write_lock(run, base, section)
         assert words in message(lambda: load_trained(run, "latest", base))

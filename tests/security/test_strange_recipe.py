@@ -201,7 +201,7 @@ def test_pack_takes_no_data_by_a_link(place: Path) -> None:
     (place / "train.jsonl").unlink()
     (place / "train.jsonl").symlink_to("../private/host.sh")
     found = recipe("pack", "example", "--recipe", "recipe.yaml")
-    assert found.status == 1 and "lies outside of" in found.text and not (place / "example.tar.gz").exists()
+    assert found.status == 1 and "is outside of" in found.text and not (place / "example.tar.gz").exists()
 
 
 def test_pack_believes_no_lock_about_places(place: Path) -> None:
@@ -213,7 +213,7 @@ def test_pack_believes_no_lock_about_places(place: Path) -> None:
     )
     (place / "recipe.yaml").unlink()
     found = recipe("pack", "example")
-    assert found.status == 1 and "lies outside of" in found.text and not (place / "example.tar.gz").exists()
+    assert found.status == 1 and "is outside of" in found.text and not (place / "example.tar.gz").exists()
 
 
 def test_pack_takes_no_code_along_with_data(place: Path) -> None:
@@ -223,7 +223,7 @@ def test_pack_takes_no_code_along_with_data(place: Path) -> None:
     (place / "recipe.yaml").write_text(RECIPE.replace("[train.jsonl]", "[jax]"))
     built(place)
     found = recipe("pack", "example", "--recipe", "recipe.yaml")
-    assert found.status == 1 and "is code, which would lie beside train.py" in found.text
+    assert found.status == 1 and "is code, which would be next to train.py" in found.text
 
 
 @pytest.mark.parametrize("secret", ["api_key: [SECRET]", "hf-token: {value: SECRET}"])

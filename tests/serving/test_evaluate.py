@@ -296,7 +296,7 @@ FAULTS: list[tuple[list[str], list[str], str]] = [
     (
         ["sums"],
         ["--side", "both"],
-        "error: the address of the base's server is not known\n  = help: --base-url URL",
+        "error: the address of the base's server is not known\n  = help: give --base-url URL",
     ),
     (["sums"], ["--base", "sums-base"], "error: URL does not serve sums-base, but sums\n"),
     (

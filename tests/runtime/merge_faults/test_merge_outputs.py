@@ -100,7 +100,7 @@ def test_a_folder_with_another_merge_is_refused_with_what_differs(
     interrupt(tmp_path / "begun", run, after="model-00001-of-00003.safetensors")
     assert run(tmp_path / "whole").status == 0
     before, stamps = contents(tmp_path), times(tmp_path)
-    for folder, holds in (("begun", "that was begun and not finished "), ("whole", "")):
+    for folder, holds in (("begun", ", which did not finish"), ("whole", "")):
         for change, differs in (
             (["--step", "2"], "another checkpoint, another step"),
             ({"dtype": "float32"}, "another dtype"),
@@ -110,7 +110,7 @@ def test_a_folder_with_another_merge_is_refused_with_what_differs(
         ):
             argv, settings = (change, {}) if isinstance(change, list) else ([], change)
             outcome = run(tmp_path / folder, *argv, **settings)
-            outcome.refused(f"{tmp_path / folder}: holds another merge {holds}({differs})", "--output")
+            outcome.refused(f"{tmp_path / folder}: holds another merge{holds} ({differs})", "--output")
     assert contents(tmp_path) == before and times(tmp_path) == stamps
     assert run(tmp_path / "begun").status == 0
     place.expect(tmp_path / "begun")
@@ -183,7 +183,7 @@ def test_a_journal_that_is_none_is_refused_and_left(run: Run, tmp_path: Path) ->
     for content in (b"", b"[]", b"{}", b'{"identity": 1}', b"\xff"):
         (tmp_path / "merged").mkdir(exist_ok=True)
         (tmp_path / "merged" / JOURNAL).write_bytes(content)
-        run(tmp_path / "merged").refused("begun and not finished (it cannot be read)", "remove the folder")
+        run(tmp_path / "merged").refused("which did not finish (it cannot be read)", "remove the folder")
         assert contents(tmp_path) == {f"merged/{JOURNAL}": content}
 
 

@@ -48,7 +48,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     },
     "biases": (
         set_config(bias="all"),
-        f'ADAPTER/{CONFIG}: bias is "all": biases of the base',
+        f'ADAPTER/{CONFIG}: bias is "all": the base\'s biases',
         "merge_and_unload",
     ),
     "VeRA": (
@@ -109,7 +109,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     ),
     "pickled weights": (
         lambda folder: (folder / WEIGHTS).rename(folder / "adapter_model.bin"),
-        "ADAPTER/adapter_model.bin: a pickle",
+        "ADAPTER/adapter_model.bin: is a pickle",
         "save_pretrained writes safetensors",
     ),
     "rank of another save": (

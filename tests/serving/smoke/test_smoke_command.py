@@ -40,8 +40,8 @@ def test_a_server_that_demands_a_key_gets_it_and_is_asked_without_it(
     assert status == 0
     assert line(output, "API key") == (
         "ok API key N s 401 without it\n"
-        " = warning: asked for no key: /tokenize, /detokenize, /metrics; let a proxy or a firewall pass only /v1 "
-        "and /health\n"
+        " = warning: asked for no key: /tokenize, /detokenize, /metrics; let a proxy or a firewall pass only "
+        "/v1 and /health\n"
     )
     # None of the routes that do something was asked to do it.
     strange = [asked for asked in server.asked if not asked.path.startswith(("/v1", "/health", "/version"))]
