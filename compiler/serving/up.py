@@ -379,7 +379,7 @@ class _Server:
             said = f"it ended with exit status {end.code}"
         when = "" if self._ready else " before it was ready"
         detail = f" ({end.error})" if end.error else ""
-        return f"{self._running.name} ended{when}: {said}{detail}{self._last_lines()}", look
+        return f"{self._running.name} has stopped{when}: {said}{detail}{self._last_lines()}", look
 
     def _last_lines(self) -> str:
         if not self._last:

@@ -108,8 +108,8 @@ def test_a_bound_above_the_budget_leaves_it_unchecked(recipe: Path) -> None:
     hours, usd = found(recipe, bound, "max_hours=1", "max_usd=10")
     assert (hours.code, usd.code) == ("W1005", "W1005")
     assert hours.message == (
-        "budget.max_hours cannot be checked: the run has at most 500 steps, which are above the limit, but may "
-        "have fewer"
+        "budget.max_hours cannot be checked: the run has at most 500 steps, which are above the limit, but "
+        "may have fewer"
     )
 
 

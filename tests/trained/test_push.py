@@ -146,7 +146,10 @@ def test_a_folder_that_is_not_whole_is_not_pushed(hub: Hub, merged: Path, tmp_pa
     cut = shutil.copytree(merged, tmp_path / "cut")
     (cut / "model.safetensors").write_bytes(b"half")
     (merged / "merge.partial.json").write_text("{}")
-    for folder, message in ((cut, "not whole: model.safetensors has 4 bytes"), (merged, "not finished")):
+    for folder, message in (
+        (cut, "is incomplete: model.safetensors has 4 bytes"),
+        (merged, "did not finish"),
+    ):
         with pytest.raises(ArtifactError, match=message):
             plan(folder, "our/model")
     assert not hub.requests

@@ -105,7 +105,7 @@ def terminal(
 def test_a_run_is_drawn_from_before_its_beginning_to_its_end(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     with terminal(folder, "--interval", "0.2") as seen:
-        seen.until(lambda: "which is not there yet" in seen.text.replace("\n", " "))
+        seen.until(lambda: "which does not exist yet" in seen.text.replace("\n", " "))
         assert b"\x1b[?1049h" in seen.raw, "drawn on the terminal's other screen"
         write_run(folder, 120)
         seen.until(

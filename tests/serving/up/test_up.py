@@ -244,32 +244,32 @@ ENDS: dict[str, tuple[tuple[float, int, bool], Options, str]] = {
     "crash": (
         (0.0, 1, False),
         Options(),
-        "sample ended before it was ready: it ended with exit status 1; its log ends:\n"
+        "sample has stopped before it was ready: it ended with exit status 1; its log ends:\n"
         "    ValueError: no room\nthe reason is in its log, above",
     ),
     "memory": (
         (0.0, 137, True),
         Options(memory="1g"),
-        "sample ended before it was ready: it ran out of memory, with more than its limit of 1g; its "
+        "sample has stopped before it was ready: it ran out of memory, with more than its limit of 1g; its "
         "log ends:\n    ValueError: no room\na larger --memory, or none",
     ),
     "the machine's memory": (
         (0.0, 137, True),
         Options(),
-        "sample ended before it was ready: it ran out of memory, with more than what the machine has; its "
-        "log ends:\n    ValueError: no room\nuse a machine with more memory",
+        "sample has stopped before it was ready: it ran out of memory, with more than what the machine has; "
+        "its log ends:\n    ValueError: no room\nuse a machine with more memory",
     ),
     "killed": (
         (0.0, 137, False),
         Options(detach=True),
-        "sample ended before it was ready: it was killed (exit status 137) by another command, or because "
-        "the machine ran out of memory; its log ends:\n    ValueError: no room\n"
+        "sample has stopped before it was ready: it was killed (exit status 137) by another command, or "
+        "because the machine ran out of memory; its log ends:\n    ValueError: no room\n"
         "dmesg shows whether the kernel killed it",
     ),
     "signal": (
         (0.0, 139, False),
         Options(),
-        "sample ended before it was ready: it ended by a signal (exit status 139); its log ends:\n"
+        "sample has stopped before it was ready: it ended by a signal (exit status 139); its log ends:\n"
         "    ValueError: no room\nthe reason is in its log, above",
     ),
 }
@@ -287,7 +287,7 @@ def test_a_server_that_does_not_become_ready_fails_with_its_log(
 def test_a_server_that_ends_while_it_serves_fails_with_its_status(artifact: Path, docker: FakeDocker) -> None:
     docker.script.exit = (1.0, 2, False)
     assert failure(artifact, docker, Options()) == (
-        "sample is gone: it ended with exit status 2; its log is empty\nthe reason is in its log, above"
+        "sample has stopped: it ended with exit status 2; its log is empty\nthe reason is in its log, above"
     )
 
 
@@ -328,8 +328,8 @@ def test_an_engine_that_goes_away_is_one_sentence(artifact: Path, docker: FakeDo
         up(open_artifact(artifact), Options(), said.append, {"DOCKER_HOST": docker.host})
     assert str(caught.value) == "the Docker engine stopped when asked to wait for the container sample"
     assert said[-1] == (
-        "note: sample may still run (the Docker engine was to remove the container sample, and is gone "
-        f"meanwhile); once the engine answers again: recipe serve down {artifact}"
+        "note: sample may still run (the Docker engine stopped when asked to remove the container "
+        f"sample); once the engine answers again: recipe serve down {artifact}"
     )
 
 

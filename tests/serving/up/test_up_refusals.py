@@ -87,7 +87,7 @@ WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "cut off": (
         _cut_off,
-        "error: MERGED/model.safetensors is cut off: 80 of 83 bytes\n  = help: copy or merge it again",
+        "error: MERGED/model.safetensors is truncated: 80 of 83 bytes\n  = help: copy or merge it again",
     ),
     "too long": (
         lambda merged: (merged / "model.safetensors").open("ab").write(b"more"),
