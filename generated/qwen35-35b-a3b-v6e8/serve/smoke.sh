@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the running server with its clients' requests: one line for each check, and exit status 1 if one fails.
+# Checks the running server with its clients' requests: a line for each check, exit status 1 if one fails.
 # Usage: smoke.sh [--url URL] [--wait MINUTES] [--base-url URL] [--json FILE]
 set -euo pipefail
 
