@@ -1,4 +1,4 @@
-"""A model added beside a recipe: found by its id, at its commit, its tensors held against the family."""
+"""A model added beside a recipe: found by its id, at its commit, its tensors compared with the family's."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_a_build_that_cannot_be_ended_waits_for_the_next_command(
 
     with monkeypatch.context() as full:
         full.setattr(os, "replace", third)
-        with pytest.raises(ArtifactError, match=r"is not complete:  .*: No space left"):
+        with pytest.raises(ArtifactError, match=r"is not complete: .*: No space left"):
             write(out, NEW)
     assert finish(out) and tree(out) == tree(tmp_path / "built")
 

@@ -1,4 +1,4 @@
-"""`recipe calibrate`: probes beside plans, and plans that use them; with a compiler that compiles nothing."""
+"""`recipe calibrate`: probes compared with plans, and plans that use them; the compiler is a fake."""
 
 from __future__ import annotations
 

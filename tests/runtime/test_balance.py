@@ -44,7 +44,7 @@ def packed() -> dict[str, np.ndarray]:
 def by_runtime(
     folder: Path, axes: dict[str, int], remat: str, one: dict[str, np.ndarray]
 ) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The loss of a micro-batch, what is said beside, and the gradients of all weights by path."""
+    """Return the loss of a micro-batch, its metrics, and the gradients of all weights by path."""
     import jax
     from flax import nnx
 

@@ -135,7 +135,7 @@ def test_any_flipped_bit_is_noticed(
 def test_resuming_passes_over_a_damaged_step_and_keeps_it(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
-    """It is renamed; training goes on from the one before it, and comes to what it came to before."""
+    """A damaged step is renamed. Training continues from the step before it, with the same result."""
     folder = place / "damaged" / "checkpoints"
     shutil.copytree(place / "whole" / "checkpoints", folder)
     (folder / "corrupt-10").mkdir()

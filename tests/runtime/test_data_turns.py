@@ -1,4 +1,4 @@
-"""Which messages carry loss: by role, by weight, and calls of tools beside their results."""
+"""Which messages carry loss: by role, by weight, and tool calls with their results."""
 
 from __future__ import annotations
 

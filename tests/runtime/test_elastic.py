@@ -57,7 +57,7 @@ def lock(axes: Mapping[str, int], micro: int, **train: Any) -> dict[str, Any]:
 
 def artifact(folder: Path, axes: dict[str, int], micro: int, more: str) -> None:
     prelude = PRELUDE.format(axes=axes, micro=micro, more=more)
-    rate = 1e-3 if more else 1e-2  # without more it goes on from the shared run, which has the second
+    rate = 1e-3 if more else 1e-2  # without more it continues from the shared run, which has the second
     write_artifact(folder, devices=math.prod(axes.values()), rate=rate, prelude=prelude)
     (folder / "recipe.lock.json").write_text(json.dumps(lock(axes, micro)))
 

@@ -1,4 +1,4 @@
-"""DPO of all weights: its reference is kept beside them, through steps and over a resumption."""
+"""DPO of all weights: its reference is kept next to them, through steps and a resumption."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(base: Path, folder: Path, batch: dict[str, np.ndarray], until: int) -> d
 
 @pytest.mark.usefixtures("compiled_once")
 def test_the_steps_are_those_of_trl_and_a_resumed_run_is_exact(tmp_path: Path) -> None:
-    """To 1e-5 of the loss, which hangs on the reference from the second step on."""
+    """Losses agree to 1e-5; they depend on the reference from the second step on."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

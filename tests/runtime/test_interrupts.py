@@ -1,4 +1,4 @@
-"""Ctrl-C beside other threads: wherever in Python's own locks and queues it comes, nobody waits for ever.
+"""Ctrl-C with other threads: it may interrupt any of Python's locks and queues, and no thread waits forever.
 
 Python looks for signals where a function begins and after each call, those of its own library too, and raises
 there what the handler raises. Here the signal comes at each of these points within threading, queue and

@@ -140,7 +140,7 @@ def test_metrics_lie_beside_checkpoints_that_are_elsewhere(tmp_path: Path) -> No
     metrics.flush()
     assert (there / FILE).read_text() == (here / FILE).read_text() != ""
     metrics.close()
-    remote_metrics.publisher("/dev/null/folder")(here / FILE)  # fails, and the run goes on
+    remote_metrics.publisher("/dev/null/folder")(here / FILE)  # fails, and the run continues
     other = tmp_path / "other" / FILE
     remote_metrics.fetch(other, str(there))
     assert other.read_text() == (there / FILE).read_text(), "another machine goes on"

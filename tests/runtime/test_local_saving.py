@@ -1,4 +1,4 @@
-"""Checkpoints on a host's own disk between the shared ones: what a run that is killed goes on from."""
+"""Checkpoints on a host's own disk between the shared ones: what a killed run continues from."""
 
 from __future__ import annotations
 

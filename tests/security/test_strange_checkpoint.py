@@ -182,7 +182,7 @@ def test_no_code_of_a_checkpoint_is_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_nothing_is_taken_along_by_a_link(tmp_path: Path) -> None:
-    """What lies beside the weights is copied beside the merged ones; the hub's cache is made of links."""
+    """Files next to the weights are copied next to the merged ones; the hub's cache is made of links."""
     (tmp_path / "private").write_text("a password")
     hub = tmp_path / "hub" / "models--a--b"
     folder = hub / "snapshots" / "0123"

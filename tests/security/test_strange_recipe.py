@@ -44,7 +44,7 @@ SECRET = "the-neighbors-password"
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a recipe, beside what it has no business with; nothing of that changes."""
+    """A folder with a recipe, next to files that the command must not change."""
     (folder := tmp_path / "work").mkdir()
     (folder / "recipe.yaml").write_text(RECIPE)
     (folder / "train.jsonl").write_text(ROW)

@@ -1,4 +1,4 @@
-"""A benchmark's summary: whose figures they are, the table, and what stands beside them."""
+"""A benchmark's summary: whose figures they are, the table, and the published figures next to it."""
 
 from __future__ import annotations
 

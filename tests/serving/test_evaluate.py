@@ -60,7 +60,7 @@ def written(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def run(server: FakeVllm, prompts: Path, *more: str, results: str = "results") -> int:
-    """Evaluates as eval.sh does; the results lie beside the prompts."""
+    """Evaluate as eval.sh does; the results are next to the prompts."""
     folder = prompts.parent / results
     words = ["--url", server.url, "--name", "sums", "--prompts", str(prompts), "--results", str(folder)]
     return guarded(lambda: evaluate.main([*words, *more]))

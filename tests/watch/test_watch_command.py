@@ -1,4 +1,4 @@
-"""`recipe watch` on folders as they stand: what is said of a run, and the exit status."""
+"""`recipe watch` on folders as they stand: what the command prints about a run, and its exit status."""
 
 from __future__ import annotations
 

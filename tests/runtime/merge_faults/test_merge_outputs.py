@@ -120,7 +120,7 @@ def test_a_folder_with_another_merge_is_refused_with_what_differs(
     "name", ["notes.txt", "below/notes.txt", ".notes.txt.partial", "chat_template.jinja"]
 )
 def test_a_users_files_in_the_folder_stay(name: str, place: Place, run: Run, tmp_path: Path) -> None:
-    """In the folder of the weights or of the adapter; alone, or beside a merge that was begun."""
+    """In the folder of the weights or of the adapter; alone, or next to an unfinished merge."""
     for number, folder in enumerate(("merged", "merged-adapter")):
         for begun in (False, True):
             target = tmp_path / f"{number}-{begun}" / "merged"
