@@ -173,7 +173,7 @@ WRONG: dict[str, tuple[Callable[[Tensors], Any], str, str]] = {
         without(f"{LAYER}.mlp.up_proj.weight", f"{LAYER}.mlp.down_proj.weight", "model.norm.weight"),
         "E0811",
         f"{LIST}: {LAYER}.mlp.up_proj.weight is missing; config.json promises it with shape [96, 64], "
-        "and 2 others likewise",
+        "and 2 others too",
     ),
     "no text": (
         without("model.embed_tokens.weight"),

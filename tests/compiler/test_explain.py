@@ -133,7 +133,7 @@ def test_rows_held_out_and_limits_are_told_of(explained: Callable[..., str], tmp
     (tmp_path / "train.jsonl").write_text('{"messages": []}\n' * 20)
     given = ("data.train=[{path: train.jsonl, limit: 17}]", "data.eval_fraction=0.05", "train.epochs=2")
     text = explained("data", *given)
-    assert "0.05 of the rows are held out to evaluate on: 1 of those at hand; which ones" in text
+    assert "0.05 of the rows are held out to evaluate on: 1 of those at hand; datasets'" in text
     assert "of train.jsonl only the first 17 rows" in text
     assert "at most 4 steps of at most 24,576 tokens, from 16 rows at hand" in explained(
         "train.epochs", *given, "data.packing=false"

@@ -132,7 +132,7 @@ def test_endpoint_and_token_of_the_environment_are_heeded(hub: Hub, tmp_path: Pa
     hub.models[ID].gated = True
     given = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
     done = command("models", "add", ID, **given)
-    assert done.returncode == 1 and "asks for its terms to be accepted" in done.stderr
+    assert done.returncode == 1 and "its terms have to be accepted" in done.stderr
     assert not Path("models").exists()
     done = command("models", "add", ID, HF_TOKEN=hub.token, **given)
     assert done.returncode == 0, done.stderr

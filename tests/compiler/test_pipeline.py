@@ -59,7 +59,7 @@ def test_training_reports_its_loss(tmp_path: Path) -> None:
 def test_a_killed_run_leaves_its_checkpoints(tmp_path: Path) -> None:
     run, _ = make_run(tmp_path, "time.sleep(2)")
     run.pipeline.step("kill", run.kill)
-    assert run.pipeline.results[0].figure == "SIGKILL at step 1, checkpoint of step 1 is there"
+    assert run.pipeline.results[0].figure == "SIGKILL at step 1, checkpoint of step 1 exists"
     assert run.saved_steps(run.resumed) == [1]
 
 

@@ -102,7 +102,7 @@ def test_what_is_outside_the_interval_has_a_likely_cause(
     ("changes", "message"),
     [
         ({"probe": 2}, "a probe of version 2"),
-        ({"machine": {"platform": "cpu"}}, "of a cpu"),
+        ({"machine": {"platform": "cpu"}}, "from a cpu"),
         ({"problems": ["on a mesh it differs"]}, "on a mesh it differs"),
         ({"time": {}}, "no time of the step"),
         ({"time": TIMES | {"parts": {"products": "much"}}}, "parts of a step are not times"),

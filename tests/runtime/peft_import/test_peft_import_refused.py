@@ -195,7 +195,7 @@ TENSORS: dict[str, tuple[Callable[[dict[str, np.ndarray]], Any], str, str]] = {
         "layers.0.self_attn.q_proj has more than one A",
         "a single adapter",
     ),
-    "two adapters": (put(f"{FIRST}.lora_A.other.weight", 3, 64), "has more than one A", "one adapter"),
+    "two adapters": (put(f"{FIRST}.lora_A.other.weight", 3, 64), "has more than one A", "a single adapter"),
     "no B": (
         lambda arrays: arrays.pop(f"{FIRST}.lora_B.weight"),
         "layers.0.self_attn.q_proj has no B",
