@@ -48,7 +48,7 @@ def test_twenty_training_steps_are_those_of_peft(
     )
     # An expression would also match a projection of GLM 5's indexer, in PEFT alone.
     targets = EVERY if "dsa" not in case else (r".*[abo]_proj(_with_mqa)?", r".*(gate|up|down)_proj")
-    # A router and the experts are parameters. PEFT cannot adapt the router of these, whose scores are corrected.
+    # A router and experts are parameters. PEFT cannot adapt the router of these: its scores are corrected.
     corrected = case.startswith(("deepseek_v3", "glm"))
     if hasattr(model.config.get_text_config(), "num_experts") and not corrected:
         routers = () if case == "afmoe" else ("router",)
