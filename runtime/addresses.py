@@ -14,8 +14,8 @@ from typing import Any
 from .errors import UserError
 
 CREDENTIALS = (
-    "it takes credentials that may {} it; for gs://, `gcloud auth application-default login` or the "
-    "variable GOOGLE_APPLICATION_CREDENTIALS gives them"
+    "it needs credentials that may {} it; for gs://, `gcloud auth application-default login` or the "
+    "variable GOOGLE_APPLICATION_CREDENTIALS provides them"
 )
 
 PACKAGES = {
@@ -57,7 +57,7 @@ def folder_or_address(text: str) -> Path | str:
 def folder(text: str) -> Path:
     """Parse an argument of a script: a folder of this machine, not an address."""
     if is_address(text):
-        raise argparse.ArgumentTypeError(f"{text} is an address, and this is a folder of this machine")
+        raise argparse.ArgumentTypeError(f"{text} is an address; give a folder on this machine")
     return Path(text)
 
 
@@ -188,7 +188,7 @@ def failed(address: str, done: str, error: Exception) -> UserError:
     # For missing files, file systems give at best the path or a request's address.
     missing = isinstance(error, FileNotFoundError)
     reason = "no such file, folder or bucket" if missing else f"{which}{first_line(error)}"
-    again = "its store did not answer as it should: try again in a while"
+    again = "the store gave an unexpected answer: try again later"
     way_out = again if not missing and passing(error) else "check the address and your access"
     return UserError(f"{address}: cannot be {done}: {reason}", way_out)
 

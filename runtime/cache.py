@@ -38,7 +38,7 @@ def keep_compiled(directory: str | None) -> None:
 
     folder = os.path.join(directory, FOLDER)
     if "://" not in folder and not _writable(folder):
-        print(f"note: {folder} cannot be written: programs are compiled anew in every run", file=sys.stderr)
+        print(f"note: {folder} cannot be written: every run compiles its programs again", file=sys.stderr)
         return
     jax.config.update("jax_compilation_cache_dir", folder)
     # By default jax keeps only what took a second or more to compile: small programs would not be kept.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from .errors import UserError
 
-ENDLESS = "is no regular file, but a pipe, a device or the like"
-INTO_A_FILE = "write what comes out of it into a file, and name that"
+ENDLESS = "is not a regular file, but a pipe, a device or similar"
+INTO_A_FILE = "write its content to a file, and give that file"
 
 
 def is_endless(path: str | Path) -> bool:

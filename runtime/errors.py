@@ -11,7 +11,7 @@ PASSING = 75
 Another process of the run ended, or a store did not answer for a long time."""
 
 
-UNREADABLE = "is it a file that this account may read, on a disk that works?"
+UNREADABLE = "check that this account may read the file, and that the disk works"
 """The help if the operating system fails to read a file further."""
 
 
@@ -73,6 +73,6 @@ def guarded(main: Callable[[], int]) -> int:
         if not name.startswith(f"{__package__}."):
             raise
         missing = f"{name.replace('.', '/')}.py"
-        help = "use the artifact that this is from, or ask for it in the recipe and build that again"
+        help = "use the artifact that made this, or set the option in the recipe and build it again"
         report(UserError(f"this needs {missing}, which the recipe of this artifact does not ask for", help))
         return 1

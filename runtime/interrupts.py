@@ -118,7 +118,7 @@ class Interrupts:
                 continue
             seen += 1
             if seen == 1 and self.deferred:
-                say("\nstopping after this step; once more to stop at once")
+                say("\nstopping after this step; interrupt again to stop at once")
             elif seen > 1 + self.announced:
                 self._leave(data[0])
 

@@ -83,8 +83,8 @@ def tables(tool: str) -> str:
             others.setdefault((error or verdict.value, why), []).append(given)
     ranks = [verdict.value for verdict in SEVERITY]
     order = sorted(others, key=lambda each: -ranks.index(each[0]) if each[0] in ranks else -len(ranks))
-    lines = ["| key | sets in a recipe | verdict |", "|---|---|---|", *rows]
-    lines += ["", "| key that sets nothing | verdict | why |", "|---|---|---|"]
+    lines = ["| key | in the recipe | verdict |", "|---|---|---|", *rows]
+    lines += ["", "| key without a value in the recipe | verdict | why |", "|---|---|---|"]
     for verdict_, why in order:
         said = verdict_ if verdict_ in ranks else f"error {verdict_}"
         lines.append(f"| {'<br>'.join(others[verdict_, why])} | {said} | {_cell(why)} |")

@@ -1,6 +1,6 @@
 """How many public configs `recipe port` carries over: of folders of them, by dialect and by reason.
 
-    python -m scripts.coverage FOLDER...            a table, as docs/porting.md has it
+    python -m scripts.coverage FOLDER...            a table, as docs/porting-tests.md has it
     python -m scripts.coverage FOLDER... --json     each file, with what became of it
 
 FOLDER is a checkout of a tool, or any folder of configs. Every YAML and JSON file in it is read as `recipe
@@ -182,8 +182,8 @@ def _of(found: Iterable[Diagnostic]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def table(found: Sequence[Config]) -> str:
     """Return two tables in Markdown: the shares by dialect, and the reasons."""
     runs = [config for config in found if config.dialect]
-    columns = ("dialect", "carried", "of all", "of those on text, with an objective that is here")
-    lines = [f"| {' | '.join(columns)} | of these, of known models |", "|---|---|---|---|---|"]
+    columns = ("dialect", "carried", "of all", "of those on text with a supported objective")
+    lines = [f"| {' | '.join(columns)} | of those, with a known model |", "|---|---|---|---|---|"]
     for title in [*dict.fromkeys(config.dialect for config in runs), "all"]:
         of = [config for config in runs if title in (config.dialect, "all")]
         here = [config for config in of if config.reason not in BEYOND]
@@ -191,7 +191,7 @@ def table(found: Sequence[Config]) -> str:
         carried = sum(not config.reason for config in of)
         shares = [f"{len(part)} ({share(carried, len(part))})" for part in (of, here, known)]
         lines.append(f"| {' | '.join([title, str(carried), *shares])} |")
-    lines += ["", "| why not | configs |", "|---|---|"]
+    lines += ["", "| reason | configs |", "|---|---|"]
     counts = Counter(config.reason for config in runs)
     lines += [f"| {reason} | {counts[reason]} |" for reason in REASONS if counts[reason]]
     others = Counter(config.reason for config in found if not config.dialect)

@@ -1,7 +1,7 @@
 """Measures the quality cost of 8-bit products: trains the real Gemma 3 270M with each kind of step.
 
     python -m scripts.eight_bit_quality run [NAME...]  build, train, merge, ask: minutes each
-    python -m scripts.eight_bit_quality table          the table of docs/numerics.md, of the finished runs
+    python -m scripts.eight_bit_quality table          docs/numerics-quantized.md's table of the finished runs
 
 Each variant is recipes/gemma3-270m-cpu.yaml with SAME and its own values. Its artifact's train.py trains it
 from build/gemma-3-270m (scripts/gemma3_270m.py), and its merge.py merges it. Rows, their order, the initial

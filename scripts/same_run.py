@@ -1,7 +1,7 @@
 """Whether a ported run learns the same: a tool's own command and its port, step by step on one tiny model.
 
     python -m scripts.same_run run FOLDER [--tool NAME] [--feature NAME] [--keep FOLDER]
-    python -m scripts.same_run write             the table of docs/porting.md, from scripts/same_run.json
+    python -m scripts.same_run write       the table of docs/porting-tests.md, from scripts/same_run.json
 
 FOLDER holds a virtual environment for each tool, by its name in TOOLS; a tool without one is left out, and
 named. Each run is of ten steps in float32 on a processor. Both begin with the tool's first adapter, and take
@@ -39,7 +39,7 @@ from scripts.same_run_tools import TOOLS, Tool
 ROOT = Path(__file__).resolve().parent.parent
 HOOK = ROOT / "scripts" / "same_run_hook"
 RECORD = ROOT / "scripts" / "same_run.json"
-PAGE = ROOT / "docs" / "porting.md"
+PAGE = ROOT / "docs" / "porting-tests.md"
 ROWS = 43
 """Not a multiple of a step's rows, so that the handling of an epoch's end shows."""
 VOCABULARY = 521
@@ -354,7 +354,7 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 def page(text: str, record: Mapping[str, Any]) -> str:
-    """Return docs/porting.md with the record's table, and the reports' sentences about differences."""
+    """Return docs/porting-tests.md with the record's table, and the reports' sentences about differences."""
     said = [
         f"- {tool}, {feature}: {result['said']}"
         for tool, of_tool in record.items()

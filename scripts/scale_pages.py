@@ -145,8 +145,8 @@ def tables(record: Record, missing: Sequence[str] = ()) -> dict[str, str]:
 def _versions(all_of: Sequence[Planned], missing: Sequence[str]) -> str:
     versions, dates = all_of[0].versions, sorted({one.date for one in all_of})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    left_out = f" Not compiled yet and left out: {'; '.join(missing)}." if missing else ""
-    return f"By libtpu {versions['libtpu']} and jax {versions['jax']} on {when}.{left_out}\n"
+    left_out = f" Not compiled, and left out: {'; '.join(missing)}." if missing else ""
+    return f"Compiled with libtpu {versions['libtpu']} and jax {versions['jax']} on {when}.{left_out}\n"
 
 
 def _steps(found: Sequence[Scaled]) -> str:

@@ -523,68 +523,68 @@ LORA: dict[str, Code] = {
     ),
     "E0140": Code(
         "fewer rows than the checkpoint has",
-        "`model.vocab_size` adds rows to the embedding and the head, and takes none away.",
-        "The number that the help has, or `vocab_size: null`.",
+        "`model.vocab_size` adds rows to the embedding and the head. It cannot remove rows.",
+        "Use the number in the help, or write `vocab_size: null`.",
     ),
     "W0141": Code(
         "rows that no token has",
-        "`model.vocab_size` adds rows, and neither `model.add_tokens` nor `model.tokenizer` brings a token "
-        "that could have one. They take memory, and a share of each softmax.",
-        "`model.add_tokens`, or no `vocab_size`.",
+        "`model.vocab_size` adds rows, and neither `model.add_tokens` nor `model.tokenizer` adds a token "
+        "for them. They take memory, and a share of each softmax.",
+        "Add `model.add_tokens`, or remove `vocab_size`.",
     ),
     "E0142": Code(
         "model to which no rows are added",
-        "Rows are added to the embedding and to the head. A model with a further embedding for each layer "
-        "has none there for a new token, and one that no family describes is trained as transformers has it.",
-        "`model.add_tokens` in the place of tokens that the checkpoint holds in reserve.",
+        "Rows are added to the embedding and to the head. A model with another embedding for each layer "
+        "has no row there for a new token. A model that no family describes is trained with "
+        "transformers' code.",
+        "Write `model.add_tokens` with the reserved tokens of the checkpoint that the new ones replace.",
     ),
     "E0143": Code(
         "new tokens without a row",
-        "The tokenizer beside the recipe has a token for each row of the embedding, or nearly so. A "
-        "checkpoint that is not beside the recipe is looked at by train.py, which says the same.",
-        "The `vocab_size` of the help; or tokens that the new ones replace.",
+        "The tokenizer next to the recipe has a token for each row of the embedding, or nearly so. If the "
+        "checkpoint is not next to the recipe, train.py checks it and reports the same.",
+        "Use the `vocab_size` in the help, or name reserved tokens that the new ones replace.",
     ),
     "E0340": Code(
         "adapter to start from that does not fit",
         "lora.start_from names a PEFT adapter that cannot be read, or whose rank, alpha, rsLoRA, DoRA, "
-        "modules, whole modules or shapes are not what the recipe trains of its model. The help has the "
-        "lines of a recipe that trains just what the adapter has.",
-        "The lines that the help has; or another adapter.",
+        "modules, whole modules or shapes differ from the recipe's. The help has the lines of a recipe that "
+        "trains exactly the adapter's modules.",
+        "Use the lines in the help, or another adapter.",
     ),
     "W0341": Code(
         "adapter of another base",
         "adapter_config.json says that the adapter was trained on another model than `model.id`, or on "
-        "another revision. Its A and B belong to the weights that they were trained beside.",
-        "That model as `model.id`; nothing where both are the same weights.",
+        "another revision. Its A and B fit only the weights with which they were trained.",
+        "Write that model as `model.id`. If both have the same weights, change nothing.",
     ),
     "W0342": Code(
-        "adapter to start from that is not there",
-        "There is no such folder beside the recipe. The artifact is built all the same: train.py looks for "
-        "the adapter, as for data, below the folder that it is given by --data-dir, and checks there that it "
-        "fits.",
-        "The folder beside the recipe, or an address.",
+        "adapter to start from is missing",
+        "There is no such folder next to the recipe. The artifact is built nevertheless: train.py looks for "
+        "the adapter, as for data, below the folder of --data-dir, and checks that it fits.",
+        "Put the folder next to the recipe, or name an address.",
     ),
     "N0343": Code(
         "start of the adapters without effect",
         "`init` says how fresh adapters start, and `start_from` gives them other values.",
-        "One of the two.",
+        "Remove one of the two.",
     ),
     "E0330": Code(
         "init cannot be combined with this",
         "pissa, olora and loftq give each linear layer its own A and B, whose product is a part of its "
         "weight. Experts are not linear layers in transformers. k_proj and v_proj share one A with kv: "
         "shared. No part of a weight has a higher rank than the weight. The reference model of an objective "
-        "would lack that part. loftq makes up for what nf4 loses, and start_from brings other values.",
+        "would lack that part. loftq corrects the rounding of nf4, and start_from sets other values.",
         "Change what the message names, or write `init: peft`.",
     ),
     "W0331": Code(
         "first values that take long to compute",
         "With pissa and loftq the largest singular values of each weight are computed when the run begins, "
         "on the host of process 0, while its accelerators wait. The figure is an estimate, from what one "
-        "weight of 5,376 x 21,504 took a CPU core. A resumed run reads what was computed. Where there are "
-        "several hosts, RECIPEC_BARRIER_TIMEOUT has to give the others that time.",
-        "`init: pissa_niter_4` or `pissa_niter_16`, PEFT's iterations, which come near the same values; or "
-        "`init: olora`, which takes seconds.",
+        "weight of 5,376 x 21,504 took a CPU core. A resumed run reads the computed values. With "
+        "several hosts, RECIPEC_BARRIER_TIMEOUT has to give the other hosts that time.",
+        "Write `init: pissa_niter_4` or `pissa_niter_16`, PEFT's iterations, which give nearly the same "
+        "values; or `init: olora`, which takes seconds.",
     ),
     "E0321": Code(
         "DoRA cannot be combined with this",
@@ -767,27 +767,27 @@ DATA: dict[str, Code] = {
     ),
     "E0460": Code(
         "epochs of a stream",
-        "`data.stream_window` reads the training data while the run goes on. How many steps an epoch of it "
-        "has is known at its end alone, and the learning rate's schedule needs it at the beginning.",
-        "`train.steps` in place of `train.epochs`; the data is gone through as often as that takes.",
+        "`data.stream_window` reads the training data during the run. The steps of an epoch are known only "
+        "at its end, but the learning rate's schedule needs them at the start.",
+        "Write `train.steps` instead of `train.epochs`. The data is repeated as often as the steps need.",
     ),
     "E0461": Code(
         "a stream that would have to be counted",
-        "`data.eval_fraction`, `data.temperature` and `data.curriculum` take the number or the lengths of "
-        "all samples, and a stream is never read whole before the run.",
-        "`data.eval` with a file of its own; a `weight` at each source; or no `data.stream_window`.",
+        "`data.eval_fraction`, `data.temperature` and `data.curriculum` need the number or the lengths of "
+        "all samples. A stream is not read completely before the run.",
+        "Write `data.eval` with another file and a `weight` at each source, or remove `data.stream_window`.",
     ),
     "E0462": Code(
         "a part of a split in a stream",
-        "A split such as train[:10%] takes counting the split's samples, and a stream is not counted.",
-        "The split's name, with `limit` for the first so many samples of it.",
+        "A split such as train[:10%] needs the number of the split's samples, which a stream does not have.",
+        "Name the whole split, and set `limit` to the number of its first samples to use.",
     ),
     "N0463": Code(
         "a stream of several sources without weights",
-        "Without a stream every sample of every source is drawn once an epoch. A stream knows no source's "
-        "size: it draws by the weights alone, which are 1 where none is given, and begins a source again "
-        "that ends.",
-        "A `weight` at each source, in proportion to what is to be drawn of it.",
+        "Without a stream every sample of every source is drawn once an epoch. A stream does not "
+        "know the sources' sizes: it draws only by the weights, which are 1 by default, and starts a source "
+        "again when it ends.",
+        "Give each source a `weight`, in proportion to the samples to draw from it.",
     ),
     "W0430": Code(
         "some samples contain unused content",
@@ -820,27 +820,27 @@ DATA: dict[str, Code] = {
     ),
     "E0720": Code(
         "answers without a label",
-        "Of a sample of the format unpaired_preference, label says whether its answer is desirable: true or "
-        "false, in CSV as a text.",
+        "In the format unpaired_preference, `label` says whether the answer is desirable: true or false, in "
+        "CSV as text.",
         "Name the column with `data.fields`, or make it with a `data.transform`.",
     ),
     "W0721": Code(
-        "answers of one kind alone",
-        "KTO tells desirable answers from undesirable ones. With one kind alone the model only moves "
+        "answers of only one kind",
+        "KTO compares desirable answers with undesirable ones. With only one kind the model only moves "
         "toward it, or away from it.",
         "Add answers of the other kind, or learn the desirable ones with `objective: sft`.",
     ),
     "E0722": Code(
         "nothing to pair an answer with",
-        "The loss kto estimates how far the model is from the reference by prompts with the answers of other "
-        "rows that a device computes beside them. A row alone has its own, which TRL refuses as well.",
-        "`micro_batch_size: 2` or more, or `loss_type: apo_zero_unpaired`, which estimates nothing.",
+        "The loss kto estimates the distance from the reference with prompts and the answers of other "
+        "rows of the same device. A single row has only its own answer, which TRL refuses too.",
+        "Write `micro_batch_size: 2` or more, or `loss_type: apo_zero_unpaired`, which estimates nothing.",
     ),
     "N0723": Code(
         "weights of the two kinds of answers",
         "desirable_weight times the desirable answers should be 1 to 4/3 of undesirable_weight times the "
         "others (Ethayarajh et al. 2024, eq. 8; TRL warns as well).",
-        "One of the two weights that the message gives.",
+        "Use one of the two weights that the message gives.",
     ),
 }
 
@@ -1566,8 +1566,8 @@ UNAVAILABLE: dict[str, Code] = {
     "E0971": Code(
         "rows that another backend does not add",
         "`model.vocab_size` adds rows to the embedding and the head as train.py reads them. TRL and TorchAX "
-        "train the checkpoint with the rows that it has, and no embedding beside adapters.",
-        "No `vocab_size`, and tokens in the place of reserved ones in `model.add_tokens`; or no such "
+        "train the checkpoint with its own rows, and no embedding in addition to adapters.",
+        "Remove `vocab_size` and let `model.add_tokens` replace reserved tokens, or build without that "
         "`--backend`.",
     ),
     "E0970": Code(

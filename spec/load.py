@@ -210,13 +210,13 @@ def extended(root: Mapping, followed: tuple[Path, ...]) -> tuple[Path | None, li
         or "://" in name
         or "\0" in name
     ):
-        message = "`extends` takes one file, relative to this one's folder"
+        message = "`extends` names one file, relative to this file's folder"
         return None, [Diagnostic("E0020", message, "extends", "extends: base.yaml", span)]
     target = Path(os.path.normpath(path.parent / name))
     real = os.path.realpath(target)  # unlike Path.resolve, it does not raise at circular links
     if not _may_be_extended(name, real, path):
         message = (
-            f"`{name}` is not a recipe: `extends` takes a {' or '.join(ENDINGS)} file, in no hidden folder"
+            f"`{name}` is not a recipe: `extends` needs a {' or '.join(ENDINGS)} file, not in a hidden folder"
         )
         return None, [Diagnostic("E0020", message, "extends", "extends: base.yaml", span)]
     followed_real = [os.path.realpath(file) for file in followed]

@@ -49,5 +49,5 @@ def split(path: str) -> tuple[Part, ...]:
     """
     parts, end = prefix(path)
     if end != len(path):
-        raise ValueError(f"{path!r} is no recipe path")
+        raise ValueError(f"{path!r} is not a path of a recipe")
     return tuple(part for part, _, _ in parts)

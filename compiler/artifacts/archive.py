@@ -96,7 +96,7 @@ def _refuse_other(target: Path) -> None:
     except OSError:  # there is no file, or its kind cannot be determined
         return
     if start and start != GZIP:
-        raise ArtifactError(f"{target} is there already, and is no archive", "name another file with -o")
+        raise ArtifactError(f"{target} already exists, and is not an archive", "name another file with -o")
 
 
 def _read_lock(name: str, out_dir: Path) -> Mapping[str, Any]:
@@ -193,7 +193,7 @@ def _find_data(path: str, folder: Path, recipe: Path | None) -> Path:
     where = " nor in ".join(str(place) for place in places)
     raise ArtifactError(
         f"the data file {path} is not in {where}",
-        "put it there, or name the recipe that it lies beside with --recipe",
+        "put it there, or name with --recipe the recipe that is next to it",
     )
 
 
@@ -208,11 +208,11 @@ def _refuse_elsewhere(place: Path, path: str) -> None:
         inside = file.relative_to(place).as_posix()
         if escapes(path) or leads_out(place, inside):
             raise ArtifactError(
-                f"{file} lies outside of {place}, and would be packed", f"put a copy of it into {place}"
+                f"{file} is outside of {place}, and would be packed", f"put a copy of it into {place}"
             )
         if inside.lower().endswith(IMPORTABLE):
             raise ArtifactError(
-                f"{file} is code, which would lie beside train.py", "keep it out of the data's folder"
+                f"{file} is code, which would be next to train.py", "keep it out of the data's folder"
             )
 
 

@@ -45,7 +45,7 @@ nothing that runs depends on it."""
 
 IGNORE = ".gitignore"
 IGNORED = """\
-# Made by recipec where there was none: from here on it is yours. Each artifact has one of its own.
+# Made by recipec, which does not change it again. Each artifact has its own.
 __pycache__/
 /.recipe-build/
 /venv/
@@ -154,15 +154,15 @@ def _keep(
     if foreign and not force:
         first = listing([*(str(out_dir / path) for path in foreign[:3]), *_more(foreign[3:])])
         raise ArtifactError(
-            f"{first} would be replaced, and no build wrote what is there",
-            f"move it away, or have a copy kept beside it: {forced}",
+            f"{first} would be replaced, but no build wrote it",
+            f"move it away, or keep a copy next to it: {forced}",
         )
     notes = []
     for path in sorted([*edited, *foreign]):
         kept = _free(out_dir, path) if force else None
         if kept is not None:
             change.copy(path, kept)
-        said = "had been edited since it was built" if path in edited else "was written by no build"
+        said = "was edited after it was built" if path in edited else "was not written by a build"
         where = f", a copy is {out_dir / kept}" if kept else ""
         notes.append(f"warning: {out_dir / path} {said}: replaced{where}")
     return notes
@@ -358,7 +358,7 @@ def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
             if blocked:
                 raise ArtifactError(f"{blocked[0]} is in the way: it is not a folder", "remove it")
             if target.exists() and not target.is_file():
-                raise ArtifactError(f"{target} is in the way: it is no file", "remove it")
+                raise ArtifactError(f"{target} is in the way: it is not a file", "remove it")
             _refuse_link(out_dir / name, file)
     for file in _runtime(out_dir, artifacts)[0]:
         _refuse_link(out_dir / RUNTIME, file)
@@ -412,7 +412,11 @@ def _others(folder: Path, files: Files) -> list[str]:
         for entry in folder.iterdir()
         if entry.name not in own and entry.name != "__pycache__" and not entry.name.startswith(".")
     )
-    return [f"note: left alone in {folder}, not of the artifact: {', '.join(others)}"] if others else []
+    return (
+        [f"note: not part of the artifact in {folder}, and left unchanged: {', '.join(others)}"]
+        if others
+        else []
+    )
 
 
 def _differences(folder: Path, before: Files, after: Files) -> Iterator[str]:

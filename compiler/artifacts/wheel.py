@@ -72,7 +72,7 @@ def _hash(content: bytes) -> str:
 def requirements() -> bytes:
     """Return the text of runtime.txt."""
     return f"""\
-# What the artifacts of this folder run on: {NAME}, a wheel that `recipe pack` puts beside this file.
+# What the artifacts of this folder run on: {NAME}, a wheel that `recipe pack` puts next to this file.
 # In this folder:
 #     pip install -r {REQUIREMENTS}
 ./{FILE} --hash=sha256:{hashlib.sha256(wheel()).hexdigest()}

@@ -145,8 +145,8 @@ def _finish(folder: Path) -> bool:
     except OSError as error:
         place = error.filename or staging
         raise ArtifactError(
-            f"the build in {folder} waits for its end: {place}: {error.strerror or error}",
-            f"mend that, and run the command again; or remove {staging} first, and build again",
+            f"the build in {folder} is not complete: {place}: {error.strerror or error}",
+            f"correct that, and run the command again; or remove {staging} first, and build again",
         ) from error
     return journal is not None
 
@@ -171,7 +171,7 @@ def _make(folder: Path, journal: Mapping[str, Any]) -> None:
 def _refuse_elsewhere(folder: Path, path: str) -> None:
     top, *rest = PurePosixPath(path).parts
     if not is_inside(path) or (rest and linked_folder(folder / top, "/".join(rest)) is not None):
-        raise ArtifactError(f"{folder / path} lies outside of {folder}", "remove the link on its way")
+        raise ArtifactError(f"{folder / path} is outside of {folder}", "remove the link in its path")
 
 
 def _journal(staging: Path) -> Mapping[str, Any] | None:

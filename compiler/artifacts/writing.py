@@ -17,8 +17,8 @@ from typing import BinaryIO
 from recipec.compiler.errors import ArtifactError
 
 WAYS_OUT = {
-    errno.ENOSPC: "make room there, or name another place",
-    errno.EDQUOT: "make room there, or name another place",
+    errno.ENOSPC: "free disk space there, or name another place",
+    errno.EDQUOT: "free disk space there, or name another place",
     errno.EFBIG: "it would be larger than this system or `ulimit -f` allows",
     errno.EACCES: "check its permissions, or name another place",
     errno.EPERM: "check its permissions, or name another place",
@@ -125,7 +125,7 @@ def demand_writable(target: Path) -> Path:
         ArtifactError: the path is a folder or a device, or its folder is missing or not writable.
     """
     real = Path(os.path.realpath(target))
-    way_out = "give a file in a folder that is there and can be written"
+    way_out = "give a file in a folder that exists and can be written"
     try:
         mode = os.lstat(real).st_mode
     except FileNotFoundError:
@@ -139,7 +139,7 @@ def demand_writable(target: Path) -> Path:
         if stat.S_ISDIR(mode):
             raise ArtifactError(f"{target} is a folder", way_out)
         if not stat.S_ISREG(mode):
-            raise ArtifactError(f"{target} is no regular file", way_out)
+            raise ArtifactError(f"{target} is not a regular file", way_out)
     if not os.access(real.parent, os.W_OK | os.X_OK):
         raise ArtifactError(f"{target} cannot be written: Permission denied", way_out)
     return real

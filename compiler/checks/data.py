@@ -161,31 +161,33 @@ def _stream(facts: Facts) -> Iterator[Diagnostic]:
             at_key=True,
         )
     whole = {
-        "eval_fraction": "holds out a share of all samples, which takes counting them",
-        "temperature": "draws by the numbers of the sources' samples, which takes counting them",
+        "eval_fraction": "holds out a share of all samples, which needs their number",
+        "temperature": "draws by the numbers of the sources' samples, which have to be counted",
         "curriculum": "puts all samples of an epoch into order",
     }
     instead = {"eval_fraction": "eval: [FILE]", "temperature": "a weight for each source"}
     for name in (name for name in whole if getattr(data, name) is not None):
         yield Diagnostic(
             "E0461",
-            f"{name} {whole[name]}, and data.stream_window reads them as the run goes on",
+            f"{name} {whole[name]}, but data.stream_window reads them during the run",
             f"data.{name}",
-            f"{instead[name]} in its place" if name in instead else "remove the line, or stream_window",
+            f"{instead[name]} instead" if name in instead else "remove the line, or stream_window",
             at_key=True,
         )
     for index, source in enumerate(data.train):
         if source.split is not None and not source.split.replace("_", "").replace("-", "").isalnum():
             yield Diagnostic(
                 "E0462",
-                f"`{source.split}`, a part of a split, takes counting it, and a stream is not counted",
+                f"`{source.split}`, a part of a split, needs the split's number of rows, which a stream "
+                "does not have",
                 f"data.train[{index}].split",
-                "the split's name; limit takes the first so many samples of it",
+                "the whole split's name, with its rows limited by limit",
             )
     if len(data.train) > 1 and not any("weight" in source.model_fields_set for source in data.train):
         yield Diagnostic(
             "N0463",
-            f"the stream draws each of the {len(data.train)} sources alike, however many samples it has",
+            f"the stream draws equally often from each of the {len(data.train)} sources, whatever their "
+            "numbers of samples",
             "data.stream_window",
             "weight: 2.0 at a source draws twice as many of it",
         )

@@ -454,7 +454,7 @@ def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         (any(a.shared for a in linear), "one A for k_proj and v_proj", "lora.kv", "kv: independent"),
         (
             OBJECTIVES[objective].reference,
-            f"{objective}, whose reference is the model before training: the frozen weights are others",
+            f"{objective}, whose reference is the model before training: the frozen weights are different",
             "train.objective",
             "another objective",
         ),

@@ -61,7 +61,7 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
         message = "a server with an adapter uses the base's tokenizer, which lacks the new tokens"
         yield Diagnostic("E0324", message, place, "weights: merged in serve")
     lora = recipe.lora
-    if facts.lora is not None and lora is not None:
+    if facts.model is not None and facts.lora is not None and lora is not None:
         trained = {s.module for p in trained_whole(facts.defaults, facts.lora) for s in p.sources}
         there = {s.module for p in facts.defaults for s in p.sources}
         names = facts.model.family.names

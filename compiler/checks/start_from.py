@@ -32,9 +32,9 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     if not folder.is_dir():
         yield Diagnostic(
             "W0342",
-            f"there is no folder `{section.start_from}` beside the recipe",
+            f"there is no folder `{section.start_from}` next to the recipe",
             PLACE,
-            "put the adapter there, or have it below the folder that train.py is given by --data-dir",
+            "put the adapter there, or below the folder of train.py's --data-dir",
         )
         return
     try:
@@ -55,7 +55,7 @@ def _base(facts: Facts, config: PeftConfig) -> Iterator[Diagnostic]:
     if other and not catalog.is_directory(model.id) and not catalog.is_directory(str(config.base)):
         message = f"the adapter was trained on `{config.base}`, and model.id is `{model.id}`"
         yield Diagnostic(
-            "W0341", message, PLACE, f"id: {config.base} in model, if the weights are not the same"
+            "W0341", message, PLACE, f"id: {config.base} in model, unless the weights are the same"
         )
     elif not other and config.revision not in (None, model.revision):
         message = f"the adapter was trained on revision {config.revision} of the model"

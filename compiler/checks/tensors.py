@@ -112,7 +112,7 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator
         looked_for = listing((name for _, name in embeddings(model.family)), "or")
         yield Diagnostic(
             "E0811",
-            f"{place}: there is no text embedding among {len(listed):,} tensors, which would be {looked_for}",
+            f"{place}: none of the {len(listed):,} tensors is a text embedding, which would be {looked_for}",
             WHERE,
             OTHER,
         )
@@ -131,6 +131,6 @@ def _said(model: Model, place: str, kind: Kind, found: list[Fault]) -> Diagnosti
     first = found[0]
     file = f" ({first.file})" if first.file else ""
     more = len(found) - 1
-    others = f", and {plural(more, 'other')} likewise" if more else ""
+    others = f", and {plural(more, 'other')} too" if more else ""
     ways = {Kind.TYPE: catalog.instead_of_quantized(model.id), Kind.HEAD: first.help}
     return Diagnostic(CODES[kind], f"{place}: {first.text}{file}{others}", WHERE, ways.get(kind, OTHER))

@@ -110,7 +110,7 @@ def add(
     target = write(fetched, models)
     tell(f"{target}: {fetched}")
     if fetched.name != model:
-        note(f"note: the hub now names it {fetched.name}")
+        note(f"note: the hub's name for it is now {fetched.name}")
     if models.name == "models":
         note(
             f"next: write `model: {{id: {model}}}` in a recipe in {models.parent} to use this model, at "

@@ -238,7 +238,7 @@ def _jobset(program: Program, app: str) -> dict[str, Any]:
         "count": machines(accelerator).chips_per_host if accelerator.topology == "2x4" else None,
         "memory_gib": shared,
         "grace_reason": "For the step in progress and its checkpoint"
-        + ("; where a spot node is taken away, Google Cloud leaves less." if recipe.launch.spot else "."),
+        + ("; if a spot node is preempted, Google Cloud leaves less." if recipe.launch.spot else "."),
     }
 
 

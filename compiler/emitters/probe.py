@@ -30,7 +30,7 @@ def emit_probe(program: Program) -> dict[str, str]:
     """Return the texts of probe.py and of the shapes."""
     script = render(
         "probe.py",
-        title=docstring(f"Holds {devices(program)} against the recipe: devices, numbers, time, a merge."),
+        title=docstring(f"Compares {devices(program)} with the recipe: devices, numbers, time, a merge."),
         about=about(program),
         wheel=program.installs_runtime,
     )

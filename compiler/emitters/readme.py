@@ -185,7 +185,7 @@ def _checkpoints(program: Program) -> str:
     every = plural(checkpoint.every_steps, "step")
     out = f"every {every}, the newest {checkpoint.keep} kept, in {code_span(checkpoint.directory)}"
     if checkpoint.keep_best:
-        out += "; that of the lowest evaluation loss too"
+        out += "; also the one of the lowest evaluation loss"
     if (local := checkpoint.local) is not None:
         out += f"; every {plural(local.every_steps, 'step')} in {code_span(local.directory)} on each host"
     return out
@@ -252,10 +252,10 @@ def _weights(server: Container, merges: bool) -> str:
     model, adapter = server.model, server.adapter
     sentences = []
     if adapter is not None:
-        sentences.append(f"It serves the adapter as `{server.name}` beside its base, `{server.name}-base`.")
+        sentences.append(f"It serves the adapter as `{server.name}` next to its base, `{server.name}-base`.")
     if model.kind == "hub":
         sentences.append(
-            f"vLLM downloads {code_span(model.address)} from the Hugging Face hub; where its license has to "
+            f"vLLM downloads {code_span(model.address)} from the Hugging Face hub; if its license has to "
             "be accepted, do that on its page and set `HF_TOKEN`."
         )
     elif model.kind == "folder" and not merges:
@@ -264,8 +264,8 @@ def _weights(server: Container, merges: bool) -> str:
         sentences.append(f"Its weights {folder or 'are where `MODEL_DIR` says'}.")
     for weights in _copied(server):
         sentences.append(
-            f"What is in {code_span(weights.address)} is copied before the server starts, by the account "
-            "that the machine runs as; what is there already is not copied again."
+            f"The files in {code_span(weights.address)} are copied before the server starts, by the "
+            "machine's account; files that were already copied are skipped."
         )
     return fill(" ".join(sentences), width=118, break_long_words=False, break_on_hyphens=False)
 

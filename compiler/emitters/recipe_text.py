@@ -41,7 +41,7 @@ def recipe_text(loaded: Loaded) -> str:
         text = text if text.endswith("\n") else f"{text}\n"
         return f"{HEAD}\n{_own_head(text)}"
     written = {key: value for key, value in loaded.raw.items() if key != "extends"}
-    return f"{HEAD}\n# Put together by recipec from a recipe with `extends` or `--set`.\n{to_yaml(written)}"
+    return f"{HEAD}\n# Made by recipec from a recipe with `extends` or `--set`.\n{to_yaml(written)}"
 
 
 def _own_head(text: str) -> str:

@@ -114,7 +114,7 @@ def _served_folder(weights: ServedWeights, name: str) -> list[str]:
     return assignment("model", weights, name)
 
 
-PYTHON = "3.11 or 3.12"
+PYTHON = "3.11 to 3.13"
 """The Python versions on which lm-eval's pinned packages install."""
 
 

@@ -84,7 +84,7 @@ def check(program: Program) -> Iterator[Diagnostic]:
     if program.lora is not None and program.lora.init == "loftq":
         yield Diagnostic(
             "E0950",
-            "--backend torchax stores nf4 in blocks of its own, of which no LoftQ is computed",
+            "--backend torchax stores nf4 in its own blocks, for which LoftQ is not computed",
             "lora.init",
             f"init: peft, or {USE_TUNIX}",
         )

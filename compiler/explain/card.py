@@ -43,7 +43,7 @@ KINDS = {
     "compiled": Kind("compiled ahead of time", "recipe plan", tpu=True),
     "rehearsed": Kind("rehearsed in miniature on CPU devices", "recipe rehearse"),
     "numerics": Kind(
-        "numerics of its family, beside transformers and PEFT",
+        "numerics of its family, compared with transformers and PEFT",
         "python -m scripts.families prove",
         of_family=True,
     ),

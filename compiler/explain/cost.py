@@ -118,9 +118,9 @@ def cost(program: Program, training: Hours, hours: float | None = None) -> Cost:
         )
     notes = []
     if serve is None:
-        notes.append("the recipe has no section `serve`: training is all that it pays for")
+        notes.append("the recipe has no section `serve`, so the cost is that of training")
     if program.recipe.launch.spot and program.recipe.cost.train_usd_per_hour is None:
-        notes.append("spot capacity costs less than the list price that is counted here")
+        notes.append("spot capacity costs less than the list price that is used here")
     return Cost(
         recipe=program.name,
         train_hours=training.hours,

@@ -95,7 +95,7 @@ def unknown_path(path: str, loaded: Loaded) -> Diagnostic | None:
     ending = [name for name in known if name.rpartition(".")[2] == last]
     near = ending[:1] or close
     help = f"did you mean `{near[0]}`?" if near else f"sections are {', '.join(type(recipe).model_fields)}"
-    return Diagnostic("E0040", f"`{path}` is no section or key of the recipe", "", help)
+    return Diagnostic("E0040", f"`{path}` is not a section or key of the recipe", "", help)
 
 
 def leaves(section: Section, above: tuple[Part, ...] = ()) -> Iterator[tuple[tuple[Part, ...], Any]]:
@@ -203,8 +203,8 @@ def _model(program: Program) -> list[str]:
     ]
     if recipe.model.vocab_size is not None:
         out.append(
-            f"the embedding and the head have {recipe.model.vocab_size:,} rows; those that the checkpoint "
-            "does not have begin as the mean of its own"
+            f"the embedding and the head have {recipe.model.vocab_size:,} rows; rows that the "
+            "checkpoint does not have start as the mean of its rows"
         )
     if len(present.get("global", ())) and len(present) > 1:
         out.append(f"global layers: {ranges(present['global'])}")
@@ -431,8 +431,8 @@ def _data(program: Program) -> list[str]:
     if data.eval_fraction is not None:
         number = f": {held_out(data.eval_fraction, local.rows):,} of those at hand" if local else ""
         out.append(
-            f"{data.eval_fraction:.3g} of the rows are held out to evaluate on{number}; which ones, "
-            f"datasets' train_test_split says with the seed {data.eval_seed}"
+            f"{data.eval_fraction:.3g} of the rows are held out to evaluate on{number}; datasets' "
+            f"train_test_split chooses them with the seed {data.eval_seed}"
         )
     fill = "several samples in each" if data.packing else "one sample in each, padded"
     out.append(
@@ -460,7 +460,7 @@ def _stream(data: Data, window: int) -> str:
     drawn = f", drawn {shares}" if len(data.train) > 1 else ""
     return (
         f"streamed: {plural(window, 'sample')} at a time are read{drawn}, shuffled and packed; a source that "
-        "ends begins again; a run that goes on reads one such window once more"
+        "ends starts again; a resumed run reads one window again"
     )
 
 
@@ -487,14 +487,14 @@ def _sources(data: Data) -> list[str]:
             held = data.of(source)
             renamed = f", renamed by {flow(held.fields)}" if held.fields else ""
             written = held.chat_template if source.chat_template is not None else None
-            whose = "a template of its own" if "{" in (written or "") else written
+            whose = "its own template" if "{" in (written or "") else written
             by = "" if written is None else f", written by {whose}"
             out.append(
                 f"{source.path} holds {held.format} samples{renamed}{by}, with loss on {flow(held.loss_on)}"
             )
     for place, transform in data.transforms.items():
         whose = "each row" if place == "data.transform" else f"each row of {place.removesuffix('.transform')}"
-        out.append(f"{whose} goes through {transform}, which is copied into the artifact and locked")
+        out.append(f"{whose} is passed to {transform}, which is copied into the artifact and locked")
     return out
 
 
@@ -541,12 +541,13 @@ def _objective(program: Program) -> list[str]:
             "devices"
         )
     elif objective.reference:
-        out.append("the reference is the base without its adapters: no weights of its own")
+        out.append("the reference is the base without its adapters, so it needs no additional weights")
     if train.loss_type in objective.mismatched:
         out.append(
             "how far the model is from the reference is estimated in each micro-batch, from its prompts with "
-            f"other rows' answers: of a device's {train.micro_batch_size} rows each takes that of the one "
-            "before it, and the first that of the last"
+            f"other rows' answers: each of a device's {train.micro_batch_size} rows gets the answer of the "
+            "row "
+            "before it, and the first row gets the last one's"
         )
     return out
 
@@ -643,8 +644,8 @@ def _schedule(program: Program) -> list[str]:
     start = f"from 0 to {peak:g} in {warm}, then " if has_warmup else f"from {peak:g}, "
     decay = {
         "constant": "constant",
-        "cosine": f"along a cosine to {peak * schedule.final_ratio:g} one step after the last",
-        "linear": f"in a line to {peak * schedule.final_ratio:g} one step after the last",
+        "cosine": f"on a cosine to {peak * schedule.final_ratio:g} one step after the last",
+        "linear": f"linearly to {peak * schedule.final_ratio:g} one step after the last",
     }[schedule.name]
     return [f"learning rate {start}{decay}"]
 
@@ -689,12 +690,12 @@ def _rule(o: Optimizer) -> str:
 def _cache(program: Program) -> list[str]:
     directory = program.recipe.cache.directory
     if directory is None:
-        return ["nothing is kept: each run tokenizes and compiles anew"]
+        return ["no cache is kept: each run tokenizes and compiles again"]
     where = directory if "://" in directory else f"OUTPUT/{directory}"
     return [
         f"tokenized data under {where}/data, compiled programs under {where}/xla; either is found again "
         "only when all that made it is the same, and may be removed at any time",
-        "compiled programs are run as they are found: keep the folder as safe as the scripts",
+        "compiled programs are run without a check: protect the folder like the scripts",
     ]
 
 
@@ -707,11 +708,11 @@ def _checkpoint(program: Program) -> list[str]:
         f"under {where}, the newest {checkpoint.keep} kept; recipe.lock.json is next to them"
     ]
     if checkpoint.keep_best:
-        out.append("at each evaluation whose loss is the lowest so far too; the last of these stays")
+        out.append("also at each evaluation whose loss is the lowest so far; the last of these is kept")
     if checkpoint.local is not None:
         local = checkpoint.local
         out.append(
-            f"in between every {plural(local.every_steps, 'step')} under {local.directory} on each host; "
+            f"also every {plural(local.every_steps, 'step')} under {local.directory} on each host; "
             "train.py resumes from there if it is newer"
         )
     return out
@@ -730,7 +731,7 @@ def _merge(program: Program) -> list[str]:
     )
     if program.lora is None:
         return [f"the trained weights under the base's own names, in {kind}, {split}, under {where}"]
-    adapter = ", and a PEFT adapter beside it" if merge.adapter else ""
+    adapter = ", and a PEFT adapter next to it" if merge.adapter else ""
     return [
         f"the base's tensors with the adapters added in, in {kind}, {split}, under {where}{adapter}; rank "
         "and alpha are read from the checkpoint's record"

@@ -73,13 +73,14 @@ def text(found: Sequence[KnownModel]) -> str:
         out += [*(f"  {next(lines)}" for _ in rows), ""]
     if trained:
         out.append(
-            "Each is trained with LoRA, with QLoRA, or in all its weights; a copy is known as its original."
+            "Each is trained with LoRA, with QLoRA, or in all its weights; a copy is recognized as its "
+            "original."
         )
     out += [f"{known.id} cannot be trained: {known.unsupported}" for known in found if known.unsupported]
     for known in found:
         if known.copy is not None:
             quantized = catalog.is_quantized(known.copy)
-            why = f" whose weights are stored quantized: name {known.id}" if quantized else ""
+            why = f" whose weights are stored quantized: use {known.id}" if quantized else ""
             out.append(f"{known.copy} is a copy of {known.id}{why}")
     return "\n".join(out)
 
@@ -93,8 +94,8 @@ def unknown(word: str) -> Diagnostic:
         "E0801",
         f"no model in the catalog has `{word}` in its id or family",
         "",
-        f"{known}, which `recipe models` lists; any other of these families is brought by "
-        "`recipe models add OWNER/NAME`",
+        f"{known}, which `recipe models` lists; `recipe models add OWNER/NAME` adds any "
+        "other model of these families",
     )
 
 

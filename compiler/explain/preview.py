@@ -309,7 +309,7 @@ def _tokenizer_folder(program: Program, settings: ModelSettings, given: Path | N
         )
     folder = given or program.source.parent / Path(settings.id).expanduser()
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder", "--model DIR says where the tokenizer lies")
+        raise UserError(f"{folder}: no such folder", "--model DIR names the folder of the tokenizer")
     return folder
 
 

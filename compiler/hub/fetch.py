@@ -104,7 +104,7 @@ class _Repository:
             self._sizes = {str(one.rfilename): one.size for one in info.siblings or ()}
             self._commit, self._name = str(info.sha), str(info.id)
         if not re.fullmatch(r"[0-9a-f]{40}", self._commit):
-            self._wrong("the hub names no commit of it")
+            self._wrong("the hub gives no commit of it")
 
     def fetched(self) -> Fetched:
         files = {CONFIG: self._config()}
@@ -135,7 +135,7 @@ class _Repository:
         except UnsupportedCheckpoint as error:
             raise ArtifactError(
                 f"`{self._id}` cannot be trained by this version: {error}",
-                "`recipe models` lists what can be; nothing was brought",
+                "`recipe models` lists the models that can be trained; nothing was added",
             ) from None
         return content
 
@@ -163,7 +163,9 @@ class _Repository:
         shards = sorted(set(weight_map.values()))
         absent = [shard for shard in shards if shard not in self._sizes]
         if absent:
-            self._wrong(f"{INDEX} names {absent[0]}, which is not there", "another revision may be whole")
+            self._wrong(
+                f"{INDEX} names {absent[0]}, which does not exist", "another revision may be complete"
+            )
         self._demand_ranges(shards[0])
         with ThreadPoolExecutor(AT_A_TIME) as pool:
             headers = [*pool.map(self._header, shards)]
@@ -175,7 +177,7 @@ class _Repository:
                 found[name] = tensor
         for name, shard in sorted(weight_map.items()):
             if name not in found or found[name].file != shard:
-                self._wrong(f"{INDEX} names {name} in {shard}, which does not hold it")
+                self._wrong(f"{INDEX} names {name} in {shard}, which does not contain it")
         return found
 
     def _demand_ranges(self, shard: str) -> None:
@@ -193,8 +195,8 @@ class _Repository:
             hf_raise_for_status(answer)
             if answer.status_code != 206 and self._sizes[shard] != 0:
                 self._wrong(
-                    f"a part of {shard} was asked for, and all of it came",
-                    "a proxy may take the range out of the request: try another network, or HF_ENDPOINT",
+                    f"a part of {shard} was requested, but the whole file was sent",
+                    "a proxy may remove the range from the request: try another network, or HF_ENDPOINT",
                 )
 
     def _weight_map(self) -> dict[str, str]:
@@ -252,7 +254,7 @@ class _Repository:
 INSTEAD = {
     "adapter_config.json": "it is an adapter: name the model that it was trained on",
     "*.gguf": "GGUF is a format of inference: name the model that it was made from",
-    "model_index.json": "it is a pipeline that makes images, and no language model",
+    "model_index.json": "it is a pipeline that makes images, not a language model",
 }
 """Descriptions of repositories without a config.json, by a file that they contain."""
 

@@ -44,7 +44,7 @@ def _files_of(target: Path, model_id: str) -> set[str]:
         found = added.read(target, model_id, str(target))
     if found is None and not (target / added.LOCK).exists() and target.exists() and any(os.scandir(target)):
         raise ArtifactError(
-            f"{target} is there, and `recipe models add` did not write it",
+            f"{target} exists, and `recipe models add` did not write it",
             "move it, or choose another with -o",
         )
     return set(found.files) if found else set()

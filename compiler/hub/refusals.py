@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from recipec.compiler.errors import ArtifactError
 
-ELSEWHERE = "or run `recipe models add` where the hub is reached, and copy the folder that it writes"
+ELSEWHERE = "or run `recipe models add` on a machine that reaches the hub, and copy the folder that it writes"
 """The alternative if the hub cannot be reached."""
 
 
@@ -24,7 +24,7 @@ class HubNotReached(ArtifactError):
         reason: str,
         help: str = f"check the network, HF_ENDPOINT and proxies; {ELSEWHERE}",
     ) -> None:
-        super().__init__(f"`{model_id}` was not brought: {reason}", help)
+        super().__init__(f"`{model_id}` was not added: {reason}", help)
         self.reason = reason
 
 
@@ -51,7 +51,7 @@ def refusal(model_id: str, revision: str | None, error: Exception) -> ArtifactEr
     where = f"{constants.ENDPOINT}/{model_id}"
     if isinstance(error, errors.GatedRepoError):
         return ArtifactError(
-            f"`{model_id}`: the hub asks for its terms to be accepted",
+            f"`{model_id}`: its terms have to be accepted on the hub",
             f"accept them on {where}, then set HF_TOKEN, or run `hf auth login`",
         )
     if isinstance(error, errors.RepositoryNotFoundError):
@@ -65,7 +65,7 @@ def refusal(model_id: str, revision: str | None, error: Exception) -> ArtifactEr
         )
     if isinstance(error, errors.OfflineModeIsEnabled):
         unset = f"unset HF_HUB_OFFLINE; {ELSEWHERE}"
-        return HubNotReached(model_id, "the hub is not asked, as HF_HUB_OFFLINE is set", unset)
+        return HubNotReached(model_id, "HF_HUB_OFFLINE is set, so the hub is not used", unset)
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         return refusal(model_id, revision, error.__cause__)
     if isinstance(error, httpx.NetworkError | httpx.ProtocolError | httpx.ReadTimeout) and not isinstance(
@@ -75,16 +75,16 @@ def refusal(model_id: str, revision: str | None, error: Exception) -> ArtifactEr
     if isinstance(error, httpx.TransportError | errors.LocalEntryNotFoundError):
         return HubNotReached(model_id, f"the hub was not reached at {constants.ENDPOINT} ({_first(error)})")
     if isinstance(error, errors.HFValidationError):
-        return ArtifactError(f"`{model_id}` is no id of the hub", "an id is OWNER/NAME")
+        return ArtifactError(f"`{model_id}` is not an id of the hub", "write the id as OWNER/NAME")
     if isinstance(error, httpx.HTTPStatusError | errors.HfHubHTTPError):
         status = error.response.status_code if error.response is not None else "an error"
         wrong = status in (401, 403)
         return ArtifactError(
             f"`{model_id}`: the hub answered {status}",
-            "HF_TOKEN may be another account's, or expired" if wrong else "try again later",
+            "HF_TOKEN may belong to another account, or may have expired" if wrong else "try again later",
         )
     if isinstance(error, OSError):
-        return ArtifactError(f"`{model_id}` was not brought: {_first(error)}", "try again")
+        return ArtifactError(f"`{model_id}` was not added: {_first(error)}", "try again")
     return ArtifactError(
         f"`{model_id}`: the answer of {constants.ENDPOINT} is not the hub's ({_first(error)})",
         "check HF_ENDPOINT and proxies",

@@ -105,7 +105,7 @@ def again(model_id: str, folder: Path) -> str:
         found = find(model_id, folder)
         revision = found.revision if found else None
     return (
-        f"{command(model_id, folder, revision)} brings it anew; to compile a folder that you changed, "
+        f"{command(model_id, folder, revision)} adds it again; to compile a folder that you changed, "
         f"write id: ./{MODELS}/{folder_name(model_id)}"
     )
 
@@ -135,7 +135,7 @@ def read(place: Path, model_id: str, name: str) -> Added | None:
         return None
     lock = json_value(_read(place / LOCK, f"{name}/{LOCK}"))
     if not isinstance(lock, dict) or lock.get("lock") != LOCK_VERSION:
-        raise NotWhole(f"{name}/{LOCK} is no lock of a model that this version knows")
+        raise NotWhole(f"{name}/{LOCK} is not a model's lock of a version that this compiler knows")
     if lock.get("id") != model_id:
         raise NotWhole(f"{name}/{LOCK} is of the model {lock.get('id')!r}")
     files, commit, revision = lock.get("files"), lock.get("commit"), lock.get("revision")
@@ -145,7 +145,7 @@ def read(place: Path, model_id: str, name: str) -> Added | None:
         or not all(isinstance(text, str) for text in (*files.values(), revision or ""))
         or "config.json" not in files
     ):
-        raise NotWhole(f"{name}/{LOCK} lacks what a lock has")
+        raise NotWhole(f"{name}/{LOCK} lacks keys of a lock")
     return Added(place, name, model_id, revision, commit, files)
 
 
@@ -161,7 +161,7 @@ def tensors(found: Added) -> dict[str, Listed] | None:
     try:
         return dict(_listed(listed))
     except (AttributeError, TypeError, ValueError):
-        raise NotWhole(f"{found.name}/{TENSORS} is no list of tensors") from None
+        raise NotWhole(f"{found.name}/{TENSORS} is not a list of tensors") from None
 
 
 def _listed(listed: Any) -> Iterator[tuple[str, Listed]]:
@@ -175,9 +175,9 @@ def _read(file: Path, name: str) -> bytes:
         if file.stat().st_size > MAX_FILE:
             raise NotWhole(f"{name} has more than {MAX_FILE:,} bytes")
         if not file.is_file():
-            raise NotWhole(f"{name} is no regular file")
+            raise NotWhole(f"{name} is not a regular file")
         return file.read_bytes()
     except FileNotFoundError:
-        raise NotWhole(f"{name} is gone") from None
+        raise NotWhole(f"{name} is missing") from None
     except OSError as error:
         raise NotWhole(f"{name} cannot be read: {error.strerror or error}") from None

@@ -134,7 +134,7 @@ def find(model_id: str, folder: Path) -> Model:
             "E0804",
             f"the config.json of `{model_id}` cannot be read while compiling",
             "write the Hugging Face id, or a directory with its config.json, as model.id; "
-            "train.py and merge.py take the checkpoint's place with --model",
+            "train.py and merge.py get the checkpoint's folder with --model",
         )
     if (brought := added_model(model_id, folder)) is not None:
         return brought
@@ -366,7 +366,7 @@ def read(
         architecture = family.architecture_of(config, shapes)
         sizes = {n for parameter in family.parameters(architecture) for n in parameter.shape}
         if not all(isinstance(n, int) and n > 0 for n in sizes):
-            raise TypeError("a size is no positive whole number")
+            raise TypeError("a size is not a positive whole number")
     except UnsupportedCheckpoint:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
@@ -380,7 +380,7 @@ def _by_own_code(config: Mapping[str, Any], error: UnsupportedCheckpoint) -> Uns
     if error.key != "model_type" or not isinstance(code, dict) or not code:
         return error
     return UnsupportedCheckpoint(
-        f"config.json: model_type is {config.get('model_type')!r}, whose code the checkpoint brings along "
+        f"config.json: model_type is {config.get('model_type')!r}, whose code is part of the checkpoint "
         f"({code.get('AutoConfig') or next(iter(code.values()))}): such code is never run",
         "model_type",
     )
@@ -395,7 +395,7 @@ def _read_config(model_id: str, folder: Path) -> Any:
         if path.is_file() and path.stat().st_size > MAX_CONFIG:
             raise ValueError(f"it has more than {MAX_CONFIG:,} bytes")
         if path.exists() and not path.is_file():  # opening a pipe would block
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UnknownModel(
@@ -416,7 +416,8 @@ def _way_out(model_id: str, folder: Path) -> str:
     hint = f"did you mean `{close}`? " if close else ""
     named = added.command(model_id if "/" in model_id else "OWNER/NAME", folder)
     return (
-        f"{hint}for a model that is not in it, {named} brings what a compile needs of it from the hub; "
+        f"{hint}for a model that is not in it, {named} downloads the files that a compile needs from the "
+        "hub; "
         "or write id: ./checkpoint, a directory with its config.json"
     )
 

@@ -177,13 +177,15 @@ def _grown(recipe: Recipe, model: catalog.Model | None, found: list[Diagnostic])
         return model
     own, place = model.architecture.vocab_size, "model.vocab_size"
     if rows < own:
-        message = f"{model.title} has {own:,} rows, and none is taken away"
-        found.append(Diagnostic("E0140", message, place, f"vocab_size: {padded(own + 1)} adds some; or null"))
+        message = f"{model.title} has {own:,} rows, and rows cannot be removed"
+        found.append(
+            Diagnostic("E0140", message, place, f"vocab_size: {padded(own + 1)}, which adds rows; or null")
+        )
         return model
     if not model.family.tunix or getattr(model.architecture, "per_layer_input", None):
         message = f"no rows are added to {model.title}, which has an embedding for each layer"
         if not model.family.tunix:
-            message = f"no rows are added to {model.title}, which is trained as transformers has it"
+            message = f"no rows are added to {model.title}, which is trained with transformers' own model"
         help = "vocab_size: null, and tokens that the checkpoint holds in reserve in model.add_tokens"
         found.append(Diagnostic("E0142", message, place, help))
         return model
@@ -205,7 +207,7 @@ def _at_commit(recipe: Recipe, model: catalog.Model | None, source: Path, found:
                 f"model.revision is {given}, and {added.name} was added at "
                 f"{f'{added.revision}, ' if added.revision else ''}commit {added.commit}",
                 "model.revision",
-                f"remove it, or {command(model.id, source.parent, given)} brings the other",
+                f"remove it, or {command(model.id, source.parent, given)} adds the other",
             )
         )
         return recipe

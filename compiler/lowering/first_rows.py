@@ -31,10 +31,10 @@ def first_rows(file: Path) -> list[dict[str, Any]] | None:
     """
     if is_dataset(file.name):
         if file.is_file():
-            raise ValueError(f"its name ends in none of {listing(ENDINGS, 'or')}, which tell how it is read")
+            raise ValueError(f"its name ends in none of {listing(ENDINGS, 'or')}, which show its format")
         return None
     if not file.is_file():
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     name = file.name.lower()
     kind = name.removesuffix(".gz").rpartition(".")[2]
     if kind == "parquet" and find_spec("pyarrow"):
@@ -65,7 +65,7 @@ def _json_rows(text: io.TextIOWrapper, kind: str) -> Iterator[dict[str, Any]]:
         if line.strip():
             row = _value(line, number)
             if not isinstance(row, dict):
-                raise ValueError(f"line {number} is no JSON object")
+                raise ValueError(f"line {number} is not a JSON object")
             yield row
         line, number = text.readline(MOST), number + 1
 

@@ -92,7 +92,7 @@ TITLES = {
 def _vm_obstacle(accelerator: Accelerator) -> Obstacle | None:
     if accelerator.runtime_version is None:
         title = generations()[accelerator.generation]["title"]
-        return Obstacle(f"there are no Cloud TPU VMs of {title}", "kind: [gke]")
+        return Obstacle(f"Cloud TPU has no VMs of {title}", "kind: [gke]")
     own = from_name(accelerator.name).hosts
     if accelerator.hosts != own * accelerator.slices:
         each = " each" if accelerator.slices > 1 else ""
@@ -121,7 +121,7 @@ def _gke_obstacle(kind: str, accelerator: Accelerator) -> Obstacle | None:
     if made.slices > 1 and made.hosts_per_slice == 1:
         possible = accelerator.chips // accelerator.slices > 4
         return Obstacle(
-            "GKE joins slices of several machines alone, and each of these is one machine",
+            "GKE joins only slices of several machines, and each of these is one machine",
             f"mesh: {{hosts: {pairs}}}" if possible else "kind: [tpu-vm]",
         )
     return None

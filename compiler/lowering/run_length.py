@@ -413,7 +413,7 @@ def planned_length(
     """
     from recipec.compiler.plan.results import RunLength
 
-    counted = counted or Unavailable("the data was not looked at")
+    counted = counted or Unavailable("the data was not read")
     recipe = program.recipe
     train, data = recipe.train, recipe.data
     price = program.usd_per_hour
@@ -517,8 +517,8 @@ def training_hours(
     if planned is not None:
         reason = planned.note
     if planned is not None and planned.steps is not None:
-        reason = "the compiler refused its step, so that the step's time is not known"
-        way = "what `recipe plan` says to make the step fit"
+        reason = "the compiler refused its step, so the step's time is not known"
+        way = "the change that `recipe plan` suggests to make the step fit"
     raise ArtifactError(
         f"it is not known how long the training takes: {reason}",
         f"give --train-hours, a measured run with --run DIR, or {way}",
@@ -547,7 +547,7 @@ def measured_hours(run: Path, steps: int | None = None) -> Hours:
         raise ArtifactError(f"{path} cannot be read: {error.strerror or error}", way_out) from error
     seconds = dict(_step_seconds(content))
     if not seconds:
-        raise ArtifactError(f"{path} has no training step that was timed", way_out)
+        raise ArtifactError(f"{path} has no timed training step", way_out)
     first, last = min(seconds), max(seconds)
     which = f"steps {first:,} to {last:,}"
     if len(seconds) != last - first + 1:
@@ -564,7 +564,9 @@ def check_hours(hours: float | None, flag: str) -> None:
         ArtifactError: the hours are invalid; the message names the flag.
     """
     if hours is not None and not 0 <= hours < math.inf:
-        raise ArtifactError(f"{flag} is {hours:g}, which is no number of hours", f"for example {flag} 3.34")
+        raise ArtifactError(
+            f"{flag} is {hours:g}, which is not a number of hours", f"for example {flag} 3.34"
+        )
 
 
 def _step_seconds(content: str) -> Iterator[tuple[int, float]]:

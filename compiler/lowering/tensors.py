@@ -63,7 +63,7 @@ def _header(path: Path) -> dict[str, Listed]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(LARGEST, path.stat().st_size):
-            raise ValueError(f"{path.name} is no safetensors file")
+            raise ValueError(f"{path.name} is not a safetensors file")
         entries = _json(file.read(length), path.name)
     return {name: _tensor(entry, path.name) for name, entry in entries.items() if name != "__metadata__"}
 
@@ -84,5 +84,7 @@ def _json(content: bytes, file: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, Mapping):
-        raise ValueError(f"{file} is no safetensors file" if file != INDEX else f"{file} is no JSON object")
+        raise ValueError(
+            f"{file} is not a safetensors file" if file != INDEX else f"{file} is not a JSON object"
+        )
     return found

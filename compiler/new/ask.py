@@ -71,7 +71,7 @@ def accelerator(probe: Probe, method: str | None) -> Accelerator:
 def data(look: Callable[[str], Any]) -> Any:
     """Ask for the data, and return the result of `look`, which raises ArtifactError for an invalid answer."""
     print("Where is the data? A file (.jsonl, .json, .csv, .parquet, ...), or hf://OWNER/NAME.")
-    print(f"Enter alone names {PLACEHOLDER}, to be put there later.")
+    print(f"Press Enter to use {PLACEHOLDER} and add the file later.")
 
     def files(start: str) -> list[str]:
         return [f"{name}/" if Path(name).is_dir() else name for name in sorted(glob(f"{start}*"))]
@@ -164,7 +164,7 @@ def _table(fitting: Sequence[Fit], small: Sequence[str]) -> None:
     from rich.table import Table
 
     table = Table(
-        title="Machines on which it fits, on paper",
+        title="Machines on which it fits by calculation",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),

@@ -19,7 +19,7 @@ def refuse_existing(target: Path, help: str) -> None:
         ArtifactError: when it exists, or its parent is not a folder.
     """
     if target.exists() or target.is_symlink():
-        raise ArtifactError(f"{target} is there already", help)
+        raise ArtifactError(f"{target} already exists", help)
     for folder in target.parents:
         if folder.exists():
             if not folder.is_dir():

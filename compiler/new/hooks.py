@@ -94,7 +94,7 @@ def _shell_pattern(recipe: Path, top: Path) -> str:
     folder = inside.parent.as_posix()
     if re.search(r"[^\w./-]", folder):
         raise ArtifactError(
-            f"the folder {folder} has characters that a workflow's shell reads otherwise",
+            f"the folder {folder} has characters that a workflow's shell treats specially",
             "choose a folder of letters, digits and ._- with -o",
         )
     return inside.name if folder == "." else f"{folder}/*{recipe.suffix}"
@@ -105,7 +105,7 @@ def _inside(recipe: Path, top: Path) -> Path:
         return recipe.resolve().relative_to(top.resolve())
     except ValueError:
         raise ArtifactError(
-            f"{recipe} lies outside of {top}, where its checks would run", "choose a folder in it with -o"
+            f"{recipe} is outside of {top}, where its checks would run", "choose a folder in it with -o"
         ) from None
 
 
@@ -138,7 +138,7 @@ def _read(yaml: Any, text: str) -> Any:
         place = getattr(error, "problem_mark", None)
         where = f":{place.line + 1}:{place.column + 1}" if place is not None else ""
         said = getattr(error, "problem", None) or "it cannot be read"
-        raise ArtifactError(f"{PRE_COMMIT}{where} is no YAML: {said}", help) from None
+        raise ArtifactError(f"{PRE_COMMIT}{where} is not YAML: {said}", help) from None
     repos = config.get("repos") if isinstance(config, dict) else None
     listed = repos if isinstance(repos, list) and all(isinstance(repo, dict) for repo in repos) else None
     if listed is None or not all(

@@ -54,8 +54,8 @@ def refusal(
     least = gib(smallest_need(probe, machine, method))
     model = probe.program.recipe.model.id
     message = (
-        f"{model} does not fit {machine.name}: at the least a step takes about {least} GiB of each device, "
-        f"which has {gib(available)} GiB to spare for it"
+        f"{model} does not fit {machine.name}: a step takes at least about {least} GiB of each device, "
+        f"of which {gib(available)} GiB are available"
         if why is None
         else why.message
     )

@@ -44,7 +44,7 @@ EXAMPLES = {
 HOLDS = {
     "chat": "messages of role and content, rendered with the checkpoint's own chat template",
     "instruction": "instruction, input and output, rendered with the checkpoint's own chat template",
-    "prompt_completion": "prompt and completion, which is learned; as text they go without a chat template",
+    "prompt_completion": "prompt and completion, which is learned; as text they use no chat template",
     "text": "text, all of which is learned",
     "preference": "prompt, chosen and rejected: a row each for the chosen and the rejected answer",
     "unpaired_preference": "prompt, completion and label, which says whether the completion is desirable",
@@ -95,12 +95,13 @@ def _header(c: Contents) -> Iterator[str]:
     if c.draft.accelerator.platform == "tpu":
         yield ""
         yield (
-            f"On paper a step takes about {gib(c.draft.need.total)} GiB of each device's {_available(c)}. "
+            f"By calculation, a step takes about {gib(c.draft.need.total)} GiB of each device's "
+            f"{_available(c)}. "
             f"`recipe plan {c.file}` has the compiler's figures, with the time and the price."
         )
     if c.source.path == PLACEHOLDER and c.source.rows is None:
         yield ""
-        yield f"The data is yet to come: put samples as {PLACEHOLDER} beside this file, one a line:"
+        yield f"The data does not exist yet: write samples to {PLACEHOLDER} next to this file, one a line:"
         yield f"  {EXAMPLES[c.source.format or 'chat']}"
 
 
@@ -136,7 +137,7 @@ def _mesh(c: Contents) -> Lines:
     share = f"keeps 1/{d.fsdp * d.tp} of the weights" if d.fsdp * d.tp > 1 else "keeps all weights"
     if d.method == "full":
         share += " and their state"
-    rows = "each device computes rows of its own" if d.fsdp > 1 else "the device computes every row"
+    rows = "each device computes different rows" if d.fsdp > 1 else "the device computes all rows"
     if d.tp > 1:
         rows = f"{d.tp} devices share each row, since fsdp {d.fsdp * d.tp} does not divide the weights or fit"
     return {
@@ -181,7 +182,7 @@ def _data(c: Contents) -> Lines:
         "data.format": Line(format, f"{seen}{HOLDS[format]}"),
     }
     if source.fields:
-        lines["data.fields"] = Line(dict(source.fields), "the format's names, and what the file calls them")
+        lines["data.fields"] = Line(dict(source.fields), "the format's names, and the file's names for them")
     if source.rows is None or source.rows >= ENOUGH_TO_HOLD_OUT:
         lines["data.eval_fraction"] = Line(
             HELD_OUT, "share of the samples that is held out, to evaluate the loss on"
@@ -192,7 +193,7 @@ def _data(c: Contents) -> Lines:
         longer = f"the longest of {of} has about {plural(source.longest, 'token')}; {longer}"
     lines["data.max_length"] = Line(d.length, longer)
     if format not in ALONE:
-        lines["data.packing"] = Line(True, "several samples share a row, each seeing itself alone")
+        lines["data.packing"] = Line(True, "several samples share a row; each sees only itself")
     return lines
 
 
@@ -223,7 +224,7 @@ def _train(c: Contents) -> Lines:
 
 def _why_recomputed(c: Contents) -> str:
     if c.draft.policy == "none":
-        return "all activations fit beside the weights: nothing is computed twice"
+        return "all activations fit next to the weights: nothing is computed twice"
     kept = "but its attention " if c.draft.policy == "save_attention" else ""
     return f"each layer {kept}is computed again: its activations do not fit in {_available(c)}"
 
@@ -233,7 +234,7 @@ def _rest(c: Contents) -> Lines:
     if c.draft.accelerator.platform == "tpu":
         place = Line("checkpoints", "gs://bucket/folder outlives the machine")
         if c.draft.accelerator.hosts > 1:
-            place = Line(f"gs://my-bucket/{c.name}", "name a bucket of yours: every host writes there")
+            place = Line(f"gs://my-bucket/{c.name}", "name your bucket: every host writes there")
         lines = {
             "checkpoint.directory": place,
             "checkpoint.every_steps": Line(c.pace.every),
@@ -247,7 +248,7 @@ def _rest(c: Contents) -> Lines:
 
 REASONS = {
     "tensor_parallel_size": "devices that each copy of the model is split over",
-    "data_parallel_size": "copies, each with requests of its own",
+    "data_parallel_size": "copies, each with its own requests",
     "max_model_len": "prompt and answer together, in tokens",
     "kv_cache_dtype": "half of bfloat16's cache: twice as many requests at once",
 }

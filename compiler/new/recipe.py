@@ -137,7 +137,7 @@ def _settled(asked: NewRecipeOptions) -> NewRecipeOptions:
         return replace(asked, method=own)
     if own != (asked.method if asked.method in JUDGED.values() else None):
         raise ArtifactError(
-            f"--method {asked.method} does not go with data of the format {asked.source.format}",
+            f"--method {asked.method} cannot be used with data of the format {asked.source.format}",
             "dpo learns from prompt, chosen and rejected, and kto from prompt, completion and label; the "
             "other methods do not",
         )

@@ -97,7 +97,7 @@ def look(file: Path, format: str | None) -> NewData:
     except (OSError, EOFError, ValueError, RecursionError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ArtifactError(
-            f"{file} cannot be read: {reason}", "see what is in it, or name another"
+            f"{file} cannot be read: {reason}", "check its content, or name another file"
         ) from None
     if rows is None:
         return NewData(str(file), format)

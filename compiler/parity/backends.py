@@ -69,9 +69,7 @@ def choose(
         return Backends(tuple(chosen), left_out), []
     reasons = "".join(f"; {name} cannot: {reason}" for name, reason in left_out.items())
     able = listing(backend.value for backend in chosen) or "none"
-    message = (
-        f"a comparison takes two backends, and of those asked for {able} can run this recipe here{reasons}"
-    )
+    message = f"a comparison needs two backends, and of those given {able} can run this recipe here{reasons}"
     help = "--backend NAME of another one, or no --backend for all of them"
     if left_out and not refusals:
         name = next(iter(left_out))

@@ -232,7 +232,7 @@ def _arrays(
     for one, other, has in ((a, b, left.name), (b, a, right.name)):
         extra = sorted(one.keys() - other.keys())
         if extra:
-            return unequal(f"{has} alone has {extra[0]}" + (f" and {len(extra) - 1} more" * (len(extra) > 1)))
+            return unequal(f"only {has} has {extra[0]}" + (f" and {len(extra) - 1} more" * (len(extra) > 1)))
     if not a:
         return unequal("there are none")
     difference, largest, where = 0.0, 0.0, ""

@@ -313,7 +313,7 @@ def _compare(
     found.rows = compare(subjects, limits, found.control)
     failed = sum(not row.ok for row in found.rows)
     if failed:
-        return f"{failed} of {len(found.rows)} are further apart than they may be"
+        return f"{failed} of {len(found.rows)} differ more than allowed"
     return f"{len(found.rows)} quantities within their limits"
 
 

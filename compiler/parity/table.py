@@ -64,8 +64,8 @@ def print_rows(
         say(
             console,
             f"control: {control[0].left} against itself, its first adapters moved by 1e-7. A small random "
-            f"model may be chaotic: a limit is {CONTROL:g} times the control where that is more than the "
-            "tolerance",
+            f"model may be chaotic: a limit is {CONTROL:g} times the control, or the tolerance if that "
+            "is larger",
         )
     for name, reason in left_out.items():
         say(console, f"left out: {name}: {reason}")

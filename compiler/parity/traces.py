@@ -25,11 +25,11 @@ def compare(paths: Sequence[Path], limits: Mapping[str, float]) -> tuple[str, li
     for path, trace in zip(paths, traces, strict=True):
         if trace.recipe != traces[0].recipe:
             raise UserError(
-                f"{path}: is of the recipe {trace.recipe}, {paths[0]} of {traces[0].recipe}",
-                "runs of one recipe can be compared",
+                f"{path}: is a trace of the recipe {trace.recipe}, {paths[0]} of {traces[0].recipe}",
+                "compare runs of the same recipe",
             )
         if not trace.losses:
-            raise UserError(f"{path}: has no steps", "write it again by a run that trains")
+            raise UserError(f"{path}: has no steps", "write it again with a run that trains")
     runs = [ComparedRun(name, trace) for name, trace in zip(_names(paths, traces), traces, strict=True)]
     steps = min(len(trace.losses) for trace in traces)
     dtypes = sorted({str(trace.about.get("dtype", "of no known dtype")) for trace in traces})

@@ -37,7 +37,7 @@ def note(program: Program, plan: Plan, sets: Sequence[str], exact: bool) -> str:
     other = lower(load(program.source, every), planning=True).program
     name = "fsdp 2 x tp 2, which note N0227 names,"
     if other is None:
-        return f"{name} is refused for this recipe: recipe check --set {shlex.quote(OTHER)} says why"
+        return f"{name} is refused for this recipe; recipe check --set {shlex.quote(OTHER)} shows the reason"
     jobs = [job(other, every, part, backend) for part in parts(other, exact)]
     results = [found for found in (cached(identity.name(*one)) for one in jobs) if found is not None]
     if len(results) < len(jobs):

@@ -133,9 +133,9 @@ def look(program: Subject, model: Path | None, data_dir: Path | None) -> AtHand 
         ArtifactError: when a given folder, or a file in it, does not exist.
     """
     if model is not None and not model.is_dir():
-        raise ArtifactError(f"{model}: no such folder", "--model DIR says where the tokenizer lies")
+        raise ArtifactError(f"{model}: no such folder", "--model DIR names the folder of the tokenizer")
     if program.recipe.data.stream_window is not None:
-        return Unavailable("data.stream_window streams it: it is not read to be counted")
+        return Unavailable("data.stream_window streams it, so its rows are not counted")
     folder = data_dir or program.source.parent
     data = replace(data_settings(program.recipe, program.source.parent), eval=())
     absent = _absent(data, folder, data_dir is not None)
@@ -174,7 +174,7 @@ def _absent(data: DataSettings, folder: Path, given: bool) -> Unavailable | None
     Args:
         given: whether the user named the folder. If so, a missing file raises ArtifactError.
     """
-    help = "--data-dir DIR says where the data lies"
+    help = "--data-dir DIR names the folder of the data"
     if given and not folder.is_dir():
         raise ArtifactError(f"{folder}: no such folder", help)
     for source in _paths(data):
@@ -183,7 +183,7 @@ def _absent(data: DataSettings, folder: Path, given: bool) -> Unavailable | None
         if not (folder / source).exists():
             if given:
                 raise ArtifactError(f"there is no {folder / source}", help)
-            return Unavailable(f"there is no {source} beside the recipe")
+            return Unavailable(f"there is no {source} next to the recipe")
     return None
 
 
@@ -204,14 +204,14 @@ def _tokenizer(
     if given is not None:
         if not any((given / name).is_file() for name in TOKENIZERS):
             raise ArtifactError(
-                f"there is no tokenizer in {given}", "--model DIR says where the tokenizer lies"
+                f"there is no tokenizer in {given}", "--model DIR names the folder of the tokenizer"
             )
         return given, settings
     own = folder_of(model.id, program.source.parent)
     if own is None and not is_directory(model.id):
         own = _cached(model.id, model.revision)
     if own is None or not (own / "tokenizer.json").is_file():
-        return _not_here(model.id, "--model DIR says where one is")
+        return _not_here(model.id, "--model DIR names a folder with one")
     return own, settings
 
 

@@ -56,7 +56,7 @@ def _run(program: Program, plan: Plan) -> Iterator[Diagnostic]:
                 f"the run {verb} an estimated {unit.format(_above(estimate, most))}, and budget.{key} allows "
                 f"{_allowed(most)}",
                 f"budget.{key}",
-                f"by the errors of such estimates it is {_between(run.interval.of(estimate), unit)}; "
+                f"with the known errors of such estimates it is {_between(run.interval.of(estimate), unit)}; "
                 f"`recipe plan --search` looks for a {better} configuration",
             )
 
@@ -82,13 +82,21 @@ def _unchecked(key: str, plan: Plan) -> Diagnostic:
     """Return the warning that a budget of hours or US$ cannot be checked, because the plan has no figure."""
     if plan.run.steps is None:
         reason = "the length of the run is not known"
-        help = "give train.steps, or put the data beside the recipe and its tokenizer's folder after --model"
+        help = (
+            "give train.steps, or put the data next to the recipe and give its tokenizer's folder with "
+            "--model"
+        )
     elif plan.run.hours is None:
         reason = "the step does not fit, so that its time is not known"
         help = "make it fit first: lower train.micro_batch_size, or choose a remat.policy that stores less"
     elif key == "max_hours" or plan.run.usd is not None:
-        reason = f"the run has at most {plan.run.steps:,} steps, which are above it, and may have fewer"
-        help = "give train.steps, or the folder of the data's tokenizer after --model, to have them counted"
+        reason = (
+            f"the run has at most {plan.run.steps:,} steps, which are above the limit, but may have fewer"
+        )
+        help = (
+            "give train.steps, or give the folder of the data's tokenizer with --model, so that they are "
+            "counted"
+        )
     else:
         reason = f"{plan.accelerator.partition(':')[0]} has no list price"
         help = "give the whole machine's price as cost.train_usd_per_hour"

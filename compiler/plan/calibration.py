@@ -114,7 +114,7 @@ def read(file: Path) -> dict[str, Any]:
     Raises:
         ArtifactError: when the file is no probe.json, or its measurements cannot be used.
     """
-    made = "probe.py of an artifact writes it; launch/tpu-vm.sh probe brings it"
+    made = "an artifact's probe.py writes it; launch/tpu-vm.sh probe copies it here"
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         if found["probe"] != VERSION:
@@ -127,17 +127,15 @@ def read(file: Path) -> dict[str, Any]:
         raise ArtifactError(f"{file}: no file of a probe", made) from None
     if platform != "tpu":
         raise ArtifactError(
-            f"{file}: of a {platform}, and plans are for TPUs", "probe on the recipe's machine"
+            f"{file}: is from a {platform}, but plans are for TPUs", "probe on the recipe's machine"
         )
     if problems:
-        raise ArtifactError(
-            f"{file}: {problems[0]}", "times of a machine whose numbers are wrong say nothing"
-        )
+        raise ArtifactError(f"{file}: {problems[0]}", "times of a machine with wrong numbers are not used")
     if not all(map(_finite, parts.values())):
-        raise ArtifactError(f"{file}: parts of a step that are no times", made)
+        raise ArtifactError(f"{file}: parts of a step are not times", made)
     seconds = times.get("micro_batch_seconds")
     if not _finite(seconds) or not seconds:
-        raise ArtifactError(f"{file}: has no time of the step", "probe again, and let it come to its end")
+        raise ArtifactError(f"{file}: has no time of the step", "probe again, and wait until it ends")
     return dict(found)
 
 
@@ -217,4 +215,4 @@ def _differing(probe: Mapping[str, Any], plan: Plan, row: Measured) -> Iterator[
 def _hidden(estimate: Estimate, row: Measured) -> Iterator[str]:
     hidden = sum(one.seconds - one.exposed for one in estimate.timeline.transfers)
     if 0 < row.found - row.planned <= hidden:
-        yield f"transfers that the plan has beside products, {milliseconds(hidden)} in all, wait"
+        yield f"transfers that the plan runs in parallel with products, {milliseconds(hidden)} in all, wait"

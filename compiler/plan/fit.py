@@ -144,7 +144,9 @@ def diagnostic(program: Program, estimate: Estimate, found: FitResult | None = N
     if estimate.largest:
         message += f"; the largest temporaries are {listing(map(_array, estimate.largest[:NAMED_ARRAYS]))}"
     if found is None:
-        return Diagnostic("E1001", message, PATH, "`recipe plan --search` looks for what fits")
+        return Diagnostic(
+            "E1001", message, PATH, "`recipe plan --search` searches for a configuration that fits"
+        )
     if found.way is None or found.estimate is None:
         return Diagnostic("E1001", message, PATH, _in_vain(found))
     path = found.way.sets[0].partition("=")[0]
@@ -163,7 +165,7 @@ def warning(program: Program, memory: Memory) -> Diagnostic | None:
         f"and a device of {program.accelerator.name} has {gib(memory.available)} GiB"
     )
     path = PATH if profile == "none" else "xla.profile"
-    return Diagnostic("W1007", message, path, f"`recipe plan {program.source}` looks for what fits")
+    return Diagnostic("W1007", message, path, f"`recipe plan {program.source}` suggests a change that fits")
 
 
 def yaml_lines(sets: Sequence[str]) -> list[str]:
@@ -205,12 +207,12 @@ def _seconds_per_token(estimate: Estimate) -> float:
 
 def _in_vain(found: FitResult) -> str:
     if not found.tried:
-        return "no smaller micro-batch, no rematerialization, no mesh and no larger slice is left to try"
+        return "no smaller micro-batch, rematerialization, mesh or larger slice is left to try"
     lines = ["nothing that was tried fits:"]
     for way, estimate in found.tried:
         outcome = "does not compile" if estimate is None else f"{gib(estimate.memory.used)} GiB"
         lines.append(f"  {', '.join(way.sets)}: {outcome}")
-    return "\n".join([*lines, "`recipe plan --search` looks at more"])
+    return "\n".join([*lines, "`recipe plan --search` tries more"])
 
 
 LARGER_SLICES = 2
@@ -285,7 +287,7 @@ def _micro_batches(program: Program) -> Iterator[MemoryReduction]:
             count = train.global_batch_size // (divisor * program.data_parallel)
             yield MemoryReduction(
                 (f"train.micro_batch_size={divisor}",),
-                f"an optimizer step takes {count} micro-batches in place of {program.accumulation_steps}",
+                f"an optimizer step takes {count} micro-batches instead of {program.accumulation_steps}",
                 divisor / size,
             )
 
@@ -295,7 +297,7 @@ def _attention(program: Program) -> Iterator[MemoryReduction]:
     if program.recipe.model.attention == "dot" and kernel:
         yield MemoryReduction(
             ("model.attention=splash",),
-            "attention is the TPU's fused kernel, which keeps no scores in memory and rounds otherwise",
+            "attention is the TPU's fused kernel, which keeps no scores in memory and rounds differently",
         )
 
 
@@ -332,7 +334,7 @@ def _data_parallel(program: Program) -> Iterator[MemoryReduction]:
         if tp < axes["tp"] and train.global_batch_size % (train.micro_batch_size * fsdp * slices) == 0:
             yield MemoryReduction(
                 (_axes(program, fsdp, tp),),
-                f"{fsdp * slices} devices compute rows of their own, and gather each layer's weights",
+                f"{fsdp * slices} devices compute different rows, and gather each layer's weights",
                 arguments=True,
             )
 

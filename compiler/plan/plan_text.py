@@ -38,7 +38,7 @@ def text(plan: Plan) -> str:
             list(_kernels(plan.estimate)),
         ]
     else:
-        sections.append(["The compiler refused the step, and says nothing of its time."])
+        sections.append(["The compiler refused the step, so its time is not known."])
     sections.append(list(_temporaries(plan.estimate)))
     if compiled:
         sections.append(list(_run(plan.run)))
@@ -118,7 +118,7 @@ def _time(plan: Plan) -> Iterator[str]:
         [
             "needed",
             flops(estimate.model_flops),
-            "by the model for full rows, nothing twice; MFU counts these",
+            "by the model for full rows, without recomputation; MFU counts these",
         ],
         ["bytes", traffic(estimate.bytes), _at(estimate.bytes, estimate.bandwidth, "GB/s", 1e9)],
     ]
@@ -129,7 +129,7 @@ def _exposed(estimate: Estimate) -> Iterator[str]:
     found = [one for one in estimate.timeline.transfers if one.exposed]
     if not found:
         return
-    yield "What the device waits for most, of all layers together"
+    yield "The longest waits of the device, of all layers together"
     rows = [
         [one.kind, one.name.replace("{}", "*"), milliseconds(one.exposed), f"of {milliseconds(one.seconds)}"]
         for one in found[:EXPOSED]
@@ -168,7 +168,7 @@ def _kernels(estimate: Estimate) -> Iterator[str]:
 def _temporaries(estimate: Estimate) -> Iterator[str]:
     if not estimate.largest:
         return
-    yield "Largest temporaries, where they take most (GiB)"
+    yield "Largest temporaries, at the peak of memory (GiB)"
     found = sorted(estimate.largest, key=lambda t: -t.bytes)
     rows = [[gib(t.bytes), f"{t.count:,} x", t.shape, t.name.replace("{}", "*")] for t in found[:TEMPORARIES]]
     yield from aligned(rows, ">><<")

@@ -100,12 +100,12 @@ def check_target(program: Program, backend: Backend = Backend.TUNIX) -> None:
     """Raise ArtifactError if the backend or the accelerator cannot be compiled for a TPU."""
     if backend is Backend.TRL:
         raise ArtifactError(
-            "TRL's step is torch's own, which runs on GPUs: nothing of it is compiled ahead",
+            "TRL's step runs in torch on GPUs, and is not compiled ahead of time",
             "plan with --backend tunix or --backend torchax",
         )
     if program.accelerator.platform != "tpu":
         raise ArtifactError(
-            f"{program.accelerator.name} is no TPU, and a plan is compiled for one",
+            f"{program.accelerator.name} is not a TPU, and a plan is compiled for a TPU",
             "--set 'mesh={accelerator: v5p-8, axes: {fsdp: 4}}' plans for a v5p-8; recipe rehearse runs here",
         )
 

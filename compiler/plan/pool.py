@@ -264,8 +264,8 @@ def read_result(status: int, line: str, said: Sequence[str]) -> Compiled | Faile
         )
     if refused := next(filter(None, map(REFUSED.search, said)), None):
         return Failed(
-            f"libtpu does not take the value {refused[1]} of the flag {refused[2]}",
-            help=f"correct xla.flags.{refused[2]}, or LIBTPU_INIT_ARGS where the environment has it",
+            f"libtpu does not accept the value {refused[1]} of the flag {refused[2]}",
+            help=f"correct xla.flags.{refused[2]}, or LIBTPU_INIT_ARGS if the environment sets it",
             flag=refused[2],
         )
     last = next((text for text in reversed(said) if text.strip()), f"exit status {status}")

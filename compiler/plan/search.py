@@ -224,7 +224,7 @@ class _Run:
                 )
             elif smaller is not None:
                 rows_of = plural(smaller.variant.micro_batch, "row")
-                self._settle(candidate, "too large", f"{rows_of} a device do not fit already")
+                self._settle(candidate, "too large", f"{rows_of} a device already do not fit")
             else:
                 out.append(candidate)
         return out

@@ -67,7 +67,7 @@ def compile_step(job: Job) -> Compiled | Failed:
 
     program = lower(load(job.recipe, job.sets), planning=True).program
     if program is None:
-        return Failed("the recipe does not pass its checks", help="recipe check says what is wrong")
+        return Failed("the recipe does not pass its checks", help="recipe check shows the errors")
     _configure(program)
     from recipec.compiler.plan import topology
 
@@ -141,7 +141,7 @@ def _refused(error: BaseException) -> Failed:
     if found := parse_vmem(str(error)):
         return Failed(
             "the kernel {} needs {} of a core's VMEM, and the step's flags leave it {}".format(*found),
-            help="another xla.scoped_vmem_kib: XLA chooses a kernel's tiles by it, and misses it by a little",
+            help="another xla.scoped_vmem_kib: XLA chooses a kernel's tiles by it, and exceeds it a little",
         )
     return Failed(f"libtpu refused the step: {_first_line(error)}")
 

@@ -87,7 +87,7 @@ class ArtifactRun:
         self._train(self.resumed, "kill", until=lambda: bool(self.saved_steps(self.resumed)))
         saved = self.saved_steps(self.resumed)
         reached = self.last_step(self.resumed)
-        return f"SIGKILL at step {max(reached, saved[-1])}, checkpoint of step {saved[-1]} is there"
+        return f"SIGKILL at step {max(reached, saved[-1])}, checkpoint of step {saved[-1]} exists"
 
     def resume(self) -> str:
         """Resume the killed run and let it finish."""

@@ -50,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m recipec.compiler.rehearse.quickstart", description=__doc__
     )
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="where it writes (default: %(default)s)")
+    parser.add_argument(
+        "--output", type=Path, default=OUTPUT, help="folder to write to (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     try:
         require_packages("the quickstart")
@@ -144,8 +146,8 @@ def check_losses(training: Sequence[float], evaluation: Sequence[float]) -> str:
         f"{evaluation[-1]:.2f} ({evaluation[-1] / evaluation[0]:.0%})"
     )
     if not (last <= LOSS_RATIO * first and evaluation[-1] <= LOSS_RATIO * evaluation[0]):
-        raise StepFailed(f"{figure}; both must come down to {LOSS_RATIO:.0%}")
-    return f"{figure}; at most {LOSS_RATIO:.0%} asked"
+        raise StepFailed(f"{figure}; both must fall to {LOSS_RATIO:.0%}")
+    return f"{figure}; at most {LOSS_RATIO:.0%} is allowed"
 
 
 if __name__ == "__main__":

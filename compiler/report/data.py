@@ -53,7 +53,7 @@ def data(runs: Sequence[Run]) -> Data | None:
         for sentence in _problems(split)
     ]
     return Data(
-        Table(("", *head), rows, label="What became of the data"),
+        Table(("", *head), rows, label="What happened to the data"),
         _histogram(runs),
         tuple(dict.fromkeys(problems)),
     )

@@ -74,7 +74,7 @@ def _compared(runs: Sequence[Run]) -> Section:
     for run in runs[1:]:
         if words := recipe.words(first, run):
             blocks += [Text(f"From {first.label} to {run.label}", "heading"), Items(words)]
-    return Section("compared", "Runs compared", (f"Each beside {first.label}.",), blocks)
+    return Section("compared", "Runs compared", (f"Each compared with {first.label}.",), blocks)
 
 
 def _curves(runs: Sequence[Run]) -> Section:
@@ -122,7 +122,7 @@ def _reality(first: Run, reality: Reality | None, why_not: str) -> Section:
         Text(source),
         *(Text(sentence, "alarm") for sentence in reality.mismatches),
     )
-    aside = ("Estimates of libtpu's compiler beside what was measured.",)
+    aside = ("Estimates of libtpu's compiler next to the measurements.",)
     return Section("reality", "Plan and reality", aside, blocks)
 
 
@@ -136,7 +136,7 @@ def _outcome(outcome: Outcome) -> Section:
         said = f"{one.sentence} TTFT is the time to the first token, TPOT the time per output token."
         blocks += [Text(f"benchmark {one.name}", "heading"), Text(said), percentiles(one)]
     none = (
-        "Nothing of a merge or a server was found beside the run. --results PATH names a merged folder, "
+        "No results of a merge or a server were found next to the run. --results PATH names a merged folder, "
         "results of bench.sh or eval.sh, or what `recipe serve verify --json` printed."
     )
     blocks += sweep.plots(outcome.sweeps)
@@ -146,11 +146,11 @@ def _outcome(outcome: Outcome) -> Section:
 def _recipe(first: Run) -> Section:
     sections = recipe.sections(first)
     if not sections:
-        none = "What the recipe was is not known: there is no recipe.lock.json that this version reads."
+        none = "The recipe is not known: there is no recipe.lock.json that this version reads."
         return Section("recipe", "Recipe", (), (Text(none, ""),))
     known = "Each value with its place in the recipe."
     not_known = (
-        "From recipe.lock.json; the recipe's own file, which says where each value stands, is not known: "
+        "From recipe.lock.json; the recipe's own file, which has the line of each value, is not known: "
         "--recipe FILE names it."
     )
 
@@ -247,7 +247,7 @@ def _published(one: Sweep, number: int, several: bool) -> Section:
     head = ("", "published", f"measured, {one.label}" if several else "measured")
     table = Table(head, one.published, label="Published figures")
     source = bench_report.source(one.summary)
-    return Section(f"published-{number}", "Beside published figures", (source,), (table,))
+    return Section(f"published-{number}", "Compared with published figures", (source,), (table,))
 
 
 def _rests_on(one: Sweep) -> list[Any]:
@@ -257,7 +257,7 @@ def _rests_on(one: Sweep) -> list[Any]:
         ("folder", one.name),
         ("requests of a point", settings.get("prompts", NOT_KNOWN)),
         ("tokens of an answer", settings.get("output_length", NOT_KNOWN)),
-        ("server", f"vLLM {version}" if version else "does not tell its version"),
+        ("server", f"vLLM {version}" if version else "does not report its version"),
         ("price", f"US$ {price['usd_per_hour']:.2f} an hour, {price['source']}" if price else "none"),
     ]
     return [Facts(facts, one.label), *map(Text, one.notes)]

@@ -130,7 +130,7 @@ def _unfinished(run: Run, whose: str) -> tuple[str, str]:
     if run.ended.get("state") == "stopped":
         return ("Stopped.", f"{far}: {reason}.")
     since = f"; the last line was written at {run.written}" if run.written else ""
-    return ("Not at its end.", f"{far}{since}. The run is going on, or was killed.")
+    return ("Not finished.", f"{far}{since}. The run is still running, or was killed.")
 
 
 def numbers(runs: Sequence[Run]) -> Table:

@@ -78,7 +78,7 @@ def outcome(run: Run, given: Sequence[str]) -> Outcome:
             sweeps.append(sweep)
         elif asked:
             raise ArtifactError(
-                f"{place.name} holds no results that a report knows",
+                f"{place.name} holds no results that a report can show",
                 f"give a folder with {RECORD}, or with the {SUMMARY} of bench.sh or eval.sh, or a file that "
                 "`recipe serve verify --json` printed",
             )
@@ -148,7 +148,7 @@ def merged(entry: Mapping[str, Any], beside: Place) -> Result:
 
 
 def _tensors(merged: Any, kept: Any, quantized: Any) -> str:
-    out = f"{number(merged)} changed by training, {number(kept)} as the base has them"
+    out = f"{number(merged)} changed by training, {number(kept)} unchanged from the base"
     return f"{out}, {number(quantized)} quantized" if quantized else out
 
 
@@ -245,7 +245,7 @@ def _endpoint(file: Path) -> Result:
         found = None
     if not isinstance(found, dict) or not {"checkpoint", "tolerance", "prompts"} <= found.keys():
         raise ArtifactError(
-            f"{file} is no result that a report knows",
+            f"{file} is not a result that a report can show",
             "recipe serve verify URL --artifact DIR --json > verify.json",
         )
     allowed, largest = found["tolerance"], found.get("largest")

@@ -143,7 +143,8 @@ class Place:
                 return None
             if file.stat().st_size > LARGEST:
                 raise ArtifactError(
-                    f"{self.name}/{name} has more than {LARGEST >> 20:,} MiB", "is it the folder of a run?"
+                    f"{self.name}/{name} has more than {LARGEST >> 20:,} MiB",
+                    "check that it is the folder of a run",
                 )
             return file.read_bytes().decode("utf-8", "replace")
         except OSError as error:
@@ -213,5 +214,5 @@ def existing_place(name: str) -> Place:
         place.names()  # some file systems show no folder where access is denied; this call raises the error
     if not found:
         there = place.system is None and Path(place.path).exists()
-        raise ArtifactError(f"{name} is no folder" if there else f"there is no folder {name}", WAY_OUT)
+        raise ArtifactError(f"{name} is not a folder" if there else f"there is no folder {name}", WAY_OUT)
     return place

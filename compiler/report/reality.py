@@ -148,13 +148,13 @@ def _place(run: Run, plan: Plan) -> str:
         what = f"{count} virtual CPU devices" if isinstance(count, int) and count > 1 else "a CPU"
         return (
             f"Measured on {what}, not on the {plan.topology} that was planned for: the ratios compare a CPU "
-            "with a TPU, and say nothing of the plan."
+            "with a TPU, and do not test the plan."
         )
     if kind:
         return (
             f"Measured on {run.devices.get('count')} devices of the kind {kind}; planned for {plan.topology}."
         )
-    return f"Planned for {plan.topology}. The run does not tell on which devices it was measured."
+    return f"Planned for {plan.topology}. The devices of the run are not recorded."
 
 
 def _mismatches(run: Run, plan: Plan) -> list[str]:

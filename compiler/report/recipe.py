@@ -70,7 +70,7 @@ def resolved(values: Mapping[str, Any], folder: str) -> Resolved:
     loaded = load(Path(folder) / "recipe.json", text=json.dumps(from_record(values)))
     if loaded.recipe is None:
         reason = loaded.diagnostics[0].message if loaded.diagnostics else "nothing says why"
-        return Resolved(None, None, f"This version does not take the recipe of recipe.lock.json: {reason}.")
+        return Resolved(None, None, f"This version does not read the recipe of recipe.lock.json: {reason}.")
     return Resolved(loaded.recipe, lower(loaded, planning=True).program)
 
 

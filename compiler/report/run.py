@@ -115,7 +115,7 @@ class Run:
         if self.early:
             return f"stopped early after {last:,} of {plural(total, 'step')}"
         words = {"stopped": "stopped after", "failed": "failed after"}
-        how = words.get(str(self.ended.get("state")), "not at its end:")
+        how = words.get(str(self.ended.get("state")), "not finished:")
         return f"{how} {last:,} of {plural(total, 'step')}"
 
     @property
@@ -199,13 +199,13 @@ def _read(place: Place, label: str) -> Run:
     run.merges = [one for one in merges if isinstance(one, dict)] if isinstance(merges, list) else []
     run.samples = samples.parse(place.text(samples.SAMPLES) or "")
     if text is None:
-        run.notes.append(f"There is no {METRICS}: nothing was logged yet, or it was taken away.")
+        run.notes.append(f"There is no {METRICS}: nothing was logged yet, or the file was removed.")
     if not run.lock:
-        run.notes.append(f"There is no {LOCK} that can be read: what the recipe was is not known.")
+        run.notes.append(f"There is no {LOCK} that can be read: the recipe is not known.")
     if not run.facts:
         run.notes.append(
-            f"There is no {FACTS} that can be read, as of a run by an earlier version: what became of the "
-            "data, the devices and the times at which it was resumed are not known."
+            f"There is no {FACTS} that can be read, as of a run by an earlier version: the data, "
+            "the devices and the times at which the run was resumed are not known."
         )
     if run.metrics.unreadable:
         lines = plural(run.metrics.unreadable, "line")
@@ -214,7 +214,7 @@ def _read(place: Place, label: str) -> Run:
         run.notes.append(f"The last line of {METRICS} is cut off, and left out.")
     if run.metrics.twice:
         steps = plural(len(run.metrics.twice), "step")
-        run.notes.append(f"{steps} were logged more than once; what was logged last is shown.")
+        run.notes.append(f"{steps} were logged more than once; the last values are shown.")
     return run
 
 
@@ -223,7 +223,7 @@ def _find_recipe(run: Run, given: Path | None) -> None:
     from recipec.compiler.report.recipe import matching, resolved
 
     if given is not None and not given.is_file():
-        raise ArtifactError(f"there is no {given}", "--recipe takes the recipe's YAML file")
+        raise ArtifactError(f"there is no {given}", "--recipe needs the recipe's YAML file")
     resolved_recipe = run.lock.get("recipe")
     if not isinstance(resolved_recipe, dict):
         return

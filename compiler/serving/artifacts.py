@@ -65,7 +65,7 @@ def open_artifact(folder: Path) -> ServedArtifact:
     recipe = _recipe(folder, lock)
     if recipe.serve is None:
         raise ArtifactError(
-            f"{folder} has nothing to serve: its recipe has no serve section",
+            f"{folder} cannot be served: its recipe has no serve section",
             "give the recipe one (`serve: {accelerator: v6e-8}`), and build it again",
         )
     family = _family(folder, lock)
@@ -90,7 +90,7 @@ def _read_lock(folder: Path) -> Mapping[str, Any]:
         inside = artifacts_in(folder) if folder.is_dir() else []
         named = f"name one of them: {', '.join(str(folder / name) for name in inside)}"
         raise ArtifactError(
-            f"{folder} is no artifact: it has no {LOCK}",
+            f"{folder} is not an artifact: it has no {LOCK}",
             named if inside else "name a folder that `recipe build` wrote, for example generated/NAME",
         )
     try:
@@ -126,7 +126,7 @@ def _family(folder: Path, lock: Mapping[str, Any]) -> str:
     model = lock.get("model")
     family = model.get("family") if isinstance(model, dict) else None
     if not isinstance(family, str):
-        raise ArtifactError(f"{folder / LOCK} does not say of which family the model is", AGAIN)
+        raise ArtifactError(f"{folder / LOCK} does not name the model's family", AGAIN)
     return family
 
 
@@ -150,7 +150,5 @@ def _notes(folder: Path, lock: Mapping[str, Any]) -> list[str]:
         elif path.startswith("serve/") and digest((folder / path).read_bytes()) != recorded[path]:
             notes.append(f"{folder / path} was edited after it was built")
     if not is_current(lock.get("runtime")):
-        notes.append(
-            f"{folder} was built by another version of recipec: recipe build RECIPE brings it up to date"
-        )
+        notes.append(f"{folder} was built by another version of recipec: recipe build RECIPE updates it")
     return notes

@@ -224,9 +224,9 @@ class Engine:
             said = self._hide(_line(error.explanation or error))
             raise EngineRefusal(what, said, error.status_code) from error
         except (Timeout, TimeoutError) as error:
-            raise Lost(f"the Docker engine was to {what}, and gives no answer in time", SEE) from error
+            raise Lost(f"the Docker engine did not answer in time when asked to {what}", SEE) from error
         except (RequestException, HTTPError, ConnectionError) as error:
-            raise Lost(f"the Docker engine was to {what}, and is gone meanwhile", SEE) from error
+            raise Lost(f"the Docker engine stopped when asked to {what}", SEE) from error
         except (DockerException, OSError, ValueError) as error:
             raise EngineRefusal(what, self._hide(_line(error))) from error
 
@@ -334,7 +334,8 @@ def _refuse_elsewhere(host: str) -> None:
     local = kind in ("unix", "http+unix") or name in ("localhost", "127.0.0.1", "::1", "")
     if kind in ("tcp", "http", "https", "ssh") and not local:
         raise ArtifactError(
-            f"DOCKER_HOST is {host}, the engine of another machine, which has none of this one's folders",
+            f"DOCKER_HOST is {host}, the engine of another machine, which does not have this machine's "
+            "folders",
             "run the command on the machine that serves, with its own engine",
         )
 

@@ -224,7 +224,7 @@ def problems(name: str, value: Any) -> Iterator[FlagProblem]:
             yield _valued(name, known)
         elif negative and value is False:
             meant = f"did you mean `{_spelled(name, known.name)}`? with true"
-            yield FlagProblem("value", f"`{name}: false` says no twice", meant, at_key=True)
+            yield FlagProblem("value", f"`{name}: false` negates twice", meant, at_key=True)
         elif said := _refused(known, name, value):
             yield said
 
@@ -318,7 +318,7 @@ def _refused(flag: Flag, name: str, value: Any) -> FlagProblem | None:
                 "value",
                 f"`{name}` holds `{dashes[0]}`, which vLLM takes for another flag because it starts with a "
                 "dash",
-                "in a list, no value may start with a dash but a negative whole number",
+                "in a list, no value may start with a dash, except a negative whole number",
             )
     else:
         listed = [_word_of(value)]

@@ -39,7 +39,7 @@ def check_options(container: Container, model: Path | None, adapter: Path | None
         )
     if adapter is not None and container.adapter is None:
         raise ArtifactError(
-            "the recipe serves merged weights, without an adapter beside them",
+            "the recipe serves merged weights, without an adapter",
             "leave --adapter out, or build it with --set serve.weights=adapter",
         )
 
@@ -52,7 +52,7 @@ def check_memory(memory: str | None) -> None:
 def check_key(container: Container, environ: Mapping[str, str]) -> None:
     if container.api_key and not environ.get(KEY):
         raise ArtifactError(
-            f"serve.host is {container.host}, which others can reach: the server wants an API key, and {KEY} "
+            f"serve.host is {container.host}, which others can reach: the server needs an API key, and {KEY} "
             "is not set",
             f'make one with: export {KEY}="$(openssl rand -hex 32)"; or serve.host: 127.0.0.1',
         )
@@ -143,7 +143,8 @@ def check_port(container: Container, engine: Engine) -> None:
         )[0]
     except socket.gaierror as error:
         raise ArtifactError(
-            f"serve.host {container.host} is no address: {error.strerror}", "write an IP address: 127.0.0.1"
+            f"serve.host {container.host} is not an address: {error.strerror}",
+            "write an IP address: 127.0.0.1",
         ) from error
     with socket.socket(family, kind) as probe:
         # Sockets of an ended server that linger for a minute do not stop vLLM either.
@@ -156,7 +157,7 @@ def check_port(container: Container, engine: Engine) -> None:
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 raise ArtifactError(
-                    f"serve.host {container.host} is no address of this machine",
+                    f"serve.host {container.host} is not an address of this machine",
                     "serve.host: 127.0.0.1, or 0.0.0.0 for all of its addresses",
                 ) from error
             if error.errno != errno.EADDRINUSE:
@@ -165,19 +166,21 @@ def check_port(container: Container, engine: Engine) -> None:
 
 
 def _taken(container: Container, engine: Engine) -> ArtifactError:
-    other = "stop what listens there, or build the recipe with another port: --set serve.port=8001"
+    other = (
+        "stop the program that listens there, or build the recipe with another port: --set serve.port=8001"
+    )
     for found, port in engine.running():
         if port == container.port and found.artifact is not None:
             return ArtifactError(
-                f"port {container.port} is taken by the container {found.name}",
+                f"port {container.port} is in use by the container {found.name}",
                 f"stop it with: recipe serve down {found.artifact}; or build the recipe with another port",
             )
         if found.project == container.name:
             return ArtifactError(
-                f"port {container.port} is taken, it seems by {found.name}, which docker compose started",
+                f"port {container.port} is in use, probably by {found.name}, which docker compose started",
                 "stop it with: docker compose down, in the artifact's serve folder",
             )
-    return ArtifactError(f"port {container.port} of {container.host} is taken", other)
+    return ArtifactError(f"port {container.port} of {container.host} is in use", other)
 
 
 def warnings(artifact: ServedArtifact, environ: Mapping[str, str]) -> Iterator[str]:
@@ -190,8 +193,7 @@ def warnings(artifact: ServedArtifact, environ: Mapping[str, str]) -> Iterator[s
         )
     if TOKEN in artifact.container.secrets and not environ.get(TOKEN):
         yield (
-            f"{TOKEN} is not set, which the Hugging Face hub may ask for before it gives out "
-            f"{artifact.container.model.address}"
+            f"{TOKEN} is not set, which the Hugging Face hub may need for {artifact.container.model.address}"
         )
 
 
@@ -231,7 +233,9 @@ def _check_model(folder: Path, help: str) -> None:
     for path in shards:
         _check_safetensors(path)
     if not any(path for pattern in TOKENIZERS for path in folder.glob(pattern)):
-        raise ArtifactError(f"{folder} holds no tokenizer", "copy the base model's tokenizer files beside it")
+        raise ArtifactError(
+            f"{folder} holds no tokenizer", "copy the base model's tokenizer files next to it"
+        )
     _refuse_links(folder, [folder / "config.json", *shards])
 
 
@@ -297,16 +301,16 @@ def _check_safetensors(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size, MAX_HEADER):
-            raise ArtifactError(f"{path} is not a safetensors file, or is cut off within its header", AGAIN)
+            raise ArtifactError(f"{path} is not a safetensors file, or is truncated within its header", AGAIN)
         header = file.read(length)
     try:
         tensors = json.loads(header)
         tensors.pop("__metadata__", None)
         end = 8 + length + max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        raise ArtifactError(f"{path} has not the header of a safetensors file", AGAIN) from None
+        raise ArtifactError(f"{path} does not have the header of a safetensors file", AGAIN) from None
     if size != end:
-        what = "is cut off" if size < end else "is longer than its header says"
+        what = "is truncated" if size < end else "is longer than its header says"
         raise ArtifactError(f"{path} {what}: {size:,} of {end:,} bytes", AGAIN)
     return dict(tensors)
 
@@ -317,7 +321,7 @@ def _json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} is not JSON ({error})", AGAIN) from error
     if not isinstance(value, dict):
-        raise ArtifactError(f"{path} holds no JSON object", AGAIN)
+        raise ArtifactError(f"{path} is not a JSON object", AGAIN)
     return value
 
 

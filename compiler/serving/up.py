@@ -138,7 +138,8 @@ def _provide_base(
     except EngineRefusal as error:
         raise ArtifactError(
             f"the base image {base} is not on this machine and cannot be fetched: {error.said}",
-            "see that its name is right and its registry reached (docker login, when it is private); "
+            "check that its name is right and that its registry can be reached (docker login, if it is "
+            "private); "
             "--base-image IMAGE names another",
         ) from error
 
@@ -227,7 +228,7 @@ class _Server:
             if "executable file not found" in str(error):
                 raise ArtifactError(
                     "the image has no program `vllm`",
-                    "is its base an image of vLLM-TPU? --base-image IMAGE names another",
+                    "check that its base is an image of vLLM-TPU; --base-image IMAGE names another",
                 ) from error
             raise
         self._followed = True
@@ -249,7 +250,7 @@ class _Server:
                 raise ArtifactError(
                     f"{self._running.name} is not ready after {minutes:g} min: {self._container.health_url} "
                     f"does not answer{self._last_lines()}",
-                    "give it longer with --wait MINUTES, if its log shows that it still loads or compiles",
+                    "if its log shows that it still loads or compiles, give more time with --wait MINUTES",
                 )
             if now - told >= TELL_SECONDS:
                 told = now
@@ -259,7 +260,8 @@ class _Server:
         base = self._container.health_url.removesuffix("/health")
         self._say(f"{self._running.name} is ready after {duration(time.monotonic() - started)}: {base}/v1")
         self._say(
-            "  the first requests may take longer, for what is still to be compiled; serve/smoke.sh shows "
+            "  the first requests may take longer, because some programs are compiled then; serve/smoke.sh "
+            "shows "
             "the time to the first token (TTFT)"
         )
 
@@ -363,9 +365,11 @@ class _Server:
         if end.out_of_memory:
             limit = f"its limit of {self._memory}" if self._memory else "what the machine has"
             said = f"it ran out of memory, with more than {limit}"
-            look = "a larger --memory, or none" if self._memory else "take a machine with more memory"
+            look = "a larger --memory, or none" if self._memory else "use a machine with more memory"
         elif end.code == 137:
-            said = "it was killed (exit status 137), by another command or as the machine ran out of memory"
+            said = (
+                "it was killed (exit status 137) by another command, or because the machine ran out of memory"
+            )
             look = "dmesg shows whether the kernel killed it"
         elif end.code in STOPPED:
             said = f"it was stopped by another command (exit status {end.code})"
@@ -375,7 +379,7 @@ class _Server:
             said = f"it ended with exit status {end.code}"
         when = "" if self._ready else " before it was ready"
         detail = f" ({end.error})" if end.error else ""
-        return f"{self._running.name} is gone{when}: {said}{detail}{self._last_lines()}", look
+        return f"{self._running.name} has stopped{when}: {said}{detail}{self._last_lines()}", look
 
     def _last_lines(self) -> str:
         if not self._last:

@@ -80,8 +80,8 @@ def verify(asked: VerifyOptions) -> dict[str, Any]:
     asked_for = max(lengths.values(), default=0)
     if span is not None and asked_for <= span:
         note(
-            f"note: local layers see {span:,} tokens, and no prompt is longer than {asked_for:,}: what the "
-            "server makes of more is not compared; --prompts FILE with a longer one compares it"
+            f"note: local layers see {span:,} tokens, and no prompt is longer than {asked_for:,}, so "
+            "longer ones are not compared; --prompts FILE adds longer ones"
         )
     replies, refused = _replies(client, served, cases, asked.tokens)
     note(f"{asked.url}: {len(replies)} prompts answered; loading {folder} in {asked.dtype}")
@@ -359,8 +359,8 @@ def _ask(client: Client, model: str, case: VerifyPrompt, tokens: int) -> Reply:
     prompt = choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
     if not isinstance(prompt, list) or not isinstance(choice.get("token_ids"), list):
         raise UserError(
-            f"{client.url} tells no token ids: answers can be compared with vLLM 0.10.2 or later alone",
-            "serve it with the recipe's own image",
+            f"{client.url} returns no token ids: answers can be compared only with vLLM 0.10.2 or later",
+            "serve it with the recipe's image",
         )
     said = pick(choice, path, "token_ids", kind=list)
     try:
@@ -619,10 +619,10 @@ def _answer_problems(compared: Sequence[ComparedPrompt], allowed: Tolerance) -> 
         )
     steps = [step for one in compared for step in one.steps]
     if not steps:
-        return found or ["nothing could be compared"]
+        return found or ["no answers could be compared"]
     willful = sum(not step.greedy for step in steps)
     if willful:
-        found.append(f"{willful} of {len(steps)} tokens are not what the server itself thought likeliest")
+        found.append(f"{willful} of {len(steps)} tokens are not the server's own likeliest tokens")
     values = [value for step in steps for value in step.differences]
     largest, mean = max(values), _mean(values)
     if largest > allowed.largest:
@@ -634,7 +634,7 @@ def _answer_problems(compared: Sequence[ComparedPrompt], allowed: Tolerance) -> 
     if parted:
         step = parted[0].parted(tie) or 0
         found.append(
-            f"{len(parted)} of {len(compared)} answers part from the checkpoint's by more than a tie; "
+            f"{len(parted)} of {len(compared)} answers differ from the checkpoint's by more than a tie; "
             f"`{parted[0].reply.case.title}` at token {step}, by {parted[0].steps[step].margin:.3g}"
         )
     return found

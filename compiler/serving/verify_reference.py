@@ -19,7 +19,7 @@ from recipec.compiler.lowering.sizes import BYTES
 from recipec.runtime.errors import UserError
 from recipec.runtime.memory import available_memory
 
-_WHOLE = "give the folder that merge.py wrote, whole"
+_WHOLE = "give the complete folder that merge.py wrote"
 
 SPARE = 1.5e9
 """Bytes besides the weights: torch itself, activations, and log probabilities over a large vocabulary."""
@@ -86,7 +86,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             raise ValueError("it is no object")
         return config
     except OSError:
-        what = "is no checkpoint: it has no config.json" if folder.is_dir() else "is not there"
+        what = "is not a checkpoint: it has no config.json" if folder.is_dir() else "is not there"
         raise UserError(f"{folder} {what}", "run merge.py, or name the merged folder with --model") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{folder / 'config.json'} is not JSON: {error}", "merge again") from None
@@ -190,7 +190,7 @@ class ReferenceTokenizer:
         except Exception as error:  # any error that a template raises
             raise UserError(
                 f"the chat template refuses a prompt: {_first_line(error)}",
-                "it is that of the folder: was it made for this model?",
+                "it is the folder's template: check that it was made for this model",
             ) from None
         return tuple(made["input_ids"])
 

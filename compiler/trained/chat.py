@@ -127,7 +127,7 @@ def _loaded(found: Trained, options: Options) -> tuple[Any, Any]:
     if found.adapter is not None:
         source = options.base or found.adapter.get("base_model_name_or_path") or ""
         if not source:
-            raise ArtifactError(f"{found.folder} does not say which base it is for", "--base DIR names it")
+            raise ArtifactError(f"{found.folder} does not name its base", "--base DIR names it")
         if not options.base:
             where["revision"] = found.adapter.get("revision") or "main"
     _demand_memory(Path(source))
@@ -167,7 +167,7 @@ def _template(found: Trained, options: Options) -> str | None:
     beside = found.folder.parent / named
     if not beside.is_file():
         raise ArtifactError(
-            f"{found.folder} was trained with the chat template {named}, which is not beside it",
+            f"{found.folder} was trained with the chat template {named}, which is not next to it",
             "give it with --chat-template FILE",
         )
     return beside.read_text("utf-8")
@@ -180,7 +180,7 @@ def _demand_memory(folder: Path) -> None:
     if there is not None and need > there:
         raise ArtifactError(
             f"the weights take {need / 1e9:.1f} GB, and this machine has {there / 1e9:.1f} GB available",
-            "serve it (`recipe serve up`), or take a machine with more memory",
+            "serve it (`recipe serve up`), or use a machine with more memory",
         )
 
 
@@ -192,7 +192,7 @@ def _explained(folder: Path) -> Iterator[None]:
     except (ArtifactError, MemoryError):
         raise
     except Exception as error:  # from one of these libraries, the hub or torch
-        help = "is the folder whole? Another base of an adapter is named by --base DIR"
+        help = "check that the folder is complete; --base DIR names another base of an adapter"
         raise ArtifactError(f"{folder} cannot be loaded: {_first(error)}", help) from error
 
 
@@ -220,7 +220,7 @@ def converse(talk: Talk) -> None:
             except KeyboardInterrupt:
                 if not interactive:
                     raise
-                note("\nthe answer was stopped, and is forgotten")
+                note("\nthe answer was stopped and discarded")
             except ArtifactError as error:
                 if not interactive:
                     raise

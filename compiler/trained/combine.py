@@ -57,7 +57,7 @@ def combine(asked: Combination, output: Path) -> None:
     from recipec.runtime.peft.adapter import open_adapter
 
     if output.exists():
-        raise ArtifactError(f"{output} is there already", "name another folder with -o")
+        raise ArtifactError(f"{output} already exists", "name another folder with -o")
     adapters = [open_adapter(folder) for folder in asked.folders]
     configs = [read_json(folder / ADAPTER_CONFIG) for folder in asked.folders]
     _demand_alike(asked.folders, configs)
@@ -108,11 +108,11 @@ def _demand_alike(folders: Sequence[Path], configs: Sequence[Mapping[str, Any]])
                 raise ArtifactError(
                     f"{folders[0]} has {key} {json.dumps(first.get(key))}, and {folder} "
                     f"{json.dumps(config.get(key))}",
-                    f"combine adapters of one base; where both mean the same, edit {ADAPTER_CONFIG}",
+                    f"combine adapters of one base; if both mean the same, edit {ADAPTER_CONFIG}",
                 )
         if config.get("modules_to_save"):
             raise ArtifactError(
-                f"{folder} has whole modules beside its adapters, which are not combined",
+                f"{folder} has whole modules besides its adapters, which are not combined",
                 "combine adapters without modules_to_save",
             )
         if config.get("target_parameters"):

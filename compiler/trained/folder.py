@@ -14,7 +14,7 @@ from recipec.runtime.merging.journal import JOURNAL, RECORD
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MERGE = "run merge.py again: it goes on after what is whole"
+MERGE = "run merge.py again: it continues after the complete files"
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ def _output(artifact: Path) -> Path:
     output = str(read_json(artifact / LOCK).get("recipe", {}).get("merge", {}).get("output", "merged"))
     merged = artifact / Path(output).expanduser()
     if "://" in output:
-        raise ArtifactError(f"{artifact} is merged to {output}", "copy that to a folder, and name the folder")
+        raise ArtifactError(f"{artifact} is merged to {output}", "copy it to a folder, and name the folder")
     if not (merged / CONFIG).is_file():
-        state = "is not whole" if merged.is_dir() else "is not there"
+        state = "is incomplete" if merged.is_dir() else "is not there"
         raise ArtifactError(
             f"{artifact}: its merged model, {merged}, {state}", f"cd {artifact} && python merge.py"
         )
@@ -62,14 +62,14 @@ def _output(artifact: Path) -> Path:
 
 def _whole(folder: Path) -> Trained:
     if (folder / JOURNAL).exists():
-        raise ArtifactError(f"{folder} holds a merge that was begun and not finished", MERGE)
+        raise ArtifactError(f"{folder} holds a merge that did not finish", MERGE)
     record = read_json(folder / RECORD) if (folder / RECORD).is_file() else None
     for name, entry in (record or {}).get("files", {}).items():
         size = _size(folder / name)
         if size != entry["size"]:
             found = "is missing" if size is None else f"has {size} bytes, not {entry['size']}"
             raise ArtifactError(
-                f"{folder} is not whole: {name} {found}", "remove the folder, and merge again"
+                f"{folder} is incomplete: {name} {found}", "remove the folder, and merge again"
             )
     if (folder / ADAPTER_CONFIG).is_file():
         return Trained(_with_weights(folder, [ADAPTER_WEIGHTS]), read_json(folder / ADAPTER_CONFIG), record)
@@ -88,7 +88,7 @@ def _whole(folder: Path) -> Trained:
 def _with_weights(folder: Path, names: list[str]) -> Path:
     missing = next((name for name in names if _size(folder / name) is None), None)
     if missing:
-        raise ArtifactError(f"{folder} is not whole: {missing} is missing", "copy or write the folder again")
+        raise ArtifactError(f"{folder} is incomplete: {missing} is missing", "copy or write the folder again")
     return folder
 
 

@@ -51,7 +51,7 @@ class Push:
 
     def __str__(self) -> str:
         width = max(map(len, self.files))
-        size, state = readable_size(sum(self.files.values())), "is there" if self.there else "will be made"
+        size, state = readable_size(sum(self.files.values())), "is there" if self.there else "will be created"
         lines = [f"{self.folder}: {plural(len(self.files), 'file')}, {size}"]
         lines += [f"  {name:{width}}  {readable_size(size)}" for name, size in self.files.items()]
         lines += [f"to {self.repo}, {'private' if self.private else 'public'}, which {state}: {self.branch}"]
@@ -83,13 +83,13 @@ def plan(folder: Path, repo: str, branch: str = MAIN, public: bool = False) -> P
             parent = None
     if bool(about.private) == public:
         if public:
-            raise ArtifactError(f"{repo} is there and is private", "leave --public out, or change it there")
-        raise ArtifactError(f"{repo} is there and is public", "--public says that all may read it")
+            raise ArtifactError(f"{repo} exists and is private", "leave --public out, or change it there")
+        raise ArtifactError(f"{repo} exists and is public", "--public confirms that everyone may read it")
     there = [str(one.rfilename) for one in about.siblings or ()]
     kept = tuple(name for name in there if name not in files and name != ".gitattributes")
     if stale := next((name for name in kept if name.endswith(WEIGHTS)), None):
         raise ArtifactError(
-            f"{repo} has {stale}, which would stay beside these weights",
+            f"{repo} has {stale}, which would stay next to these weights",
             "push to another repository, or remove it there",
         )
     replaced = tuple(name for name in there if name in files)

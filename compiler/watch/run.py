@@ -100,7 +100,7 @@ class WatchedRun:
         if len(self._recent) >= ENOUGH and loss > RATIO * mean:
             spread = math.sqrt(sum((one - mean) ** 2 for one in self._recent) / len(self._recent))
             if loss > mean + SPREADS * spread:
-                self._wrong.append(f"step {step:,}: the loss leapt to {loss:.4g}, from {mean:.4g}")
+                self._wrong.append(f"step {step:,}: the loss jumped to {loss:.4g}, from {mean:.4g}")
         self._recent.append(loss)
 
     @property
@@ -194,7 +194,10 @@ class WatchedRun:
                 usual = f"; {every} steps take {duration(pace)}" if pace else ""
                 found.append(f"no line for {duration(self._silence)}{usual}")
         if self.outcome == KILLED:
-            found.append(f"its process ({self._state.get('pid')}) is gone without a word: --resume goes on")
+            found.append(
+                f"its process ({self._state.get('pid')}) ended without an error message; "
+                "continue with --resume"
+            )
         return found
 
     def facts(self) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def standing(run: WatchedRun) -> str:
     if run.outcome == WAITING:
         folder = clean(run.place.name)
         if not run.place.is_folder():
-            return f"waiting for {folder}, which is not there yet"
+            return f"waiting for {folder}, which does not exist yet"
         return f"waiting for the first line of {folder}/{METRICS}"
     if run.outcome == TRAINING and not run.metrics.lines:
         return "starting: no step is done yet"
@@ -226,7 +226,10 @@ def watch_once(watch: Watch, with_json: bool, console: Console) -> bool:
     watch.update()
     for run in watch.runs:
         if run.outcome == WAITING and not run.place.is_folder():
-            way_out = "give the folder of checkpoints that train.py writes; without --once it is waited for"
+            way_out = (
+                "give the folder of checkpoints that train.py writes; without --once, the command waits for "
+                "it"
+            )
             raise ArtifactError(f"{run.place.name}: there is no such folder", way_out)
     if with_json:
         print(json.dumps(as_json(watch.runs), indent=2, ensure_ascii=False))
@@ -269,7 +272,7 @@ def watch_screen(watch: Watch, interval: float, console: Console) -> bool:
     The last state of the runs stays on the terminal, however the command ends.
     """
     looks = duration(interval) if interval >= 1 else f"{interval:g} s"
-    note, size, looked = f"every {looks}; Ctrl-C leaves, the run goes on", None, -math.inf
+    note, size, looked = f"every {looks}; Ctrl-C leaves; the run continues", None, -math.inf
     try:
         with Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False) as live:
             while True:

@@ -1,4 +1,4 @@
-"""Holds v5p-16 against the recipe: devices, numbers, time, a merge.
+"""Compares v5p-16 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe gemma4-31b-128k-v5p16: edit recipe.yaml and build again.
 """

@@ -1,4 +1,4 @@
-"""Holds v5p-8 against the recipe: devices, numbers, time, a merge.
+"""Compares v5p-8 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe llama31-70b-v5p8: edit recipe.yaml and build again.
 """

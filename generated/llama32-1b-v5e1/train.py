@@ -101,7 +101,7 @@ MAX_GRAD_NORM = 1.0
 
 
 def learning_rate(steps: int) -> optax.Schedule:
-    """The learning rate at each optimizer step of a run of `steps`."""
+    """Return the learning rate at each optimizer step of a run of `steps`."""
     warmup = math.ceil(WARMUP_RATIO * steps)
     return optax.warmup_cosine_decay_schedule(
         init_value=0.0,
@@ -113,7 +113,7 @@ def learning_rate(steps: int) -> optax.Schedule:
 
 
 def optimizer(schedule: optax.Schedule) -> optax.GradientTransformation:
-    """What turns the gradient of an optimizer step into an update."""
+    """Return the transformation of an optimizer step's gradient into an update."""
     return optax.chain(
         optax.clip_by_global_norm(MAX_GRAD_NORM),
         optax.adamw(schedule, b1=B1, b2=B2, eps=EPS, weight_decay=WEIGHT_DECAY),

@@ -1,4 +1,4 @@
-"""Holds v5p-32 against the recipe: devices, numbers, time, a merge.
+"""Compares v5p-32 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe llama4-scout-v5p32: edit recipe.yaml and build again.
 """

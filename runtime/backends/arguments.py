@@ -56,8 +56,8 @@ def parse_arguments(program: str, artifact: Path, argv: Sequence[str] | None = N
     )
     add = parser.add_argument
     add("--model", type=folder_or_address, metavar="DIR", help="folder of the base checkpoint, or gs://")
-    add("--data-dir", type=folder, metavar="DIR", default=artifact, help="where the data files lie")
-    add("--output", type=folder, metavar="DIR", default=artifact, help="where checkpoints and metrics go")
+    add("--data-dir", type=folder, metavar="DIR", default=artifact, help="folder of the data files")
+    add("--output", type=folder, metavar="DIR", default=artifact, help="folder for checkpoints and metrics")
     add("--resume", action="store_true", help="continue from the newest checkpoint")
     add("--steps", type=_positive, metavar="N", help="stop after optimizer step N")
     add("--adapter", type=Path, metavar="DIR", help="start from a PEFT adapter")
@@ -65,7 +65,7 @@ def parse_arguments(program: str, artifact: Path, argv: Sequence[str] | None = N
     add("--trace", type=Path, metavar="FILE", help=traced)
     given = parser.parse_args(argv)
     if given.resume and given.adapter is not None:
-        parser.error("--resume continues a run, which --adapter would begin: give one of them")
+        parser.error("--resume continues a run and --adapter starts one: give only one of them")
     return BackendArguments(**vars(given))
 
 

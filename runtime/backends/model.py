@@ -54,7 +54,7 @@ def load_model(
     from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 
     if base.directory is None:
-        raise UserError(f"{base.name}: is no folder of this machine", "give a copy of it with --model DIR")
+        raise UserError(f"{base.name}: is not a folder on this machine", "give a copy of it with --model DIR")
     how = {
         "dtype": getattr(torch, dtype or settings.dtype),
         "attn_implementation": attention or attention_of(base),
@@ -74,7 +74,8 @@ def load_model(
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"{base.name}: transformers cannot load it: {reason}",
-            "install the versions of the backend's requirements file, and see that the checkpoint is whole",
+            "install the versions in the backend's requirements file, and check that the checkpoint is "
+            "complete",
         ) from error
     for name in base.dequantized:  # bfloat16, whatever dtype was requested
         parameter = model.get_parameter(name)
@@ -99,7 +100,8 @@ def attach(model: Any, base: HFCheckpoint, settings: ModelSettings, lora: LoraSe
     config = adapter_config(base, settings, lora, modules) | {"inference_mode": False}
     if lora.dropout != config["lora_dropout"]:
         raise UserError(
-            f"PEFT has no dropout on {config['target_parameters'][0]}, whose name it knows as one of experts",
+            f"PEFT has no dropout on {config['target_parameters'][0]}, because it treats a module of this "
+            "name as experts",
             "build the recipe with lora.dropout: 0, or without the projections of feed-forward blocks",
         )
     peft_model = get_peft_model(model, LoraConfig(**config), autocast_adapter_dtype=False)
@@ -109,7 +111,7 @@ def attach(model: Any, base: HFCheckpoint, settings: ModelSettings, lora: LoraSe
             parameter.data = parameter.data.to(dtype)
     found = {name.rpartition(".")[0] for name in adapter_parameters(peft_model, base)}
     if found != set(modules):
-        raise AssertionError(f"PEFT's adapters are not the recipe's: {sorted(found ^ set(modules))[:3]}")
+        raise AssertionError(f"PEFT's adapters differ from the recipe's: {sorted(found ^ set(modules))[:3]}")
     return peft_model
 
 
@@ -143,7 +145,7 @@ def start(base: HFCheckpoint, lora: LoraSettings, seed: int, adapter: Path | str
         if not all(np.isfinite(part).all() for part in parts):
             raise UserError(
                 f"{found.path}: {name} holds values that are not finite",
-                "take an earlier checkpoint of its training",
+                "use an earlier checkpoint of its training",
             )
         out[name] = parts
     return out

@@ -105,5 +105,5 @@ def _replace(folder: Path, write: Any) -> None:
     except OSError as error:
         raise UserError(
             f"{folder}: cannot be written: {error.strerror or error}",
-            "make room or give the folder's rights, and continue with --resume",
+            "free disk space or allow writing to the folder, and continue with --resume",
         ) from error

@@ -181,7 +181,7 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
     if which == LATEST:
         folders = sorted({*step_folders(directory), *unfinished(directory)})
         for empty in (later for later in folders if later > step):
-            print(f"note: {directory}/{empty} holds no checkpoint; step {step} is taken", file=sys.stderr)
+            print(f"note: {directory}/{empty} holds no checkpoint; step {step} is used", file=sys.stderr)
     _check_whole(directory, step)
     if settings is None:
         from .full import load_weights
@@ -197,9 +197,9 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
     def check(shapes: Mapping[str, tuple[int, ...]]) -> None:
         for path in sorted(expected.keys() | shapes.keys()):
             if path not in shapes:
-                raise UserError(f"{where}: no {path}, which the run's record promises", OTHER_RUN)
+                raise UserError(f"{where}: no {path}, which the run's record lists", OTHER_RUN)
             if path not in expected:
-                raise UserError(f"{where}: holds {path}, which the run's record does not know", OTHER_RUN)
+                raise UserError(f"{where}: holds {path}, which the run's record does not list", OTHER_RUN)
             if shapes[path] != expected[path]:
                 raise UserError(
                     f"{where}: {path} has shape {list(shapes[path])}, expected {list(expected[path])} "
@@ -210,7 +210,7 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
     leaves = restore_tree(f"{directory}/{step}/{ITEM}", check)
     for path in sorted(leaves):
         if not np.isfinite(leaves[path].astype(np.float32, copy=False)).all():
-            raise UserError(f"{where}: {path} holds values that are not finite", "take an earlier --step")
+            raise UserError(f"{where}: {path} holds values that are not finite", "choose an earlier --step")
     arrays = {a.target.weight: tuple(leaves[path] for path, *_ in a.arrays) for a in adapters}
     if settings.principal:
         from ..model.principal import joined, plain, read_initial
@@ -252,7 +252,7 @@ def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings
     try:
         return lora_settings(section, base.architecture.num_layers)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"the lora section of the run's record is not whole ({error})", OTHER_RUN) from error
+        raise UserError(f"the lora section of the run's record is incomplete ({error})", OTHER_RUN) from error
 
 
 def _without_layout(architecture: dict[str, Any]) -> dict[str, Any]:
@@ -274,10 +274,10 @@ def _recorded_adapters(base: HFCheckpoint, settings: LoraSettings) -> list[Adapt
             return build_adapters(base.family, base.architecture, settings)
     except TooLong:
         raise UserError(
-            f"the targets of the run's record have not been matched within {MATCH_SECONDS:g} s", OTHER_RUN
+            f"the targets of the run's record were not matched within {MATCH_SECONDS:g} s", OTHER_RUN
         ) from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UserError(f"the lora section of the run's record is not whole ({error})", OTHER_RUN) from error
+        raise UserError(f"the lora section of the run's record is incomplete ({error})", OTHER_RUN) from error
 
 
 def absolute(directory: str | Path) -> str:
@@ -366,7 +366,7 @@ def choose_step(directory: str | Path, which: str) -> int:
     if which == BEST:
         return _best_step(directory, steps)
     if not which.isdigit():
-        raise UserError(f"--step {which}: neither latest, best nor a number", "--step latest")
+        raise UserError(f"--step {which}: is neither latest, best nor a number", "--step latest")
     if int(which) not in steps:
         raise UserError(
             f"{directory}: no checkpoint of step {which}", f"there are {', '.join(map(str, steps))}"
@@ -387,7 +387,9 @@ def _check_whole(directory: str, step: int) -> None:
     whole = next(earlier, None)
     raise UserError(
         f"{directory}: the checkpoint of step {step} is damaged ({reason})",
-        "no earlier one is whole" if whole is None else f"--step {whole} is the newest whole one before it",
+        "no earlier one is complete"
+        if whole is None
+        else f"--step {whole} is the newest complete one before it",
     )
 
 
@@ -467,7 +469,7 @@ def restore_tree(
         if is_address(path) and passing(error):
             raise failed(path, "read", error) from error
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise UserError(f"{path}: cannot be read ({reason})", "take an earlier --step") from error
+        raise UserError(f"{path}: cannot be read ({reason})", "choose an earlier --step") from error
     leaves, _ = jax.tree_util.tree_flatten_with_path(restored)
     return {parameter_path(keys): np.asarray(leaf) for keys, leaf in leaves}
 

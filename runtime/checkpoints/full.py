@@ -20,7 +20,7 @@ from ..model.families.base import Parameter, Source, parameter_path
 from ..weights.checkpoint import HFCheckpoint
 from .record import OTHER_RUN
 
-EARLIER = "take an earlier --step"
+EARLIER = "choose an earlier --step"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def load_weights(
     for parameter in trained:
         shape = leaves.shapes.get(parameter.path)
         if shape is None:
-            raise UserError(f"{where}: no {parameter.path}, which the run's record promises", OTHER_RUN)
+            raise UserError(f"{where}: no {parameter.path}, which the run's record lists", OTHER_RUN)
         if shape != parameter.shape:
             raise UserError(
                 f"{where}: {parameter.path} has shape {list(shape)}, expected {list(parameter.shape)} "

@@ -106,7 +106,7 @@ class LocalCheckpoints:
         if self.chosen is None:
             return found
         print(
-            f"note: the run goes on from step {self.chosen} of {self.directory}; the newest of the shared "
+            f"note: the run continues from step {self.chosen} of {self.directory}; the newest of the shared "
             f"checkpoints is of step {shared}",
             file=sys.stderr,
         )
@@ -166,7 +166,8 @@ class LocalCheckpoints:
     def _give_up(self, error: Exception) -> None:
         if not self._failed:
             print(
-                f"note: {self.directory} cannot be written ({cause(error)}): no more are saved locally",
+                f"note: {self.directory} cannot be written ({cause(error)}): this run saves no more "
+                "checkpoints locally",
                 file=sys.stderr,
             )
         self._failed = True
@@ -188,7 +189,7 @@ class LocalCheckpoints:
         except Exception as error:
             raise UserError(
                 f"{self.directory}: step {step} cannot be restored: {first_line(error)}",
-                f"remove {self.directory}: the run then goes on from the shared checkpoints",
+                f"remove {self.directory}: the run then continues from the shared checkpoints",
             ) from error
         nnx.update(model, restored[ITEM])
         nnx.update(Kept(optimizer), restored[OPTIMIZER])

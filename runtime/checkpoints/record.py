@@ -17,7 +17,7 @@ from ..training.objectives import OBJECTIVES, Objective
 LOCK = "recipe.lock.json"
 INITIAL = "initial_adapters.npz"
 """The file of a run's first adapters, if these start from the base's weights (runtime.model.principal)."""
-OTHER_RUN = "the checkpoint and recipe.lock.json beside it must be of one run"
+OTHER_RUN = "the checkpoint and the recipe.lock.json next to it must be of the same run"
 """The help if the record and the artifact do not fit."""
 
 PASSIVE = (
@@ -82,7 +82,7 @@ def read_record(directory: str | Path) -> dict[str, Any]:
             content = path.read_text()
     except FileNotFoundError:
         raise UserError(
-            f"{path}: there is no record of the recipe beside the checkpoints",
+            f"{path}: there is no record of the recipe next to the checkpoints",
             "give the directory that train.py wrote; without its record the checkpoint's rank and "
             "alpha are unknown",
         ) from None
@@ -117,7 +117,7 @@ def check_record(directory: str | Path, artifact: Path) -> None:
         more = f", and {len(differences) - 5} more" if len(differences) > 5 else ""
         raise UserError(
             f"{directory} holds a run of another artifact: {'; '.join(differences[:5])}{more}",
-            "continue it with the artifact that began it, or choose another checkpoint.directory",
+            "continue it with the artifact that started it, or choose another checkpoint.directory",
         )
     _check_mesh(str(directory), recorded["recipe"], current["recipe"])
 
@@ -157,21 +157,21 @@ def _check_mesh(directory: str, began: Mapping[str, Any], now: Mapping[str, Any]
         cause = f"train.objective: {train['objective']}"
         if (size := began.get("train", {}).get("micro_batch_size")) != train.get("micro_batch_size"):
             raise UserError(
-                f"{directory}: with {cause} a prompt is also asked with the answer of a row beside it; the "
+                f"{directory}: with {cause} each prompt is also paired with another row's answer; the "
                 f"run began with micro-batches of {size} rows a device, and this artifact has "
                 f"{train.get('micro_batch_size')}",
-                f"train.micro_batch_size: {size} again",
+                f"set train.micro_batch_size: {size}",
             )
     if cause is not None and before != after:
         raise UserError(
-            f"{directory}: with {cause} the loss hangs on the rows of a micro-batch; the run began with "
+            f"{directory}: with {cause} the loss depends on the rows of a micro-batch; the run began with "
             f"{before}, and this artifact has {after}",
-            f"choose train.micro_batch_size such that it x dcn x fsdp is {before} again",
+            f"choose train.micro_batch_size so that micro_batch_size x dcn x fsdp is {before} again",
         )
     meshes = [_mesh(recipe) for recipe in (began, now)]
     other = [line for line in changed if not line.startswith("mesh.")]
     if meshes[0] != meshes[1]:
-        other.insert(0, f"the run began on {meshes[0]} and goes on on {meshes[1]}")
+        other.insert(0, f"the run began on {meshes[0]} and continues on {meshes[1]}")
     print(f"note: {'; '.join(other or changed)}", file=sys.stderr)
 
 
@@ -206,9 +206,9 @@ def _parse(content: str, where: str) -> dict[str, Any]:
     try:
         record = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not JSON ({error})", "the file was changed or cut off") from None
+        raise UserError(f"{where}: not JSON ({error})", "the file was changed or truncated") from None
     if not isinstance(record, dict) or not isinstance(record.get("recipe"), dict):
-        raise UserError(f"{where}: not a recipe's record", "the file was changed or cut off")
+        raise UserError(f"{where}: not a recipe's record", "the file was changed or truncated")
     return record
 
 

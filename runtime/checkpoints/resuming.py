@@ -87,7 +87,7 @@ def find(directory: str) -> ResumePoint:
         except OSError as error:
             raise UserError(
                 f"{directory}: the checkpoint of step {step} cannot be read: {error.strerror or error}",
-                "give this process the right to read it",
+                "allow this process to read it",
             ) from error
         if reason is None:
             return ResumePoint(
@@ -100,9 +100,9 @@ def find(directory: str) -> ResumePoint:
         damaged.append((step, reason))
     if damaged:
         raise UserError(
-            f"{directory}: none of its checkpoints is whole: "
+            f"{directory}: none of its checkpoints is complete: "
             + "; ".join(f"step {step}: {reason}" for step, reason in damaged),
-            "bring one back from a copy, or begin again without --resume in another --output",
+            "restore one from a copy, or start again without --resume in another --output",
         )
     return ResumePoint()
 
@@ -191,7 +191,7 @@ def check_data(directory: str, found: ResumePoint, current: Mapping[str, Any]) -
         raise UserError(
             f"{directory}: the checkpoint of step {found.step} was trained on other data: "
             + "; ".join(f"{key} was {saved.get(key)}, now {current.get(key)}" for key in changed),
-            "give that run's data with --data-dir and continue, or begin a new run in another --output",
+            "give that run's data with --data-dir and continue, or start a new run in another --output",
         )
 
 

@@ -109,7 +109,7 @@ class Checkpoints(CheckpointManager):
         except Exception as error:
             raise UserError(
                 f"{self.directory}: the adapters could not be written: {cause(error)}",
-                "make room or give the directory's rights, and import them again",
+                "free disk space or allow writing to the directory, and import them again",
             ) from error
 
     def _failed(self, error: Exception) -> None:
@@ -203,7 +203,7 @@ def remove_unfinished(directory: str) -> None:
     for step in unfinished(directory):
         with reached(directory, "written"):
             (path_of(directory) / str(step)).rmtree()
-        print(f"note: {directory}: the save of step {step} had not ended: it is removed", file=sys.stderr)
+        print(f"note: {directory}: the save of step {step} did not finish: it is removed", file=sys.stderr)
 
 
 def begin_save(directory: str, save: Callable[[], object]) -> None:
@@ -230,7 +230,7 @@ def begin_save(directory: str, save: Callable[[], object]) -> None:
 
 def not_written(directory: str, error: Exception) -> UserError:
     """Make the error for a step that could not be saved."""
-    way_out: str | None = "make room or give the directory's rights"
+    way_out: str | None = "free disk space or allow writing to the directory"
     if is_address(directory):
         way_out = failed(directory, "written", error).help
     return UserError(

@@ -101,7 +101,7 @@ def _check_space(address: str, folder: Path, sizes: Mapping[str, int]) -> None:
     if free < need:
         raise UserError(
             f"{address}: its copy needs {need / 1e9:.1f} GB in {folder.parent}, {free / 1e9:.1f} GB are free",
-            "make room there, or set TMPDIR to a folder on a larger disk",
+            "free disk space there, or set TMPDIR to a folder on a larger disk",
         )
 
 

@@ -126,7 +126,7 @@ def advice(format: str, fields: Mapping[str, str], columns: Sequence[str]) -> st
         if asked.startswith("data.fields: "):
             return f"data.format: instruction, and {asked}"
     return (
-        f"it has {', '.join(map(repr, columns))}: data.fields says which of them is what, as in "
+        f"it has {', '.join(map(repr, columns))}: say with data.fields which column is which, as in "
         f"{{{', '.join(f'{name}: COLUMN' for name in missing)}}}"
     )
 

@@ -84,7 +84,7 @@ def load(folder: Path) -> tuple[Samples, SplitReport] | None:
             raise ValueError("its contents have changed")
         return samples, SplitReport.from_dict(about["report"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError) as error:
-        say(f"the tokenized data in {folder} is not whole ({_first_line(error)}), and is made again")
+        say(f"the tokenized data in {folder} is incomplete ({_first_line(error)}), and is made again")
         shutil.rmtree(folder, ignore_errors=True)
         return None
 
@@ -129,7 +129,7 @@ def _content(source: Source, data_dir: Path) -> Any:
         told = ("size", "ETag", "etag", "md5Hash", "crc32c", "generation", "mtime", "updated", "LastModified")
         infos = [(name, system.info(name)) for name in names]
         if not all(any(info.get(item) for item in told[1:]) for _, info in infos):
-            raise ValueError("its file system tells neither a checksum nor a time")
+            raise ValueError("its file system gives neither a checksum nor a time")
         return [[name, *(str(info.get(item)) for item in told)] for name, info in infos]
     path = data_dir / Path(source.path).expanduser()
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]

@@ -107,7 +107,7 @@ def _array_record(name: str, path: str, first: int) -> Iterator[Record]:
     reader = ArrayRecordReader(path)
     try:
         if not reader.ok():
-            raise UserError(f"{name} is not an ArrayRecord file, or a broken one", "write it again")
+            raise UserError(f"{name} is not an ArrayRecord file, or is damaged", "write it again")
         total = reader.num_records()
         for start in range(first, total, BATCH):
             for number, content in enumerate(reader.read(start, min(start + BATCH, total)), start):

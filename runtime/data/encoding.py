@@ -212,7 +212,7 @@ class Encoder:
                 continue
             if self._coding.eos is None:
                 raise UserError(
-                    "the tokenizer has no end-of-sequence token, which plain text is ended with",
+                    "the tokenizer has no end-of-sequence token, with which plain text has to end",
                     'add "eos_token" to tokenizer_config.json, or use data.format: chat',
                 )
             end = "" if completion.endswith(self._coding.eos) else self._coding.eos
@@ -423,7 +423,8 @@ def _not_a_prefix(prompt: list[int], encoding: Any, text: str) -> str:
     chars = encoding.token_to_chars(same) if same < len(encoding) else None
     where = f"{text[slice(*chars)]!r}" if chars else "its end"
     return (
-        f"the prompt and the completion have a token in common, {where}: the prompt has to end where one does"
+        f"the prompt and the completion have a token in common, {where}: the prompt has to end where a "
+        "token ends"
     )
 
 

@@ -37,7 +37,7 @@ def read_file(place: DataPath, reader: Callable[[DataPath], Iterator[Any]] | Non
     """
     kind = kind_of(place.name)
     if kind is None:
-        raise UserError(f"the ending of {place.name} does not tell what it is", f"known ones are {ENDINGS}")
+        raise UserError(f"the ending of {place.name} does not show its format", f"known ones are {ENDINGS}")
     place.check()
     try:
         if not place.system.exists(place.path):

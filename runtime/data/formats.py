@@ -161,7 +161,7 @@ def _instruction(origin: str, row: Mapping[str, Any], fields: Mapping[str, str])
 
 def _prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
     if is_labeled(row):
-        raise Malformed(f"the label {row['label']} makes it an answer that is judged, for KTO")
+        raise Malformed(f"the label {row['label']} marks it as a judged answer, which KTO trains on")
     return prompted(origin, row, fields)
 
 

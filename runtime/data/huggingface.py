@@ -18,7 +18,7 @@ from .files import count_rows, read_file
 from .places import ENDINGS, DataPath, address_of, explained, kind_of
 from .text_files import Record
 
-TOKEN = "a private or gated one takes a token that may read it, in HF_TOKEN or by `hf auth login`"
+TOKEN = "a private or gated one needs a token that may read it: set HF_TOKEN, or run `hf auth login`"
 
 
 def read_hub(source: Source) -> Iterator[Record]:
@@ -53,13 +53,13 @@ def _of_hub(source: Source, **more: Any) -> Any:
     name, revision = address_of(source.path)
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise UserError(
-            f"{source.path} is no data set's address",
-            "it is hf://OWNER/NAME or hf://OWNER/NAME@REVISION; of one of its files, "
+            f"{source.path} is not the address of a data set",
+            "write hf://OWNER/NAME or hf://OWNER/NAME@REVISION; of one of its files, "
             "hf://datasets/OWNER/NAME/FILE.jsonl",
         )
     if Path(name).is_dir():
         raise UserError(
-            f"{source.path} cannot be told from the folder ./{name}, which would be read",
+            f"{source.path} has the same name as the folder ./{name}, which would be read instead",
             "start from another working directory",
         )
     split = source.split or "train"
@@ -107,8 +107,9 @@ def refuse_part(path: str, split: str | None) -> None:
     """
     if split is not None and not re.fullmatch(r"[\w.-]+", split):
         raise UserError(
-            f"{path}, split {split!r}: a part of a split takes counting, and a stream is not counted",
-            "give a split's name; data.train[].limit takes the first so many rows of it",
+            f"{path}, split {split!r}: a part of a split needs the split's number of rows, which a stream "
+            "does not have",
+            "name a whole split, and limit its rows with data.train[].limit",
         )
 
 
@@ -233,7 +234,7 @@ def _data_files(place: DataPath) -> dict[str, list[DataPath]]:
     if not splits:
         raise UserError(
             f"the folder {place.name} holds no data set",
-            f"it is one that save_to_disk wrote, or a folder of data files: {ENDINGS}",
+            f"give a folder that save_to_disk wrote, or one of data files: {ENDINGS}",
         )
     return splits
 
@@ -282,18 +283,19 @@ def _explained_hub(source: Source, split: str, error: Exception) -> UserError:
 
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, datasets.exceptions.DatasetNotFoundError):
-        return UserError(f"{source.path} cannot be had: {reason}", f"check the name; {TOKEN}")
+        return UserError(f"{source.path} cannot be loaded: {reason}", f"check the name; {TOKEN}")
     if isinstance(error, ConnectionError):
         offline = datasets.config.HF_HUB_OFFLINE
         state = "is not asked (HF_HUB_OFFLINE is set)" if offline else f"cannot be reached: {reason}"
         return UserError(
             f"{source.path} is not in the cache {datasets.config.HF_DATASETS_CACHE}, and the Hugging Face "
             f"hub {state}",
-            "load it once where there is a connection, and bring that cache here (HF_DATASETS_CACHE names "
+            "load it once on a machine with a connection, and copy that cache here (HF_DATASETS_CACHE names "
             "its folder); or save it with save_to_disk, and name that folder",
         )
     wanted = f"split {split!r}" + (f" of the configuration {source.config!r}" if source.config else "")
     return UserError(
         f"{source.path}, {wanted}, cannot be read: {reason}",
-        "split takes a split of it, or a part of one as in train[:10%]; config a configuration's name",
+        "set split to a split's name or to a part of one, as in train[:10%]; set config to a "
+        "configuration's name",
     )

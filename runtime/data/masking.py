@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 
-NO_SYSTEM = "it takes the rest without the system message"
+NO_SYSTEM = "it accepts the rest without the system message"
 """The reason if a template accepts the conversation without its system message."""
 
 
@@ -97,7 +97,7 @@ def _check_loss_on(data: DataSettings) -> None:
         raise UserError(f"data.format is {data.format!r}", f"it is one of {', '.join(LOSS_ON)}")
     if not may_carry(data.format, data.loss_on):
         raise UserError(
-            f"data.loss_on {data.loss_on} means nothing in data of the format {data.format}",
+            f"data.loss_on {data.loss_on} does not apply to data of the format {data.format}",
             f"loss_on: {' or '.join(known)}",
         )
 
@@ -194,7 +194,7 @@ class Renderer:
         written = sum(not self._blank.fullmatch(made.text, *span) for span in made.spans)
         if written < min(len(made.spans), stretches):  # an end of sequence may be a stretch of its own
             held = f": it does not use {', '.join(unused)}" if unused else ""
-            raise Blank(f"the chat template writes nothing of an assistant's turn{held}")
+            raise Blank(f"the chat template writes no part of an assistant's turn{held}")
         if muted:
             spans = _without(made, self._turns(messages, tools, muted).spans)
             made = replace(made, spans=tuple(spans))
@@ -286,7 +286,7 @@ class Renderer:
         if turns != every:
             if len(marks) != len(every):
                 raise Inconsistent(
-                    f"{len(every)} assistant turns, and {len(marks)} stretches marked as generated"
+                    f"{len(every)} assistant turns, and {len(marks)} spans marked as generated"
                 )
             marks = [mark for turn, mark in zip(every, marks, strict=True) if turn in turns]
         ended = all(self._ends_turn(text[:end].rstrip()) for _, end in marks)
@@ -317,19 +317,19 @@ class Renderer:
         try:
             rendered = self._template.render(changed, tools)
         except TemplateRefusal as error:
-            raise Inconsistent(f"the template refuses another text in message {turn}'s place") from error
+            raise Inconsistent(f"the template refuses another text in place of message {turn}") from error
         if rendered.count(marker) != 1:
             raise Inconsistent(f"the template writes message {turn} {rendered.count(marker)} times, not once")
         before, _, after = rendered.partition(marker)
         start, stop = len(before), len(text) - len(after)
         if not (text.startswith(before) and text.endswith(after) and start < stop):
             raise Inconsistent(
-                f"the template's text around message {turn} depends on what the message says, and its "
-                "generation prompt is not how it begins the turn"
+                f"the template's text around message {turn} depends on the message's text, and the "
+                "turn does not begin with its generation prompt"
             )
         written = text[start:stop].strip()
         if not written or not any(written in form for form in (content, *_in_json(content))):
-            raise Inconsistent(f"the template does not write message {turn} as it stands")
+            raise Inconsistent(f"the template does not write message {turn} unchanged")
         rest = after.lstrip()
         token = next((token for token in self._special if rest.startswith(token)), None)
         if token is None and own:
@@ -360,7 +360,9 @@ class Renderer:
             prompt = self._template.render(before, tools, add_generation_prompt=True)
             header = self._template.render([*before, plain], tools).partition(marker)[0]
         except TemplateRefusal as error:
-            raise Inconsistent(f"the template refuses message {turn} by itself, which calls tools") from error
+            raise Inconsistent(
+                f"the template refuses message {turn}, which calls tools, without the others"
+            ) from error
         rest = last[len(until) :]
         if last.startswith(until) and text.startswith(place + rest) and self._ends_turn(last):
             for begin in (prompt, header):
@@ -368,7 +370,7 @@ class Renderer:
                 if until.startswith(begin) and place.endswith(written):
                     return len(place) - len(written), len(place) + len(rest)
         raise Inconsistent(
-            f"message {turn} calls tools, and the template's generation prompt is not how it begins"
+            f"message {turn} calls tools, and does not begin with the template's generation prompt"
         )
 
     def _ends_turn(self, text: str) -> bool:
@@ -390,7 +392,7 @@ def _in_json(content: str) -> tuple[str, str]:
 
 def _apart(spans: Sequence[Span]) -> tuple[Span, ...]:
     if any(after[0] < before[1] for before, after in pairwise(spans)):
-        raise Inconsistent("the template writes messages into one another")
+        raise Inconsistent("the template mixes the texts of messages")
     return tuple(spans)
 
 

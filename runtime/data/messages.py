@@ -145,12 +145,12 @@ def _message(message: Any, what: str, fields: Mapping[str, str]) -> dict[str, An
     what = f"{what} ({role})"
     calls = _calls(calls, what)
     if calls and role != "assistant":
-        raise Malformed(f"{what} calls tools, which assistant turns alone do")
+        raise Malformed(f"{what} calls tools, which only assistant turns can do")
     content = _content(content, what, may_lack=bool(calls))
     if role == "assistant" and not content.strip() and not calls:
         raise Malformed(f"{what} is blank")
     if weight not in (None, 0, 1):
-        raise Malformed(f"{what} has the weight {weight!r}: 0 carries no loss, and 1 does")
+        raise Malformed(f"{what} has the weight {weight!r}: give 0 (no loss) or 1 (loss)")
     made = {"role": role, "content": content, **without_nulls(rest, what)}
     if weight is not None:
         made["weight"] = int(weight)

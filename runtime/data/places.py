@@ -124,7 +124,7 @@ def explained(name: str, error: Exception, place: DataPath | None = None) -> Use
     which = "" if isinstance(error, (OSError, ValueError, EOFError)) else f"{type(error).__name__}: "
     return UserError(
         f"{name} cannot be read: {which}{reason}",
-        "see that it is whole, and what its ending says" if kind_of(name) else None,
+        "check that it is complete, and that its ending names its format" if kind_of(name) else None,
     )
 
 

@@ -165,7 +165,7 @@ def prepare(
 
         if train.steps is None:
             raise UserError(
-                "epochs of a stream cannot be counted", "give train.steps, or no data.stream_window"
+                "epochs of a stream cannot be counted", "give train.steps, or remove data.stream_window"
             )
         windows = Windows(data, how, data_dir, tokenizing.workers)
         schedule = StreamSchedule(windows, tokenizing.after, shape, accumulation, by_tokens)

@@ -43,8 +43,8 @@ class Reasoning:
     def __init__(self, mode: str, source: str, variables: dict[str, str]) -> None:
         if mode == "empty" and "enable_thinking" not in source:
             raise UserError(
-                "data.reasoning is empty, and the chat template knows no enable_thinking",
-                "reasoning: drop, or give data.chat_template one that does",
+                "data.reasoning is empty, and the chat template does not read enable_thinking",
+                "set data.reasoning: drop, or give a template that reads it as data.chat_template",
             )
         self._mode = mode
         named = [name for name in REASONING if re.search(rf"\b{name}\b", source)]
@@ -66,7 +66,7 @@ class Reasoning:
         }
         for i, (thoughts, rest) in parts.items():
             if any(not isinstance(thought, str) for thought in thoughts):
-                raise Inconsistent(f"the reasoning of message {i} is no text")
+                raise Inconsistent(f"the reasoning of message {i} is not text")
             if len({thought.strip() for thought in thoughts}) > 1:
                 raise Inconsistent(f"message {i} has two texts of reasoning")
             if rest["content"].lstrip().startswith("<think>"):
@@ -100,7 +100,7 @@ class Reasoning:
             return made
         at = renderer.last(messages, tools)[0]
         if not prompt.startswith(text[:at]):
-            raise Inconsistent("the generation prompt without thinking is not how the last turn begins")
+            raise Inconsistent("the last turn does not begin with the generation prompt without thinking")
         more = len(prompt) - at
         spans = [(start + more * (start >= at), end + more * (end > at)) for start, end in made.spans]
         return replace(made, text=prompt + text[at:], spans=tuple(spans))

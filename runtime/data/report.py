@@ -181,7 +181,9 @@ class SplitReport:
             if problems.count > len(problems.first):
                 out.append(f"... and {problems.count - len(problems.first):,} more, {what}")
         if self.incomplete.count:
-            out.append(f"{self.incomplete.count:,} samples hold what the model does not see: {self.leftover}")
+            out.append(
+                f"{self.incomplete.count:,} samples contain text that the model does not see: {self.leftover}"
+            )
         if self.substituted:
             out.append(
                 f"{self.substituted:,} samples: the chat template does not write an assistant turn the way "

@@ -235,7 +235,7 @@ class Reader(Generic[R]):
         if number >= len(self._chosen):
             raise UserError(
                 f"{self.source.path} has more rows than the {len(self._chosen)} that were counted before",
-                "start again when nothing writes to it any more",
+                "start again when no program writes to it",
             )
         return bool(self._chosen[number])
 
@@ -306,7 +306,7 @@ def _open(
         if own.format != data.format and {own.format, data.format} & {*ALONE}:
             raise UserError(
                 f"{source.path} has data of the format {own.format}, and data.format is {data.format}",
-                "answers are judged, and no other data is: train on each in a run of its own",
+                "judged answers cannot be mixed with other data: train on each in a separate run",
             )
         if own.transform is not None and own.transform not in transforms:
             from .transform import Transform
@@ -375,5 +375,5 @@ def located(source: Source, data_dir: Path) -> tuple[DataPath | None, bool]:
                 f"remove data's {key}, or name the data set as {HUB}OWNER/NAME",
             )
     if not is_folder and kind_of(path) is None:
-        raise UserError(f"the ending of {path} does not tell what it is", f"known ones are {ENDINGS}")
+        raise UserError(f"the ending of {path} does not show its format", f"known ones are {ENDINGS}")
     return place, is_folder

@@ -145,7 +145,7 @@ class ChatTemplate:
         for start, written in self._marks:
             end = start + len(written)
             if text[start:end] != written or (spans and start < spans[-1][1]):
-                raise Misplaced("the template's generation markers stand in a macro or in a captured block")
+                raise Misplaced("the template's generation markers are in a macro or in a captured block")
             spans.append((start, end))
         return text, spans
 

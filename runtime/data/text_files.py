@@ -80,7 +80,7 @@ def read_csv(place: DataPath) -> Iterator[Record]:
         except csv.Error as error:
             raise UserError(
                 f"{place.name}:{line}: not CSV ({error})",
-                'a cell with a comma, a quote or a line break stands in double quotes, with " written ""',
+                'put a cell with a comma, a quote or a line break in double quotes, and write " as ""',
             ) from error
 
 
@@ -95,7 +95,7 @@ def record(origin: str, content: bytes) -> Record:
 def _header(name: str, cells: list[str]) -> list[str]:
     twice = next((cell for cell in cells if cells.count(cell) > 1), None)
     if twice is not None:
-        raise UserError(f"{name} has two columns {twice!r}", "give each column a name of its own")
+        raise UserError(f"{name} has two columns {twice!r}", "give each column a different name")
     return cells
 
 

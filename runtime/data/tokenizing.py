@@ -157,7 +157,7 @@ class _Pool:
             kind, value = pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise UserError(
-                f"a tokenizing process ended by itself (exit status {process.wait()})",
+                f"a tokenizing process ended unexpectedly (exit status {process.wait()})",
                 "most likely the machine ran out of memory; free some, or split the files",
             ) from error
         if kind == "user":

@@ -47,8 +47,8 @@ class Transform:
         name = f"{path.name}:{function}"
         if not file or not path.is_file():
             raise UserError(
-                f"data.transform names {transform!r}, and there is no file {path}",
-                "it is FILE.py:FUNCTION, and the file stands beside train.py",
+                f"data.transform names {transform!r}, but there is no file {path}",
+                "write FILE.py:FUNCTION, and put the file next to train.py",
             )
         module = _imported(path)
         found = getattr(module, function, None)
@@ -97,7 +97,8 @@ def _imported(path: Path) -> ModuleType:
         raise UserError(
             f"{path.name}{f':{line}' if line else ''}: the file of data.transform cannot be imported: "
             f"{type(error).__name__}: {first_line(error)}",
-            "the file has to run by itself: install the package, and put the user's own modules into the file"
+            "the file must not need other files: install the packages that it imports, and move the code of "
+            "other modules into it"
             if missing
             else f"correct {path}",
         ) from error

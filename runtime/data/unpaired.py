@@ -17,7 +17,7 @@ def balance(liked: int, others: int, weights: tuple[float, float]) -> tuple[str,
     if not liked or not others:
         kind = "desirable" if liked else "undesirable"
         what = "add answers of the other kind" + (", or learn these with objective: sft" if liked else "")
-        return f"all {liked + others} answers are {kind}: there are no others to tell them from", what
+        return f"all {liked + others} answers are {kind}: there are no others to compare them with", what
     desirable, undesirable = weights
     low, high = (round(others * undesirable / liked * ratio, 2) for ratio in (1, 1.33))
     least, most = (round(liked * desirable / others / ratio, 2) for ratio in (1.33, 1))

@@ -44,7 +44,8 @@ def check_split(name: str, report: SplitReport, data: DataSettings) -> None:
         )
     if report.incomplete.count > ratio * report.read:
         raise UserError(
-            f"{report.incomplete.count} of {report.read} rows of {name} hold what the model would not see, "
+            f"{report.incomplete.count} of {report.read} rows of {name} contain text that the model would "
+            "not see, "
             f"more than data.max_invalid_ratio {ratio:g} allows: {report.leftover}",
             LEFTOVER,
         )
@@ -69,4 +70,6 @@ def _remedy(report: SplitReport, data: DataSettings) -> str:
             "use a chat template with {% generation %} markers around what the assistant writes "
             "(data.chat_template), or data.loss_on: last_assistant"
         )
-    return "see the first reasons: repair those rows, or raise data.max_invalid_ratio to go on without them"
+    return (
+        "see the first reasons: repair those rows, or raise data.max_invalid_ratio to continue without them"
+    )

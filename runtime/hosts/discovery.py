@@ -89,7 +89,7 @@ def _detected(hosts: int, variables: Mapping[str, str]) -> Place:
 
 def _unknown(hosts: int, why: str = "") -> UserError:
     return UserError(
-        f"the recipe's mesh spans {hosts} hosts, and nothing here says which of them this is{why}",
+        f"the recipe's mesh spans {hosts} hosts, and no variable says which of them this is{why}",
         f"start the script on each host, with {ADDRESS}=HOST:PORT of the first, {COUNT}={hosts} and "
         f"{NUMBER}=0 to {hosts - 1}; on Cloud TPU VMs and GKE no variables are needed",
     )
@@ -102,7 +102,7 @@ def _port(variables: Mapping[str, str]) -> int:
 def _whole(variables: Mapping[str, str], name: str) -> int:
     text = variables[name]
     if not (text.isascii() and text.isdigit()):
-        raise UserError(f"{name} is {text!r}, which is no whole number", f"unset {name}, or give a number")
+        raise UserError(f"{name} is {text!r}, which is not a whole number", f"unset {name}, or give a number")
     return int(text)
 
 
@@ -116,5 +116,7 @@ def _address(text: str, name: str) -> tuple[str, int]:
     number = int(port) if re.fullmatch("[0-9]{1,5}", port) else 0
     sound = 0 < number < 65536 if colon else not port
     if not host or not sound or re.search(r"[\[\]/\s]", host):
-        raise UserError(f"{name} is {text!r}, which is no HOST:PORT", f"{name}=10.0.0.2:{PORT}, for example")
+        raise UserError(
+            f"{name} is {text!r}, which is not of the form HOST:PORT", f"{name}=10.0.0.2:{PORT}, for example"
+        )
     return host, number or PORT

@@ -209,7 +209,7 @@ class ProcessGroup:
             said = str(error).splitlines()[0]
             return UserError(f"the processes did not meet at `{name}`: {said}", exit_status=PASSING)
         return UserError(
-            f"{self.name(*numbers)} did not come to `{name}` within {limit} s",
+            f"{self.name(*numbers)} did not reach `{name}` within {limit} s",
             "see its log; RECIPEC_BARRIER_TIMEOUT gives more seconds",
         )
 
@@ -382,7 +382,7 @@ def join(hosts: int) -> SingleProcess | ProcessGroup:
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _aborted(signum: int) -> None:
     try:
-        say(f"error: JAX's service has ended {_ended_as}: see above who is missing", sys.__stderr__)
+        say(f"error: JAX's service has ended {_ended_as}: see above which process is missing", sys.__stderr__)
         say(HELP, sys.__stderr__)
     finally:
         os._exit(PASSING)
@@ -412,7 +412,7 @@ def _check_port(address: str, port: int) -> None:
     except OSError as error:
         raise UserError(
             f"process 0 cannot listen on port {port}: {os.strerror(error.errno or 0)}",
-            f"end what listens there, or take another port in {ADDRESS}",
+            f"stop the program that listens there, or choose another port in {ADDRESS}",
         ) from None
 
 

@@ -9,16 +9,16 @@ steps="setup, stage, probe, train, start, state, follow, stop or merge"
 
 usage() {
     cat << END
-Usage: host.sh STEP..., of which each sees what is done already:
+Usage: host.sh STEP... Each step skips what is already done:
   setup    an environment of Python $python with the pinned packages, in venv/
   stage    the base weights, in \$WEIGHTS ($weights)
-  probe    holds the machine against the recipe in ten minutes, and writes probe.json; needs no weights
-  train    trains on from the newest checkpoint, or from the beginning
+  probe    compares the machine with the recipe in ten minutes, and writes probe.json; needs no weights
+  train    trains from the newest checkpoint, or from the beginning
   start    the same, detached from the connection; its output goes to train.log
   state    says \`running\`, \`stopped\`, \`ended STATUS\` or \`not started\`
   follow   shows the log until the training ends
-  stop     ends the training after the step that it is in, with a checkpoint
-  merge    writes the merged model; on one host alone
+  stop     ends the training after the current step, with a checkpoint
+  merge    writes the merged model; run it on one host only
 END
 }
 
@@ -29,7 +29,7 @@ fail() {
 
 setup() {
     local requirements="$name/requirements-train.txt" runtime=()
-    if [[ -f runtime.txt ]]; then runtime=(runtime.txt); fi # with the wheel beside it
+    if [[ -f runtime.txt ]]; then runtime=(runtime.txt); fi # with the wheel next to it
     if cat "${runtime[@]}" "$requirements" | cmp --silent - venv/installed.txt; then return; fi
     # uv installs the Python version if the system has another: a Cloud TPU VM has 3.10.
     python3 -m pip install --quiet --user uv=="$uv"
@@ -45,10 +45,10 @@ setup() {
 refuse_others() {
     local found
     [[ -n "$folder" || ! -d "$weights" || -z "$(ls -A -- "$weights")" ]] && return
-    found="files that no stage wrote"
+    found="files that stage did not write"
     if [[ -f "$weights/.origin" ]]; then found="$(< "$weights/.origin")"; fi
     [[ "$found" == "$origin" ]] ||
-        fail "$weights holds $found, and this run begins with $origin" \
+        fail "$weights holds $found, but this run begins with $origin" \
             "empty it, or name another folder in WEIGHTS; if it is the same: echo '$origin' > $weights/.origin"
 }
 

@@ -9,24 +9,24 @@ help="one of up, push, setup, stage, probe, train, logs, status, stop, merge, fe
 usage() {
     cat << END
 Usage: $script [--dry-run] [--queue] COMMAND
-  up           creates the VM; with --queue, or where the recipe says so, by a queued resource, which it waits for
+  up           creates the VM; with --queue, or if the recipe says so, by a queued resource, for which it waits
   push         copies $name.tar.gz, which \`recipe pack $name\` makes, to every host
   setup        Python 3.11 and the pinned packages, on every host
   stage        the base weights, on every host; WEIGHTS names another folder than the recipe's
-  probe NAME   up, push and setup, then probe.py on every host, for ten minutes and without weights; brings probe.json to
-               results/$name, and deletes what up created; the name is to be typed out
-  train        trains on every host, whether or not this terminal stays; starts again what was cut off
+  probe NAME   up, push and setup, then probe.py on every host, for ten minutes and without weights; copies probe.json to
+               results/$name, and deletes what up created; type the VM's name
+  train        trains on every host, even if this terminal closes; restarts an interrupted training
   logs         follows the training from here
-  status       says what each host is at
-  stop         ends the training after the step that it is in, with a checkpoint
+  status       shows the state of each host
+  stop         ends the training after the current step, with a checkpoint
   merge        merges on the first host
-  fetch        brings metrics, logs and the adapter to results/$name; \`fetch merged\` brings the merged model
-  run [NAME]   up, push, setup, stage and train; where NAME is typed out, VMs that are taken away are replaced
-  down NAME    deletes what up created, and all that is on it; the name is to be typed out
-Every command sees what is done already. --dry-run shows what would be run, and runs nothing.
-The zone is the recipe's, or else ZONE.
+  fetch        copies metrics, logs and the adapter to results/$name; \`fetch merged\` copies the merged model
+  run [NAME]   up, push, setup, stage and train; with the VM's name, it also replaces preempted VMs
+  down NAME    deletes what up created, with all its files; type the VM's name
+Every command skips what is already done. --dry-run prints the commands without running them.
+The zone is the recipe's, or ZONE if the recipe has none.
 END
-    [[ -z "$tokens" ]] || echo "From this machine's environment there go to the hosts with push, in a file:$tokens"
+    [[ -z "$tokens" ]] || echo "push copies these variables of this machine's environment to the hosts, in a file:$tokens"
 }
 
 fail() {
@@ -172,7 +172,7 @@ patiently() {
     for try in 1 2 3; do
         if "$@"; then return; fi
         if ((try < 3)); then
-            say "a host failed; once more in $poll s"
+            say "a host failed; trying again in $poll s"
             sleep "$poll"
         fi
     done
@@ -229,7 +229,7 @@ train() {
 }
 
 left() {
-    say "The training goes on without this terminal: $script logs follows it, $script stop ends it."
+    say "The training continues without this terminal: $script logs follows it, $script stop ends it."
     exit 130
 }
 
@@ -241,9 +241,9 @@ watch() {
         states="$(steps state 2> /dev/null | grep -E '^(running|stopped|not started|ended [0-9]+)$')" || true
         if grep -q -E '^ended (1|2|126|127)$' <<< "$states"; then
             on_hosts "tail -n 5 train.log" >&2 || true
-            fail "the training ended with an error" "mend what the log says, then: $script push, and $script train"
+            fail "the training ended with an error" "correct what the log reports, then: $script push, and $script train"
         elif grep -q '^stopped' <<< "$states"; then
-            say "The training was stopped; $script train goes on from its checkpoint."
+            say "The training was stopped; $script train continues from its checkpoint."
             return
         elif (($(grep -c . <<< "$states") < hosts)); then
             now="$(condition)" || exit 1
@@ -258,13 +258,13 @@ watch() {
         elif grep -q '^running$' <<< "$states"; then
             : # those that run end by themselves when one of them is gone
         elif grep -q '^not started$' <<< "$states"; then
-            say "A host has lost its files: $script push, setup and stage bring them back, and train goes on."
+            say "A host has lost its files: $script push, setup and stage restore them, and train continues."
             return 1
         else
             ((restarts < max_restarts)) ||
-                fail "it was cut off $restarts times" "see $script logs; $script train goes on"
+                fail "the training was interrupted $restarts times" "see $script logs; $script train continues"
             restarts=$((restarts + 1))
-            say "The training was cut off; starting it again ($restarts of $max_restarts)."
+            say "The training was interrupted; starting it again ($restarts of $max_restarts)."
             steps start || true
         fi
         sleep "$poll"
@@ -275,7 +275,7 @@ watch() {
 ready_to_train() {
     up || return
     if trains; then
-        say "A training runs on $vm: following it. For another archive, $script stop comes first."
+        say "A training runs on $vm: following it. To use another archive, run $script stop first."
     else
         push && patiently steps setup stage
     fi
@@ -288,7 +288,7 @@ run() {
             if train; then return; fi
         else
             now="$(condition)" || exit 1
-            [[ "$now" != ready ]] || fail "a step failed on a host" "see what it says; the same command goes on"
+            [[ "$now" != ready ]] || fail "a step failed on a host" "see its message; the same command continues"
         fi
         tries=$((tries + 1))
         ((tries <= max_restarts)) || fail "$vm was taken away or refused $tries times" "the same command goes on"
@@ -357,7 +357,7 @@ status() {
 # Deletes the VM at the end, whatever the result of the probe, and even if a step before it fails.
 probe() {
     local status=0 results="results/$name"
-    [[ "${1:-}" == "$vm" ]] || fail "probe deletes $vm at its end, and its name is to be typed out" "$script probe $vm"
+    [[ "${1:-}" == "$vm" ]] || fail "probe deletes $vm at its end, so its name has to be typed" "$script probe $vm"
     [[ -f "$name.tar.gz" ]] || $dry_run || fail "$name.tar.gz is not in this folder" "recipe pack $name"
     up || return
     if trains; then fail "a training runs on $vm" "$script stop ends it"; fi
@@ -372,7 +372,7 @@ probe() {
 
 down() {
     local now
-    [[ "${1:-}" == "$vm" ]] || fail "down deletes $vm, and its name is to be typed out" "$script down $vm"
+    [[ "${1:-}" == "$vm" ]] || fail "down deletes $vm, so its name has to be typed" "$script down $vm"
     if ! $queue; then
         # Deleting a queued resource deletes its VM too.
         now="$(describe queued-resources state.state)" || exit 1
@@ -380,7 +380,7 @@ down() {
     fi
     now="$(condition)" || exit 1
     if [[ "$now" == absent ]] && ! $dry_run; then
-        say "$vm is not there."
+        say "$vm does not exist."
     else
         delete
     fi
@@ -422,7 +422,7 @@ if ((slices > 1)); then
     for ((i = 0; i < slices; i++)); do nodes+=("$vm-$i"); done
 fi
 poll="${POLL_SECONDS:-30}"
-typed="" # the name, where it was typed out
+typed="" # the name, if it was typed
 secrets=""
 trap '[[ -z "$secrets" ]] || rm -f "$secrets"' EXIT
 

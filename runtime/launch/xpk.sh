@@ -4,18 +4,18 @@
 # SCRIPT is the caller's name, for messages. This also runs on laptops, so it needs no bash newer than 3.2.
 set -euo pipefail
 
-version=1.9.0 # that this was tested with
+version=1.9.0 # tested
 
 usage() {
     cat << END
 Usage: $script [--dry-run] COMMAND, in the folder of $name.tar.gz, which \`recipe pack $name\` makes
   create        starts the run, from an image of $image with the archive's files
-  status        says what has become of it
-  delete NAME   deletes it, and not its checkpoints; the name is to be typed out
-Cluster and zone are the recipe's, or else CLUSTER and ZONE.
+  status        shows its state
+  delete NAME   deletes the workload but not its checkpoints; type its name
+Cluster and zone are the recipe's, or CLUSTER and ZONE if the recipe has none.
 END
     [[ -z "$tokens" ]] ||
-        echo "From this machine's environment is handed on, for whoever may read the workload to read:$tokens"
+        echo "create copies these variables of this machine's environment into the workload, where its readers see them:$tokens"
 }
 
 fail() {
@@ -43,7 +43,7 @@ create() {
 
 delete() {
     [[ "${1:-}" == "$workload" ]] ||
-        fail "delete ends $workload, and its name is to be typed out" "$script delete $workload"
+        fail "delete ends $workload, so its name has to be typed" "$script delete $workload"
     xpk workload delete "$mode" --workload="$workload" "${place[@]}" --force
 }
 

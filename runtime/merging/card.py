@@ -49,7 +49,7 @@ def model_card(
     how = f"fine-tuned in {_whole(only)} of its text model"
     if lora:
         how = f"fine-tuned with LoRA on {_listed(lora.get('targets') or [])}; the adapters are merged into it"
-    form = f"Trained weights are stored as {record.get('dtype')}; all others are the base's, bit by bit."
+    form = f"Trained weights are stored as {record.get('dtype')}; all others are unchanged from the base."
     if record.get("quantization"):
         form = f"Linear weights are quantized to {record['quantization']}; vLLM reads them so."
     parts = [
@@ -210,7 +210,7 @@ def _training(
     for kind in ("rank", "alpha"):
         pattern = (lora or {}).get(f"{kind}_pattern") or {}
         if pattern:
-            yield f"Modules of another {kind}, by the end of their names (the first that matches holds):"
+            yield f"Modules of another {kind}, by the end of their names (the first match applies):"
             yield _table(("Module", kind), [(_code(key), f"{value:g}") for key, value in pattern.items()])
 
 

@@ -26,7 +26,9 @@ PART = 1 << 26
 """Bytes of one part of an upload."""
 
 OTHER_FOLDER = "choose another folder with --output"
-AGAIN = "make room or give the right to write, and run the same command again: it goes on after what is whole"
+AGAIN = (
+    "free disk space or allow writing, and run the same command again: it continues after the complete files"
+)
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 
 
@@ -158,7 +160,7 @@ class LocalFolder:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(
-                    f"{self.name}: another process is writing it", "wait for that one to end"
+                    f"{self.name}: another process is writing it", "wait until that process ends"
                 ) from None
             except OSError as error:
                 # Some network file systems have no locks; writing is allowed there.
@@ -336,7 +338,7 @@ def refused(name: str, done: str, error: OSError) -> UserError:
         return UserError(f"{name}: {error.filename} is a file, not a folder", OTHER_FOLDER)
     reason = error.strerror or first_line(error)
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return UserError(f"{name}: cannot be {done}: {reason}", f"get the right to it, or {OTHER_FOLDER}")
+        return UserError(f"{name}: cannot be {done}: {reason}", f"get access to it, or {OTHER_FOLDER}")
     return UserError(f"{name}: cannot be {done}: {reason}", AGAIN if done == "written" else OTHER_FOLDER)
 
 

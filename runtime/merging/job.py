@@ -86,7 +86,7 @@ def merge(job: MergeJob) -> Mapping[str, Any]:
             if adapter is not None:
                 examine(adapter, job.identity, _adapter_files())
             if record is not None and adapter is None:
-                print(f"{job.target.name}: holds this merge already")
+                print(f"{job.target.name}: already holds this merge")
                 return record
             if record is None:
                 record = _write(job, adapter)
@@ -119,7 +119,7 @@ def _write(job: MergeJob, adapter: OutputFolder | None) -> dict[str, Any]:
         raise
     except OSError as error:
         reason = refused(job.target.name, "written", error)
-        state = f"{len(journal.files)} of {len(job.plan.shards)} weight files are whole"
+        state = f"{len(journal.files)} of {len(job.plan.shards)} weight files are complete"
         raise UserError(f"{reason.message}; {state}", reason.help) from error
     finally:
         if sums is not None:
@@ -275,7 +275,7 @@ def _report(job: MergeJob, seconds: float) -> None:
     tensors = job.base.tensors.items()
     unseen = [f"{name} ({tensor.dtype})" for name, tensor in tensors if tensor.dtype not in DTYPES]
     if unseen:
-        print(f"note: not looked at for values that are not finite: {', '.join(unseen)}")
+        print(f"note: not checked for values that are not finite: {', '.join(unseen)}")
     if trained.no_op:
         print(f"warning: the adapters of step {trained.step} are all zero; the output equals the base")
     print(

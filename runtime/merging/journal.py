@@ -110,15 +110,15 @@ def examine(
     found = _parsed(folder.read(JOURNAL)) or {}
     if found.get("identity") != identity:
         raise UserError(
-            f"{folder.name}: holds another merge that was begun and not finished "
+            f"{folder.name}: holds another merge, which did not finish "
             f"({_difference(found.get('identity'), identity)})",
-            "finish that one, or remove the folder, or choose another with --output",
+            "finish that merge, or remove the folder, or choose another with --output",
         )
     partial = [name for name in stale(names) if _begun(name) in {JOURNAL, *planned}]
     foreign = sorted(set(names) - {JOURNAL} - set(planned) - set(partial))
     if foreign:
         raise UserError(
-            f"{folder.name}: holds {foreign[0]}, which is no part of a merge",
+            f"{folder.name}: holds {foreign[0]}, which is not part of a merge",
             "move it away, or choose another folder with --output",
         )
     return found.get("files", {}), partial
@@ -147,7 +147,9 @@ def _begun(name: str) -> str:
 def _whole(folder: OutputFolder, files: Files) -> Files:
     """Return the files that still match what was written."""
     out = {}
-    with Progress("checking what is there", sum(entry["size"] for entry in files.values())) as progress:
+    with Progress(
+        "checking the files in the folder", sum(entry["size"] for entry in files.values())
+    ) as progress:
         for name, entry in files.items():
             if folder.size(name) == entry["size"] and folder.sha256(name) == entry["sha256"]:
                 out[name] = entry

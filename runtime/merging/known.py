@@ -77,8 +77,8 @@ def known_hashes(directory: Path) -> dict[str, str]:
         for other in found[1:]:
             if other != found[0]:
                 raise UserError(
-                    f"{directory / name}: {found[0].source} and {other.source} know it by different hashes",
-                    "one of them is of another file: remove that one, or download the checkpoint again",
+                    f"{directory / name}: {found[0].source} and {other.source} give different hashes for it",
+                    "one of them belongs to another file: remove that one, or download the checkpoint again",
                 )
         if found:
             out[name] = found[0]
@@ -145,7 +145,7 @@ def _sums(directory: Path) -> dict[str, KnownHash]:
         else:
             raise UserError(
                 f"{path}:{number}: not a line of sha256sum",
-                f"copy the file again; without a {SUMS} the weights are taken as they are",
+                f"copy the file again; without a {SUMS} the weights are not checked",
             )
         name = name.removeprefix("./")
         known = KnownHash(digest, SUMS)

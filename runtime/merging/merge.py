@@ -29,7 +29,7 @@ from .plan import plan_merge
 from .record import MergeSettings, identity
 from .writer import estimated_seconds
 
-GOES_ON = "the same command goes on after the files that are whole"
+GOES_ON = "the same command continues after the complete files"
 STOPPING = (signal.SIGINT,)
 """Signals that a merge answers with GOES_ON. Any other may end it at once: each file is complete or
 absent."""
@@ -76,7 +76,7 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argpar
     """Parse the paths and the step; the checkpoint's record says what was trained."""
     parser = argparse.ArgumentParser(
         prog="merge.py",
-        description="Merges what a checkpoint was trained to into the base model's safetensors.",
+        description="Merges a trained checkpoint into the base model's safetensors.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -109,7 +109,7 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argpar
     )
     arguments = parser.parse_args(argv)
     if arguments.import_adapter and (arguments.verify or arguments.dry_run or arguments.step != LATEST):
-        parser.error("--import-adapter merges nothing: --step, --verify and --dry-run do not go with it")
+        parser.error("--import-adapter merges nothing: it cannot be used with --step, --verify or --dry-run")
     return arguments
 
 

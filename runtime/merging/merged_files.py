@@ -30,7 +30,7 @@ QUANTIZED = ("F8_E4M3", "I8")
 SCALE = "_scale"
 """The suffix of a quantized weight's name for its scale."""
 AGAIN = "remove the folder and merge again"
-UNUSABLE = f"{AGAIN}; if it stays so, do not use the merged checkpoint"
+UNUSABLE = f"{AGAIN}; if the error remains, do not use the merged checkpoint"
 
 Rows = np.ndarray
 """Indices along a tensor's first axis, ascending: int64[rows]."""

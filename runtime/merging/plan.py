@@ -175,7 +175,7 @@ def check_changes(base: HFCheckpoint, changes: Mapping[str, Change]) -> None:
         tensor = base.tensors.get(name)
         if tensor is None:
             raise UserError(
-                f"{base.name}: no {name}, which an adapter was trained for",
+                f"{base.name}: no {name}, for which an adapter was trained",
                 "give the base checkpoint of the run with --model",
             )
         if tensor.shape != change.shape:

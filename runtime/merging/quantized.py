@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
+from ..model.families.base import LAYERS
 from ..weights.checkpoint import HFCheckpoint
 from .arithmetic import host
 

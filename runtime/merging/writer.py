@@ -143,9 +143,9 @@ def _jobs(piece: Piece, base: HFCheckpoint) -> Iterator[Callable[[], Chunk]]:
                 raise _damaged(piece.name, base)
             raise Spoiled(
                 f"{piece.name}: its merged values are not finite in {target.name}",
-                "take an earlier --step"
+                "choose an earlier --step"
                 if target == np.float32
-                else "set merge.dtype to float32, or take an earlier --step",
+                else "set merge.dtype to float32, or choose an earlier --step",
             )
         return block
 

@@ -89,5 +89,5 @@ def advice(coefficient: float, balanced: bool) -> str:
     if coefficient:
         return f"raise train.router_aux_loss_coef, which is {coefficient:g}, or lower the learning rate"
     if balanced:
-        return "set train.router_aux_loss_coef, to 0.001 say, or lower the learning rate"
-    return "lower the learning rate; look whether the data has a few kinds of text alone"
+        return "set train.router_aux_loss_coef, for example to 0.001, or lower the learning rate"
+    return "lower the learning rate; check whether the data has only a few kinds of text"

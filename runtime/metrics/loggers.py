@@ -189,7 +189,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(
             f"{path}: the metrics cannot be written: {error.strerror or error}",
-            "make room or give the folder's rights, and continue with --resume",
+            "free disk space or allow writing to the folder, and continue with --resume",
         ) from error
 
 

@@ -99,7 +99,7 @@ class MLflow:
             yield
         except Exception as error:
             self._client = None
-            _say(f"{first_line(error)}; {otherwise}, metrics.jsonl has it all")
+            _say(f"{first_line(error)}; {otherwise}; metrics.jsonl has all values")
 
 
 def open_mlflow(
@@ -116,20 +116,23 @@ def open_mlflow(
         restored: the step after which the run continues, 0 at the beginning.
     """
     if not os.environ.get("MLFLOW_TRACKING_URI"):
-        _say("MLFLOW_TRACKING_URI names no server; nothing is logged there, metrics.jsonl has it all")
+        _say("MLFLOW_TRACKING_URI names no server; nothing is logged there; metrics.jsonl has all values")
         return None
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     try:
         import mlflow
     except ImportError:
-        _say("the package mlflow-skinny is not installed; nothing is logged there, metrics.jsonl has it all")
+        _say(
+            "the package mlflow-skinny is not installed; nothing is logged there; metrics.jsonl has all "
+            "values"
+        )
         return None
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
     try:
         return _open(mlflow.MlflowClient(), name, folder, directory, artifact, resume, restored)
     except Exception as error:  # any error of mlflow, its server or its settings
-        _say(f"{first_line(error)}; nothing is logged there, metrics.jsonl has it all")
+        _say(f"{first_line(error)}; nothing is logged there; metrics.jsonl has all values")
         return None
 
 

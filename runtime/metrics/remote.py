@@ -19,7 +19,7 @@ def copy(path: Path, directory: str) -> None:
     try:
         _put(path, directory)
     except (UserError, OSError) as error:
-        print(f"note: {error}; {path} has all of it", file=sys.stderr)
+        print(f"note: {error}; {path} is complete", file=sys.stderr)
 
 
 def publisher(directory: str) -> Callable[[Path], None]:

@@ -102,7 +102,7 @@ class WandB:
             yield
         except Exception as error:
             self._run = None
-            _say(f"{_reason(error)}; {otherwise}, metrics.jsonl has it all")
+            _say(f"{_reason(error)}; {otherwise}; metrics.jsonl has all values")
 
 
 def open_wandb(
@@ -123,12 +123,12 @@ def open_wandb(
     try:
         import wandb
     except ImportError:
-        _say("the package wandb is not installed; nothing is logged there, metrics.jsonl has it all")
+        _say("the package wandb is not installed; nothing is logged there; metrics.jsonl has all values")
         return None
     try:
         return _open(wandb, project, folder, directory, artifact, resume, restored)
     except Exception as error:  # any error of wandb, its server or its settings
-        _say(f"{_reason(error)}; nothing is logged there, metrics.jsonl has it all")
+        _say(f"{_reason(error)}; nothing is logged there; metrics.jsonl has all values")
         return None
 
 
@@ -207,7 +207,7 @@ def _seconds(variable: str, otherwise: float) -> float:
 def _recorded(folder: Path) -> str:
     """Return a remark on a run that is on this disk; wandb does not report a full disk."""
     if shutil.disk_usage(folder).free < SPARE:
-        return f"the disk of {folder} is full: what is recorded there ends early, metrics.jsonl has it all"
+        return f"the disk of {folder} is full: the record there is incomplete; metrics.jsonl has all values"
     return f"recorded in {folder}; `wandb sync {folder}` uploads it"
 
 

@@ -162,6 +162,7 @@ class Forward:
         """Return the output head of a model: its own, or the embedding."""
         own = getattr(model, "lm_head", None)
         holder = model.embedder if own is None else own
+        bias = getattr(own, "bias", None)
         config = getattr(holder, "config", None)
         softcap = getattr(model.config, "final_logit_softcap", None)
         return Head(
@@ -171,7 +172,7 @@ class Forward:
             softcap=softcap,
             cap_dtype=jnp.float32 if self.family.caps_in_float32 else None,
             scale=getattr(model.config, "logit_scale", 1.0),
-            bias=None if getattr(own, "bias", None) is None else own.bias.get_value(),
+            bias=None if bias is None else bias.get_value(),
         )
 
     def _mask(self, segment_ids: jax.Array) -> jax.Array | None:

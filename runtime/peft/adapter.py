@@ -36,21 +36,21 @@ AGAIN = "download or save the adapter again"
 REFUSED: Mapping[str, tuple[str, str]] = {
     "lora_bias": ("B has biases", MERGE),
     "fan_in_fan_out": (
-        "its weights are stored as [in, out], which no model that is trained here does",
-        "see that the adapter is one of this base",
+        "its weights are stored as [in, out], unlike those of every supported model",
+        "check that the adapter was trained on this base",
     ),
-    "trainable_token_indices": ("rows of the embedding were trained beside the adapters", MERGE),
+    "trainable_token_indices": ("rows of the embedding were trained in addition to the adapters", MERGE),
     "layer_replication": ("its model has layers of the base more than once", MERGE),
     "alora_invocation_tokens": (
-        "activated LoRA applies to the tokens after its invocation alone",
+        "activated LoRA applies only to the tokens after its invocation",
         "train an adapter without alora_invocation_tokens",
     ),
     "megatron_config": ("its layers are Megatron's", "save it for transformers' model of the base"),
     "use_qalora": ("QALoRA's A takes pooled inputs", MERGE),
     "use_bdlora": ("BD-LoRA's A and B are block-diagonal", MERGE),
-    "arrow_config": ("Arrow routes between several adapters", "import one adapter that is LoRA alone"),
+    "arrow_config": ("Arrow routes between several adapters", "import one plain LoRA adapter"),
     "kasa_config": ("KaSA changes the base's weights", MERGE),
-    "monteclora_config": ("MonteCLoRA samples beside A and B", MERGE),
+    "monteclora_config": ("MonteCLoRA samples in addition to A and B", MERGE),
 }
 """Keys that, if set, mean something other than LoRA's A and B; with the reason and the advice."""
 
@@ -82,7 +82,7 @@ INITS: Mapping[str, tuple[str, str]] = {
         for name in ("pissa", "olora", "corda")
     },
     "lora_ga": ("it changed the base's weights too, so that A and B do not belong to the base", MERGE),
-    "loftq": ("A and B make good what its own quantized base had lost", MERGE),
+    "loftq": ("A and B correct the rounding of its own quantized base", MERGE),
     "mica": ("B is frozen while A is trained, and train.py trains both", MERGE),
 }
 """Other values by their beginning: the reason, and the advice."""
@@ -164,12 +164,13 @@ def _check_kind(fields: Mapping[str, Any], path: str) -> None:
     if kind != "LORA":
         raise UserError(
             f"{path}: peft_type is {json.dumps(kind)}, not LORA",
-            "train.py goes on with LoRA adapters alone" if kind is None else MERGE,
+            "train.py starts only from LoRA adapters" if kind is None else MERGE,
         )
     bias = fields.get("bias", "none")
     if bias != "none":
         raise UserError(
-            f"{path}: bias is {json.dumps(bias)}: biases of the base were trained beside the adapters", MERGE
+            f"{path}: bias is {json.dumps(bias)}: the base's biases were trained in addition to the adapters",
+            MERGE,
         )
     for key, value in fields.items():
         if not value or (key == "target_parameters" and _of_linear_layers(value)):
@@ -308,8 +309,8 @@ def open_adapter(address: Path | str) -> PeftAdapter:
     if WEIGHTS not in files.sizes:
         if PICKLED in files.sizes:
             raise UserError(
-                f"{files.path(PICKLED)}: a pickle, which runs what code it likes when it is read",
-                "load it with PEFT where you trust it, and save it again: save_pretrained writes safetensors",
+                f"{files.path(PICKLED)}: is a pickle, which can run any code when it is read",
+                "if you trust it, load it with PEFT and save it again: save_pretrained writes safetensors",
             )
         raise UserError(f"{files.name}: no {WEIGHTS}", AGAIN)
     header = read_header(files, WEIGHTS)
@@ -324,19 +325,19 @@ def open_adapter(address: Path | str) -> PeftAdapter:
             )
         if own := _saved(name, config):
             if own in whole:
-                raise UserError(f"{path}: {own} is there more than once", "save one adapter, by itself")
+                raise UserError(f"{path}: {own} occurs more than once", "save a single adapter")
             whole[own] = tensor
             continue
         full, which = _parse_name(name, path)
         module = _decoder_module(full)
         if module is None:
             raise UserError(
-                f"{path}: {full} carries an adapter, and is no part of a decoder layer",
-                "train.py trains the text decoder's projections alone; train an adapter whose target_modules "
+                f"{path}: {full} carries an adapter, but is not part of a decoder layer",
+                "train.py trains only the text decoder's projections; train an adapter whose target_modules "
                 "are those, or " + MERGE,
             )
         if full_names.setdefault(module, full) != full or which in pairs.setdefault(module, {}):
-            raise UserError(f"{path}: {module} has more than one {which}", "save one adapter, by itself")
+            raise UserError(f"{path}: {module} has more than one {which}", "save a single adapter")
         pairs[module][which] = tensor
     wanted = WHICH if config.dora else WHICH[:2]
     for module, pair in pairs.items():

@@ -77,7 +77,7 @@ def _check_known(found: PeftAdapter, base: Known) -> None:
             )
         if module not in known:
             raise UserError(
-                f"{found.path}: {module} carries an adapter, and is no projection that train.py trains",
+                f"{found.path}: {module} carries an adapter, but is not a projection that train.py trains",
                 "train an adapter whose target_modules are projections of attention and the dense blocks, "
                 "with experts as target_parameters; or " + MERGE,
             )
@@ -120,7 +120,7 @@ def _one_sided(wanted: Collection[str], present: Collection[str], how: str) -> l
     return [
         words.format(_some(names))
         for names, words in (
-            (set(wanted) - set(present), f"the recipe trains {{}}{how}, which the adapter has not"),
+            (set(wanted) - set(present), f"the recipe trains {{}}{how}, which the adapter does not have"),
             (set(present) - set(wanted), f"the adapter has {{}}{how}, which the recipe does not train"),
         )
         if names
@@ -142,8 +142,7 @@ def _scales(found: PeftAdapter, base: Known) -> tuple[dict[str, int], dict[str, 
             alphas = {module: config.alpha_of(found.full_names[module]) for module in experts}
     except TooLong:
         raise UserError(
-            f"{found.files.path(ADAPTER_CONFIG)}: its patterns have not been matched within "
-            f"{MATCH_SECONDS:g} s",
+            f"{found.files.path(ADAPTER_CONFIG)}: its patterns were not matched within {MATCH_SECONDS:g} s",
             AGAIN,
         ) from None
     for module, rank in ranks.items():
@@ -170,7 +169,7 @@ def _check_shapes(found: PeftAdapter, adapters: Sequence[Adapter]) -> None:
 
 def _other_shape(found: PeftAdapter, name: str, shape: Sequence[int], wanted: Sequence[int]) -> UserError:
     return UserError(
-        f"{found.path}: {name} has shape {list(shape)}; the base's weight asks for {list(wanted)}",
+        f"{found.path}: {name} has shape {list(shape)}; the base's weight needs {list(wanted)}",
         _own_base(found.config),
     )
 

@@ -59,7 +59,7 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
     found = open_adapter(adapter)
     if settings is None:
         raise UserError(
-            f"{artifact / LOCK}: the recipe trains all weights, and has no place for an adapter",
+            f"{artifact / LOCK}: the recipe trains all weights, so it cannot start from an adapter",
             BUILD.format(f"lora: {{rank: {found.config.rank}, alpha: {plain(found.config.alpha)}}}"),
         )
     wanted, initial = _wanted(found, settings), None
@@ -92,7 +92,7 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
     checkpoints.write_imported(arrays, origin(found))
     print(
         f"imported: {target}/0 adapters={len(found.tensors)} dtype={settings.dtype}; "
-        "train.py --resume trains on from it"
+        "train.py --resume continues from it"
     )
     return 0
 
@@ -165,7 +165,7 @@ class _Values:
         if not np.isfinite(given).all():
             raise UserError(
                 f"{self.found.path}: {name} holds values that are not finite",
-                "take an earlier checkpoint of its training",
+                "use an earlier checkpoint of its training",
             )
         made = values.astype(self.dtype, copy=False)
         change = float(np.abs(made.astype(np.float32, copy=False) - given).max(initial=0.0))

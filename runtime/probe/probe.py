@@ -92,14 +92,19 @@ def main(artifact: Path, argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="probe.py",
-        description="Holds this machine against the recipe in ten minutes: devices, numbers, time, a merge. "
-        "Needs neither data nor weights.",
+        description="Compares this machine with the recipe in ten minutes: devices, numbers, time, a merge. "
+        "Needs no data and no weights.",
         allow_abbrev=False,
     )
     add = functools.partial(parser.add_argument, metavar="DIR", type=folder)
-    add("--output", default=artifact, help="where probe.json is written")
-    add("--merged", help="where the merged miniature is kept, or lies, for a server of it")
-    add("--server", metavar="URL", type=str, help="ask that server alone; it serves --merged, or any model")
+    add("--output", default=artifact, help="folder for probe.json")
+    add("--merged", help="folder of the merged miniature, for a server of it")
+    add(
+        "--server",
+        metavar="URL",
+        type=str,
+        help="only ask that server; it serves --merged, or any other model",
+    )
     options = parser.parse_args(argv)
     output: Path = options.output
     if not output.is_dir():
@@ -132,7 +137,7 @@ def _probe(probed: Probed, output: Path, hosts: SingleProcess | ProcessGroup) ->
         miniature = _numbers(report, probed, mesh, Path(work))
         _time(report, probed, mesh)
         if hosts.count > 1:
-            report.notes.append("no logits and no merge: they are of a run on one host")
+            report.notes.append("no logits and no merge: they need a run on one host")
         elif miniature is not None:
             _merge(report, probed, mesh, miniature, Path(work))
     if not hosts.first:
@@ -173,7 +178,7 @@ def _machine(report: Report, probed: Probed, output: Path) -> None:
         report.notes.append(f"{laid}, the recipe's as {planned['topology']}")
     counted, told = planned["hbm_bytes"], found["hbm_bytes"]
     if counted and told and told < LEAST_HBM * counted:
-        report.problems.append(f"a device has {gib(told)} of HBM, and the plan counts on {gib(counted)}")
+        report.problems.append(f"a device has {gib(told)} of HBM, but the plan assumes {gib(counted)}")
     other = {name: there[name] for name in locked if there[name] != locked[name]}
     report.rows.append(("packages as locked", str(len(locked)), str(len(locked) - len(other))))
     for name in (name for name in PACKAGES if name in other):
@@ -188,7 +193,7 @@ def _devices(report: Report) -> None:
     with report.part("a product on each device alone") as begun:
         if begun:
             found = report.data["product"] = slow()
-            row = "the slowest device beside the median", f"{SLOW} times"
+            row = "the slowest device relative to the median", f"{SLOW} times"
             report.rows.append((*row, f"{found['slowest']} times {1e3 * found['median_seconds']:.2f} ms"))
             report.notes += found["slow"]
 
@@ -289,7 +294,7 @@ def _merge(report: Report, probed: Probed, mesh: Mesh, miniature: tuple[Any, Out
 
             keep(folder, probed.settings.model, digest_of(probed.lock))
         if probed.lock["recipe"]["serve"]:
-            how = "--merged DIR keeps the miniature for serve.sh DIR, --server URL asks that"
+            how = "--merged DIR keeps the miniature for serve.sh DIR, --server URL asks that server"
             report.rows.append(("the server", "-", f"not tried: {how}"))
         report.rows.append(
             ("merged logits against trained", f"{made['logits_allowed']:.0e}", f"{made['logits']:.1e}")

@@ -56,7 +56,7 @@ class Report:
         if begin:
             say(f"probe: {name}")
         else:
-            self.notes.append(f"left out, for {SECONDS // 60} minutes are over: {name}")
+            self.notes.append(f"left out, because {SECONDS // 60} minutes are over: {name}")
         yield begin
         if begin:
             self.data.setdefault("seconds", {})[name] = round(time.monotonic() - start, 1)

@@ -104,7 +104,7 @@ def ask(url: str, name: str, kept: Mapping[str, Any] | None) -> tuple[dict[str, 
         lead = 1.0 if at is None or at >= len(one["leads"]) else one["leads"][at]
         if at is not None and lead > TIE:
             problems.append(
-                f"the server's answer {number} parts from the merged miniature's at token {at + 1}, which "
+                f"the server's answer {number} differs from the merged miniature's at token {at + 1}, which "
                 f"leads by {lead:.2f} there (allowed {TIE})"
             )
     found = {"first_token_seconds": statistics.median(firsts)}

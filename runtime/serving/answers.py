@@ -199,7 +199,7 @@ def _by_id(step: Mapping[str, Any]) -> dict[int, float]:
         number = name.partition("token_id:")[2]
         if not number.isdecimal() or not isinstance(value, (int, float)):
             raise CheckFailed(
-                f"{COMPLETIONS} names tokens otherwise than vLLM does", "is this vLLM's address?"
+                f"{COMPLETIONS} names tokens differently from vLLM", "check that this is vLLM's address"
             )
         if not math.isfinite(value):
             broken = "the weights or their numerics are broken"

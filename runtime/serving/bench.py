@@ -102,7 +102,7 @@ def measure(sweep: BenchmarkSweep, runner: Processes) -> int:
         print(f"left out: {told}")
     todo = [point for point in fits if not whole(read_record(_path(sweep, point)))]
     if len(todo) < len(fits):
-        print(f"{len(fits) - len(todo)} of {len(fits)} points are measured already, and kept")
+        print(f"{len(fits) - len(todo)} of {len(fits)} points are already measured, and are kept")
     stopped: UserError | None = None
     try:
         if todo:
@@ -340,8 +340,8 @@ def parsed(argv: Sequence[str] | None) -> tuple[BenchmarkSweep, str | None]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bench",
-        description="Measures a server with `vllm bench serve`. An interrupted run goes on where it stopped. "
-        "A key, if the server wants one, is read from VLLM_API_KEY.",
+        description="Measures a server with `vllm bench serve`. An interrupted run continues where it "
+        "stopped. VLLM_API_KEY holds the server's key, if it needs one.",
     )
     add = parser.add_argument
     add("--url", required=True, help="of the server: http://HOST:PORT")
@@ -371,7 +371,7 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         type=bench_report.published_word,
         metavar="KEY=NUMBER",
-        help="a published figure to stand beside these",
+        help="a published figure to show next to these",
     )
     add(
         "--timeout",
@@ -454,7 +454,7 @@ def _failure(
         how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
         return f"vllm bench serve {how}{': ' if said else ''}{said}"
     if result is None:
-        return "vllm bench serve ended without a whole result"
+        return "vllm bench serve ended without a complete result"
     missing = lacking(result)
     if missing is not None:
         return f"vllm bench serve ended without a number for {missing}"
@@ -465,7 +465,11 @@ def _failure(
     wanted, got = prompts * output_length, result["total_output_tokens"]
     if got < wanted:
         # vLLM's client counts a request as completed even if its stream ends early.
-        why = "; prompts come out some tokens longer, and the server takes no more" if full else ""
+        why = (
+            "; some prompts are a few tokens longer than asked for, which exceeds the server's limit"
+            if full
+            else ""
+        )
         return f"answers ended early: {got:,} of {wanted:,} tokens came{why}"
     return None
 

@@ -99,7 +99,7 @@ def write_whole(path: Path, text: str) -> None:
         part.replace(path)
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written: {error.strerror}", "make room there, or get the right to it"
+            f"{path} cannot be written: {error.strerror}", "free disk space there, or get access to it"
         ) from None
 
 

@@ -88,7 +88,7 @@ def place(machine: ServerMachine, accelerator: str, chips: int, told: str, url: 
         sentence += f" Nothing shows that it is the recipe's {accelerator}"
         return MeasuredOn(f"{sentence}; if it is, say so with `--machine {accelerator}`.", False)
     return MeasuredOn(
-        f"{sentence} It is not the recipe's {accelerator}: these are no figures of that.", False
+        f"{sentence} It is not the recipe's {accelerator}, so these figures do not hold for that.", False
     )
 
 
@@ -179,7 +179,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
     ]
     beside = comparison(summary)
     if beside:
-        lines += ["## Beside published figures", "", source(summary), ""]
+        lines += ["## Compared with published figures", "", source(summary), ""]
         lines += [*_table([("", "Published", "Measured"), *beside]), ""]
     for sentence in summary["left_out"]:
         lines.append(f"- Left out: {sentence}.")
@@ -188,7 +188,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
 
 def _sentences(summary: Mapping[str, Any]) -> list[str]:
     settings, server = summary["settings"], summary["server"]
-    version = f"vLLM {server['vllm']}" if server["vllm"] else "A server that does not tell its version"
+    version = f"vLLM {server['vllm']}" if server["vllm"] else "A server that does not report its version"
     lines = [
         summary["place"]["sentence"],
         f"{version}; {settings['prompts']:,} requests a point, {settings['output_length']:,} tokens out "

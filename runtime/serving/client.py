@@ -71,9 +71,9 @@ class Client:
         key = os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key
         if not re.fullmatch(r"[\x21-\x7e]*", key):
             raise UserError(
-                f"the key in {KEY_VARIABLE} holds a space, a line break or another character that no "
-                "HTTP header carries",
-                f"export {KEY_VARIABLE} as the server has it",
+                f"the key in {KEY_VARIABLE} holds a space, a line break or another character that an "
+                "HTTP header cannot hold",
+                f"export {KEY_VARIABLE} with the server's key",
             )
         self._key = key
 
@@ -248,7 +248,7 @@ class Client:
         start = _plain(data[:200].decode("utf-8", "replace")) or "nothing"
         return ServerError(
             self._hidden(f"{self.url}{path} answers with {what}: {start}"),
-            "is this vLLM's address?",
+            "check that this is vLLM's address",
             kind=GARBAGE,
         )
 
@@ -282,7 +282,7 @@ def pick(value: Any, what: str, *path: str | int, kind: type[Any] | tuple[type[A
 def _lacking(what: str, path: tuple[str | int, ...]) -> ServerError:
     name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
     part = f"without a proper `{name}`" if name else "with something of another shape"
-    return ServerError(f"{what} answers {part}", "is this vLLM's address?", kind=GARBAGE)
+    return ServerError(f"{what} answers {part}", "check that this is vLLM's address", kind=GARBAGE)
 
 
 def _parts(url: str) -> tuple[bool, str, int, str]:
@@ -299,7 +299,7 @@ def _parts(url: str) -> tuple[bool, str, int, str]:
         raise wrong
     if parts.username is not None or parts.password is not None:
         raise UserError(
-            "the address of a server holds no user and password here",
+            "the server's address must not hold a user and a password",
             f"export the server's key as {KEY_VARIABLE}",
         )
     secure = parts.scheme == "https"

@@ -45,14 +45,14 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--url", required=True, help="the server's address")
     add("--name", required=True, help="of the recipe")
     add("--model", help="the name that the fine-tuned model is served by; NAME by default")
-    add("--base", help="the name that the base is served by, beside it or at --base-url")
-    add("--base-url", help="where the base is served, when it is another server")
+    add("--base", help="the name that the base is served by, at --url or at --base-url")
+    add("--base-url", help="the address of the base's server, if it is another one")
     add("--side", choices=("both", BASE, TUNED), help="which to ask now; the base too where it is known")
     add("--results", type=Path, required=True, help="folder of answers and summaries")
-    add("--fresh", action="store_true", help="throw away what the results hold of the sides that are asked")
+    add("--fresh", action="store_true", help="discard earlier results of the sides that are asked")
     own = parser.add_argument_group("own prompts")
     own.add_argument("--prompts", type=Path, help="JSONL file of prompts with expected expressions")
-    own.add_argument("--text", action="store_true", help='a "prompt" is text to go on with, no user\'s turn')
+    own.add_argument("--text", action="store_true", help='a "prompt" is text to continue, not a user\'s turn')
     own.add_argument("--samples", type=_at_least_one, default=1)
     own.add_argument("--temperature", type=float, default=0.0)
     own.add_argument("--max-tokens", type=_at_least_one, default=512)
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         opened = [_open(args, side, prompts) for side in sides]
         failed = {side.name: _evaluate(args, side, prompts, program) for side, _ in opened}
     except KeyboardInterrupt:
-        print("\ninterrupted; what was answered is kept: run again to go on", file=sys.stderr)
+        print("\ninterrupted; the answers so far are kept: run again to continue", file=sys.stderr)
         return INTERRUPTED
     return _report(args, prompts, failed)
 
@@ -101,8 +101,8 @@ def _sides(args: argparse.Namespace) -> tuple[str, ...]:
     if args.base is None and args.base_url is None:
         if args.side == "both":
             raise UserError(
-                "where the base is served is not known",
-                "--base-url URL, or --base NAME where it is served beside the fine-tuned model",
+                "the address of the base's server is not known",
+                "give --base-url URL, or --base NAME if the fine-tuned model's server serves it too",
             )
         return (TUNED,)
     return (BASE, TUNED)
@@ -142,7 +142,7 @@ def _evaluate(
         answers = ask(client, side.model, prompts, _settings(args), path, args.concurrency, label)
         if answers.before:
             total = len(prompts) * args.samples
-            print(f"{label}: {answers.before} of {total} answers are of an earlier run", file=sys.stderr)
+            print(f"{label}: {answers.before} of {total} answers are from an earlier run", file=sys.stderr)
     lm_eval = LmEval(program, client.url, side.model, args.concurrency, args.include_path)
     outcomes = []
     for task in args.tasks:

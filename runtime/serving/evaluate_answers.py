@@ -102,13 +102,13 @@ def open_side(
         shutil.rmtree(folder, ignore_errors=True)
     before = recorded_side(folder)
     if before is not None:
-        again = "--fresh throws it away and asks again; --results DIR keeps both"
+        again = "--fresh discards them and asks again; --results DIR keeps both"
         if before.model != model:
             raise UserError(f"{folder} holds the answers of {before.model}, not of {model}", again)
         if differ(before, side, SAME_MODEL):
             raise UserError(
                 f"{folder} holds the answers of another model of the name {model}: its log probabilities "
-                "were others",
+                "were different",
                 again,
             )
     folder.mkdir(parents=True, exist_ok=True)
@@ -296,7 +296,7 @@ def ask(
                     help = f"{outcome.help}; {kept}" if outcome.help else kept
                     raise ServerError(
                         outcome.message,
-                        f"{help}: run again to go on",
+                        f"{help}: run again to continue",
                         kind=outcome.kind,
                         status=outcome.status,
                     )

@@ -197,13 +197,13 @@ def explained(log: str, status: int) -> str:
         return "lm-eval knows no such task; `lm_eval ls tasks` lists them, --include-path DIR adds more"
     if "Loglikelihood is not supported for chat completions" in log:
         return (
-            "it scores given answers by their log probabilities, which the chat interface does not tell; "
+            "it scores given answers by their log probabilities, which the chat interface does not return; "
             "--task-api completions asks for them, which vllm-tpu has for models of text alone"
         )
     if "confirm_run_unsafe_code" in log:
         return "it runs code that the model writes, which eval.sh does not allow"
     if re.search(r"trust_remote_code|run custom code", log) and "Error" in log:
-        return "its data set wants code of its own to be run, which eval.sh does not allow"
+        return "its data set needs to run its own code, which eval.sh does not allow"
     if re.search(
         r"OfflineModeIsEnabled|LocalEntryNotFoundError|DatasetNotFoundError|Couldn't reach|Cannot reach|"
         r"Couldn't find .* on the Hugging Face Hub|Name or service not known|MaxRetryError|GatedRepoError|"

@@ -68,7 +68,7 @@ def _smoke(arguments: argparse.Namespace) -> int:
     client = Client(arguments.url, timeout=arguments.timeout)
     if arguments.api_key and not client.has_key:
         raise UserError(
-            "the recipe's server is open to others than this machine and demands a key",
+            "the recipe's server is open to other machines and requires a key",
             f"export {KEY_VARIABLE} with the key that the server was started with",
         )
     findings = Findings(sys.stdout)
@@ -174,7 +174,7 @@ def _write(
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="smoke",
-        description="Asks a vLLM server all that its clients will: one line for each check.",
+        description="Checks a vLLM server with its clients' requests: one line for each check.",
         epilog=f"The server's key comes from {KEY_VARIABLE}, that of --base-url from {BASE_KEY_VARIABLE}.",
     )
     add = parser.add_argument
@@ -183,9 +183,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--base", metavar="NAME", help="the name that its base is served by at the same address")
     add("--base-url", metavar="URL", help="a server of the base, to compare answers with")
     add("--weights", type=Path, metavar="DIR", help=f"the merged weights; their {RECORD} is read")
-    add("--text", action="store_true", help="the model has no chat template: prompts are gone on with")
+    add("--text", action="store_true", help="the model has no chat template: prompts are continued")
     add("--vllm", metavar="VERSION", help="the version of vLLM that the recipe's flags were checked against")
-    add("--api-key", action="store_true", help=f"a key is demanded: {KEY_VARIABLE} must hold it")
+    add("--api-key", action="store_true", help=f"the server requires a key: {KEY_VARIABLE} must hold it")
     several: dict[str, Any] = {"action": "append", "default": [], "metavar": "PROMPT"}
     add("--must-differ", **several, help="the answers to it must differ; again for more prompts")
     add("--prompt", **several, help="the answers to it are compared; again for more prompts")
@@ -240,7 +240,7 @@ def wait(client: Client, minutes: float, say: Say) -> float:
             last = error
         if last.kind == REFUSED and answered:
             raise UserError(
-                f"the server at {client.url} answered and is gone now: nothing listens there any longer",
+                f"the server at {client.url} answered earlier, but nothing listens there now",
                 "look at its log: docker compose logs vllm",
             )
         if last.kind == NO_HOST or last.status in HOPELESS:
@@ -259,7 +259,8 @@ def _given_up(client: Client, minutes: float, last: ServerError, answered: bool)
     if not answered:
         return UserError(
             f"nothing listens at {client.url} after {minutes:g} min",
-            "is the server started, and does it still load? docker compose ps; docker compose logs vllm",
+            "check that the server is started, and whether it is still loading: docker compose ps; docker "
+            "compose logs vllm",
         )
     return UserError(
         f"the server is not ready after {minutes:g} min: {last.message}",
@@ -327,7 +328,7 @@ def merged(folder: Path, name: str) -> Finding:
     try:
         record = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        return Finding(f"{path} is not there: nothing is known of the weights", made=False)
+        return Finding(f"{path} is missing: how the weights were made is unknown", made=False)
     except OSError as error:
         return Finding(f"{path} is not readable: {error.strerror}", made=False)
     except (ValueError, RecursionError):
@@ -374,7 +375,7 @@ def _same_files(record: dict[str, Any]) -> bool:
 
 
 def _wrong(path: Path) -> CheckFailed:
-    return CheckFailed(f"{path} is not what merge.py writes", "merge again, or take the file away")
+    return CheckFailed(f"{path} is not what merge.py writes", "merge again, or remove the file")
 
 
 if __name__ == "__main__":

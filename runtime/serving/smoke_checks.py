@@ -61,7 +61,7 @@ def served(client: Client, name: str, base: str | None) -> Finding:
         )
     warnings: tuple[str, ...] = ()
     if base is not None and cards[name].get("parent", base) is None:
-        warnings = (f"{name} is served as a model of its own, not as an adapter: is --lora-modules set?",)
+        warnings = (f"{name} is served as a separate model, not as an adapter: is --lora-modules set?",)
     return Finding(", ".join(found), warnings=warnings)
 
 
@@ -69,11 +69,11 @@ def version(client: Client, checked: str | None) -> Finding:
     """Compare vLLM's version with the one that the recipe's flags were checked against."""
     found = client.version()
     if found is None:
-        return Finding("the server does not tell its version", made=False)
+        return Finding("the server does not report its version", made=False)
     warnings: tuple[str, ...] = ()
     if checked is not None and found.partition("+")[0] != checked:
         warnings = (
-            f"the recipe's flags were checked against {checked}: another version may read them otherwise",
+            f"the recipe's flags were checked against {checked}: another version may read them differently",
         )
     return Finding(f"vLLM {found}", warnings=warnings)
 
@@ -100,7 +100,7 @@ def key(model: ServedModel, demanded: bool) -> Finding:
             f"{what} is answered", "start the server with VLLM_API_KEY set: anyone may use it now"
         )
     found = _unguarded(stranger)
-    told = f"asked for no key: {', '.join(found)}; have a proxy or a firewall pass /v1 and /health alone"
+    told = f"asked for no key: {', '.join(found)}; let a proxy or a firewall pass only /v1 and /health"
     return Finding("401 without it", warnings=(told,) if found else ())
 
 
@@ -136,7 +136,7 @@ def base_model(client: Client) -> str:
     for name, card in client.cards().items():
         if card.get("parent") is None:
             return name
-    raise CheckFailed(f"{client.url} serves no model that is no adapter")
+    raise CheckFailed(f"{client.url} serves only adapters")
 
 
 class SmokeAnswers:
@@ -224,12 +224,12 @@ class SmokeAnswers:
         margin = None if at is None else self._margin(answer, at)
         if at is not None and margin is not None and margin < TIE:
             return [
-                f"the streamed answer is another from token {at + 1} on: the two likeliest tokens there are "
-                f"{margin:.2g} apart, and which is taken hangs on numerics"
+                f"the streamed answer differs from token {at + 1} on: the two likeliest tokens there are "
+                f"{margin:.2g} apart, so the choice depends on numerics"
             ]
         where = "" if at is None else f" from token {at + 1} on"
         raise CheckFailed(
-            f"the streamed answer is another than the whole one{where}: {quoted(''.join(stream.text))} "
+            f"the streamed answer differs from the whole one{where}: {quoted(''.join(stream.text))} "
             f"against {quoted(''.join(answer.text))}",
             "both are greedy: does something on the way change or cache answers?",
         )
@@ -359,7 +359,8 @@ def differs(
         raise CheckFailed(
             f"the answer to {quoted(equal[0].prompt)}{more} is the base's, and serve.smoke_prompts says that "
             f"it differs; log probabilities differ by at most {largest:.2g}",
-            "was it trained long enough? take prompts that the training data answers in its own way",
+            "was it trained long enough? use prompts that the training data answers differently from the "
+            "base",
         )
     notes = []
     if not other:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..data.prompts import Prompts
-from ..model import context, sharding
+from ..model import context
 from ..model.forward import Forward
 from ..model.sharding import Rows
 

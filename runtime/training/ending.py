@@ -26,7 +26,7 @@ def out_of_memory() -> Iterator[None]:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise UserError(
-            f"the devices' memory does not suffice: {str(error).splitlines()[0][:200]}",
+            f"the devices ran out of memory: {str(error).splitlines()[0][:200]}",
             "lower train.micro_batch_size or data.max_length, or set remat.policy to decoder",
         ) from error
 

@@ -226,7 +226,7 @@ def _continued(segment_ids: jax.Array) -> jax.Array:
 def _chunk_nll(
     head: Head, own: Arrays, x: jax.Array, targets: jax.Array, penalties: Penalties = PLAIN
 ) -> jax.Array:
-    """Return float32[B, size] of one chunk: x [B, size, D], targets int32[B, size]; `own` as `head.placed`."""
+    """Return float32[B, size] of a chunk: x [B, size, D], targets int32[B, size]; `own` as `head.placed`."""
     x = sharding.constrain(x, ("fsdp", None, None))
     logits = sharding.constrain(head.logits(x, *own), ("fsdp", None, "tp"))
     return token_nll(logits, targets, penalties)

@@ -80,7 +80,9 @@ class _Watch:
             except (OSError, ValueError):
                 failed += 1
                 if etag is None and failed >= TRIES:
-                    self._say(f"note: {self.host} does not answer: maintenance notices are not watched for")
+                    self._say(
+                        f"note: {self.host} does not answer: this run does not watch for maintenance notices"
+                    )
                     return
                 self.ended.wait(PAUSE)
                 continue

@@ -184,14 +184,14 @@ class Session:
         eval_loss = last(metrics, "eval_loss") if outcome.eval_loss is None else outcome.eval_loss
         if outcome.early is not None:
             print(
-                f"{outcome.early}; --resume goes on from there where the recipe has more patience, or no "
+                f"{outcome.early}; --resume continues from there if the recipe has more patience, or no "
                 "train.early_stopping",
                 file=sys.stderr,
             )
         elif self.until < self.total:
             print(
                 f"stopped after step {self.until} of {self.total}, as --steps says; "
-                "--resume goes on from there",
+                "--resume continues from there",
                 file=sys.stderr,
             )
         speed = outcome.tokens_per_second
@@ -320,7 +320,9 @@ def begin(
     )
     if hosts.first:
         resuming.set_aside(directory, found)
-    hosts.same("steps", arguments.steps, "was given other --steps", "start all processes alike")
+    hosts.same(
+        "steps", arguments.steps, "was given other --steps", "start all processes with the same arguments"
+    )
     hosts.barrier("begin")
     return Session(
         artifact, arguments, directory, mesh, base, found, prepared, interrupts, hosts, local, prompts

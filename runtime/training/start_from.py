@@ -51,7 +51,7 @@ def start_from(session: Session, built: Built, settings: RunSettings) -> None:
         raise UserError(
             f"{found.files.name}: is not the adapter that the run began with, with which "
             f"{settings.train.objective} compares at every step",
-            "bring it back, or begin a new run in another --output",
+            "restore it, or start a new run in another --output",
         )
     _tell(found, known)
     arrays, change = arrays_of(found, session.base, lora)

@@ -140,17 +140,17 @@ def read_trace(path: Path) -> Trace:
     """
     try:
         if path.exists() and not path.is_file():  # a device may never end
-            raise ValueError("no regular file")
+            raise ValueError("not a regular file")
         # np.load returns an array, not an archive, for a file of a single array.
         with path.open("rb") as stream:
             if not zipfile.is_zipfile(stream):
-                raise ValueError("no .npz file")
+                raise ValueError("not an .npz file")
         with np.load(path, allow_pickle=False) as arrays:
             head = json.loads(bytes(arrays["head"]).decode())
             if head.get("version") != VERSION:
                 raise UserError(
                     f"{path}: a trace of version {head.get('version')}; this one reads {VERSION}",
-                    "write it again with the scripts of one recipec",
+                    "write it again with scripts of the same recipec",
                 )
             trace = Trace(
                 head["backend"],

@@ -73,10 +73,10 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> Argume
         "--model", type=folder_or_address, metavar="DIR", help="folder of the base checkpoint, or gs://"
     )
     parser.add_argument(
-        "--data-dir", type=folder, metavar="DIR", default=artifact, help="where the data files lie"
+        "--data-dir", type=folder, metavar="DIR", default=artifact, help="folder of the data files"
     )
     parser.add_argument(
-        "--output", type=folder, metavar="DIR", default=artifact, help="where checkpoints and metrics go"
+        "--output", type=folder, metavar="DIR", default=artifact, help="folder for checkpoints and metrics"
     )
     parser.add_argument(
         "--trace",

@@ -295,7 +295,7 @@ class Trainer(PeftTrainer):
         if len(losses) < self._accumulation:
             raise UserError(
                 f"the training data ended within step {self._train_steps + 1}",
-                "its files were changed under the run: put them back, and continue with --resume",
+                "its files changed during the run: restore them, and continue with --resume",
             )
         self._iter_steps += self._accumulation
         self._train_steps += 1

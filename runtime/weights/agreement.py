@@ -114,7 +114,7 @@ def faults(
             Kind.HEAD,
             head,
             tensors[head].file,
-            f"{head} is a weight of its own (tie_word_embeddings is false); Tunix's model uses the embedding",
+            f"{head} is a separate weight (tie_word_embeddings is false); Tunix's model uses the embedding",
             "such a checkpoint cannot be trained; use one whose output is the embedding, as published",
         )
 

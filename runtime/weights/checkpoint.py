@@ -361,7 +361,7 @@ def _refuse_links(store: Files, names: Iterable[str]) -> None:
         if not real.is_relative_to(home):
             raise UserError(
                 f"{store.path(name)}: is a link to {real}, which is no part of the checkpoint",
-                "put a copy of the file there: it would come to lie beside the merged weights",
+                "replace the link with a copy of the file: merge.py copies it next to the merged weights",
             )
 
 

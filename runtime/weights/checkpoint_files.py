@@ -85,7 +85,7 @@ class LocalFiles:
                 if path.is_file()
             }
         except OSError as error:
-            raise UserError(f"{folder}: {error.strerror or error}", "see that you may read it") from error
+            raise UserError(f"{folder}: {error.strerror or error}", "check that you may read it") from error
 
     def path(self, name: str) -> str:
         return str(self._root / name)

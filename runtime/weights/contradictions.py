@@ -49,7 +49,7 @@ def foreign(head: bytes) -> tuple[str, str] | None:
     if not head:
         return "an empty file", AGAIN
     if start.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer, not the file that it stands for", "run `git lfs pull` in that folder"
+        return "a Git LFS pointer instead of the file", "run `git lfs pull` in that folder"
     if start.startswith((b"<!doctype html", b"<html", b"<?xml")):
         return (
             "a web page or an error of the server that it came from",

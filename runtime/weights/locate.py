@@ -41,7 +41,8 @@ def locate_model(model: ModelSettings, override: Path | str | None = None) -> Pa
         directory = Path(given).expanduser()
         if not directory.is_dir():
             raise UserError(
-                f"{given}: no such folder", "--model DIR says where the base checkpoint lies on this machine"
+                f"{given}: no such folder",
+                "--model DIR gives the folder of the base checkpoint on this machine",
             )
         return directory
     return _download(model.id, model.revision)

@@ -69,7 +69,9 @@ def unpacked(tensors: Mapping[str, One], stands_for: Callable[[One, One, Shape],
             if scales is None:
                 raise Unpaired(_fault(Kind.MISSING, tensor, f"{name} has no {stem}{SCALES}"))
             if stem in tensors:
-                raise Unpaired(_fault(Kind.MISSING, tensor, f"{name} stands for {stem}, which is there too"))
+                raise Unpaired(
+                    _fault(Kind.MISSING, tensor, f"{name} encodes {stem}, which is also in the file")
+                )
             _check(stem, tensor, scales)
             experts, outputs, groups, _ = tensor.shape
             out[stem] = stands_for(tensor, scales, (experts, groups * GROUP, outputs))

@@ -291,9 +291,9 @@ class Data(Section):
         choices={"length": "The shortest rows first; shuffle_seed orders rows of equal length."},
     )
     stream_window: int | None = field(
-        "Streams train: so many samples at a time are read, tokenized, shuffled and packed while the run "
-        "goes on, drawn of the sources by their weights; for data larger than the memory or the disk. It "
-        "takes train.steps. null reads all samples first, and shuffles and packs them together.",
+        "Streams train: during the run, this many samples at a time are read, tokenized, shuffled and "
+        "packed, drawn from the sources by their weights; for data larger than the memory or the disk. It "
+        "needs train.steps. null reads all samples first, and shuffles and packs them together.",
         None,
         unit="samples",
         ge=1,

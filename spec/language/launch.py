@@ -99,7 +99,7 @@ class Launch(Section):
         example="my-cluster",
     )
     image: str = field(
-        "Container image for training on GKE. It needs bash, Python 3.11 or 3.12, and pip. The pinned "
+        "Container image for training on GKE. It needs bash, Python 3.11 to 3.13, and pip. The pinned "
         "packages are installed when it starts.",
         "python:3.11-slim-bookworm",
         pattern=r"^\S+$",

@@ -14,7 +14,7 @@ _BATCHES = (
 )
 _BEST = (
     "`checkpoint: {keep_best: true}` keeps the checkpoint of the lowest evaluation loss, which merge.py "
-    "--step best takes; `train: {early_stopping: {patience: 3}}` ends a run without progress"
+    "--step best merges; `train: {early_stopping: {patience: 3}}` ends a run without progress"
 )
 _FINDER = (
     "no learning rate is looked for: give `train: {optimizer: {learning_rate: 1.0e-4}}`, and compare runs of "
@@ -202,9 +202,8 @@ KEYS: dict[str, str] = {
             "data.train.file_name data.train.hf_hub_url data.train.data_files data.train.source "
             "data.train.file "
             "data.eval.file_name data.eval.data_files data.eval.file data_files dataset_dir data_dir "
-            "media_dir": "`data: {train: [data/train.jsonl]}`; train.py takes --data-dir where the "
-            "files lie "
-            "elsewhere",
+            "media_dir": "`data: {train: [data/train.jsonl]}`; train.py's --data-dir names "
+            "another folder of the files",
             "max_samples data.train.num_samples data.train.max_samples data.eval.num_samples num_samples "
             "data.train.shards data.limit max_train_samples": "of a source: `data: {train: [{path: "
             "data/train.jsonl, limit: 1000}]}`",
@@ -215,13 +214,13 @@ KEYS: dict[str, str] = {
             "train_data_columns field_messages field_instruction message_property_mappings data.columns "
             "data.train.columns": "`data: {format: text, fields: {text: content}}` renames columns",
             "train_on_inputs train_on_prompt train_on_input train_on_source": (
-                "`data: {loss_on: all}` learns the prompts too; the answers alone are the default"
+                "`data: {loss_on: all}` learns the prompts too; by default only the answers are learned"
             ),
             "mask_prompt mask_inputs completion_only_loss assistant_only_loss train_on_responses_only "
             "response_template instruction_template roles_to_train train_on_eos ignore_index "
             "data.train.roles_to_train loss_mask train_on_completions_only use_sft_loss_mask "
             "sft_train_on_"
-            "completion_only": "remove it: the answers alone carry loss unless `data: {loss_on: all}` "
+            "completion_only": "remove it: only the answers carry loss unless `data: {loss_on: all}` "
             "says "
             "otherwise",
             "mask_history train_on_last_turn": "`data: {loss_on: last_assistant}`",
@@ -274,11 +273,11 @@ KEYS: dict[str, str] = {
             "resume resume_from_checkpoint auto_resume_from_checkpoints load_parameters_path "
             "load_full_state_path resume_from ckpt_path": "remove "
             "it: "
-            "train.py --resume goes on from the newest checkpoint, and merge.py --import-adapter takes a "
-            "PEFT adapter in",
+            "train.py --resume continues from the newest checkpoint, and merge.py --import-adapter "
+            "imports a PEFT adapter",
             "report_to use_wandb wandb logger metric_logger wandb_entity wandb_mode wandb_log_model "
             "use_swanlab comet_project_name": "`train: {log: {wandb_project: "
-            "my-project}}`; TensorBoard is written as it is",
+            "my-project}}`; TensorBoard is always written",
             "use_tensorboard tensorboard_dir": "`train: {log: {tensorboard: true}}`, which is the default",
             "push_to_hub hub_model_id hub_token hub_strategy hub_private_repo export_hub_model_id "
             "push_to_hub_model_id": "it is not in this version: `hf upload OWNER/NAME merged` puts the "

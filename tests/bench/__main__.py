@@ -1,4 +1,4 @@
-"""`make bench`: every measurement, each beside a baseline of the same run. Writes docs/benchmarks.md.
+"""`make bench`: every measurement, each next to a baseline of the same run. Writes docs/benchmarks.md.
 
 python -m tests.bench [SECTION...]    only some, the others of the page stay: commands, throughput, ...
 """

@@ -1,4 +1,4 @@
-"""What the command costs, beside a baseline measured in the same run."""
+"""What the command costs, compared with a baseline of the same run."""
 
 from __future__ import annotations
 

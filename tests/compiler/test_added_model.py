@@ -1,4 +1,4 @@
-"""A model added beside a recipe: found by its id, at its commit, its tensors held against the family."""
+"""A model added beside a recipe: found by its id, at its commit, its tensors compared with the family's."""
 
 from __future__ import annotations
 
@@ -173,12 +173,12 @@ WRONG: dict[str, tuple[Callable[[Tensors], Any], str, str]] = {
         without(f"{LAYER}.mlp.up_proj.weight", f"{LAYER}.mlp.down_proj.weight", "model.norm.weight"),
         "E0811",
         f"{LIST}: {LAYER}.mlp.up_proj.weight is missing; config.json promises it with shape [96, 64], "
-        "and 2 others likewise",
+        "and 2 others too",
     ),
     "no text": (
         without("model.embed_tokens.weight"),
         "E0811",
-        f"{LIST}: there is no text embedding among 23 tensors, which would be model.embed_tokens.weight",
+        f"{LIST}: none of the 23 tensors is a text embedding, which would be model.embed_tokens.weight",
     ),
     "another shape": (
         having(model__layers__1__mlp__up_proj__weight=("BF16", [95, 64])),
@@ -271,7 +271,7 @@ def test_a_folder_that_is_not_whole_is_an_error(
         return
     assert code == "E0810" and message.startswith(f"{FOLDER}/{name} ")
     revision = "" if name == "model.lock.json" else " --revision v1"
-    assert f"`recipe models add {ID}{revision}` brings it anew" in str(found.diagnostics[0].help)
+    assert f"`recipe models add {ID}{revision}` adds it again" in str(found.diagnostics[0].help)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_lock_that_is_none_is_an_error(
 def test_a_list_that_is_none_is_an_error(listed: bytes, recipe: Path, files: dict[str, bytes]) -> None:
     add(Path(), files, listed)
     ((code, _, message),) = errors(lowered(recipe))
-    assert (code, message) == ("E0810", f"{FOLDER}/tensors.json is no list of tensors")
+    assert (code, message) == ("E0810", f"{FOLDER}/tensors.json is not a list of tensors")
 
 
 def test_its_template_and_tokenizer_are_at_hand(
@@ -385,7 +385,7 @@ def test_tensors_of_a_folder_are_held_against_the_family(recipe: Path) -> None:
     config.write_text(whole)
     weights = folder / "model-00001-of-00002.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    said = f"the tensors of `./checkpoint` cannot be read: {weights.name} is no safetensors file"
+    said = f"the tensors of `./checkpoint` cannot be read: {weights.name} is not a safetensors file"
     assert errors(lowered(recipe)) == [("E0818", "model.id", said)]
     weights.unlink()
     assert errors(lowered(recipe)) == []

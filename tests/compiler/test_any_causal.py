@@ -178,8 +178,8 @@ def test_another_model_is_refused_by_name(
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("model.safetensors", b"\xff" * 40, "model.safetensors is no safetensors file"),
-        ("model.safetensors", b"\x02" + b"\0" * 7 + b"[]", "model.safetensors is no safetensors file"),
+        ("model.safetensors", b"\xff" * 40, "model.safetensors is not a safetensors file"),
+        ("model.safetensors", b"\x02" + b"\0" * 7 + b"[]", "model.safetensors is not a safetensors file"),
         (
             "model.safetensors.index.json",
             b'{"weight_map": {"a": "b.safetensors"}}',

@@ -100,8 +100,8 @@ def test_without_a_baseline_and_a_server_training_alone_is_priced(program: Lower
         "\n"
         "training hours  3.34 h       --train-hours\n"
         "training price  US$ 16.80/h  list price of 2026, on demand: 4 chips at US$ 4.20\n"
-        "the recipe has no section `serve`: training is all that it pays for\n"
-        "spot capacity costs less than the list price that is counted here\n"
+        "the recipe has no section `serve`, so the cost is that of training\n"
+        "spot capacity costs less than the list price that is used here\n"
     )
 
 
@@ -192,7 +192,7 @@ def test_a_run_without_metrics_is_refused(tmp_path: Path) -> None:
         measured_hours(tmp_path / "absent")
     assert caught.value.help is not None and "--train-hours" in caught.value.help
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "eval_loss": 2.0}\n')
-    with pytest.raises(ArtifactError, match="no training step"):
+    with pytest.raises(ArtifactError, match="no timed training step"):
         measured_hours(tmp_path)
     (tmp_path / "folder" / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(ArtifactError, match="cannot be read"):

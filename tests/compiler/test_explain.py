@@ -133,7 +133,7 @@ def test_rows_held_out_and_limits_are_told_of(explained: Callable[..., str], tmp
     (tmp_path / "train.jsonl").write_text('{"messages": []}\n' * 20)
     given = ("data.train=[{path: train.jsonl, limit: 17}]", "data.eval_fraction=0.05", "train.epochs=2")
     text = explained("data", *given)
-    assert "0.05 of the rows are held out to evaluate on: 1 of those at hand; which ones" in text
+    assert "0.05 of the rows are held out to evaluate on: 1 of those at hand; datasets'" in text
     assert "of train.jsonl only the first 17 rows" in text
     assert "at most 4 steps of at most 24,576 tokens, from 16 rows at hand" in explained(
         "train.epochs", *given, "data.packing=false"
@@ -146,7 +146,7 @@ def test_schedules_are_explained_in_words(explained: Callable[..., str]) -> None
         "train.schedule={name: linear, warmup_ratio: 0.1, final_ratio: 0.1}",
         "train.steps=45",
     )
-    assert "from 0 to 0.0001 in 5 steps, then in a line to 1e-05 one step after the last" in text
+    assert "from 0 to 0.0001 in 5 steps, then linearly to 1e-05 one step after the last" in text
     text = explained("train.schedule", "train.schedule.name=constant")
     assert "learning rate from 0.0001, constant" in text
 

@@ -132,7 +132,7 @@ def test_endpoint_and_token_of_the_environment_are_heeded(hub: Hub, tmp_path: Pa
     hub.models[ID].gated = True
     given = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
     done = command("models", "add", ID, **given)
-    assert done.returncode == 1 and "asks for its terms to be accepted" in done.stderr
+    assert done.returncode == 1 and "its terms have to be accepted" in done.stderr
     assert not Path("models").exists()
     done = command("models", "add", ID, HF_TOKEN=hub.token, **given)
     assert done.returncode == 0, done.stderr
@@ -150,7 +150,7 @@ def test_a_model_that_was_renamed_is_said(hub: Hub) -> None:
     hub.renamed["old/name"] = ID
     hub.models["old/name"] = hub.models[ID]
     status, _, errors = recipe("models", "add", "old/name")
-    assert status == 0 and f"note: the hub now names it {ID}" in errors
+    assert status == 0 and f"note: the hub's name for it is now {ID}" in errors
 
 
 def test_a_name_that_leads_out_is_no_file_of_it(hub: Hub) -> None:
@@ -219,10 +219,10 @@ def only(*kept: str) -> Broken:
 
 
 REFUSED: dict[str, tuple[Broken, str]] = {
-    "gated": (lambda r: setattr(r, "gated", True), "the hub asks for its terms to be accepted"),
+    "gated": (lambda r: setattr(r, "gated", True), "its terms have to be accepted on the hub"),
     "private": (lambda r: setattr(r, "private", True), "the hub has no such model, or it is private"),
     "no revision": (lambda r: setattr(r, "revisions", {"dev": COMMIT}), "the hub has no revision"),
-    "no commit": (lambda r: setattr(r, "revisions", {"main": "HEAD"}), "the hub names no commit of it"),
+    "no commit": (lambda r: setattr(r, "revisions", {"main": "HEAD"}), "the hub gives no commit of it"),
     "cut for good": (fault("tokenizer.json", CUT), "the connection to"),
     "cut in a small file": (fault("config.json", CUT), "the connection to"),
     "a body longer than said": (fault("config.json", SHORTER), "config.json"),
@@ -232,7 +232,10 @@ REFUSED: dict[str, tuple[Broken, str]] = {
     "an error of the hub": (fault("config.json", BROKEN), "the hub answered 500"),
     "an error of a shard": (fault(FIRST, BROKEN), "the hub answered 500"),
     "a header cut for good": (fault(SECOND, CUT), "the connection to"),
-    "whole files for parts": (fault(FIRST, WHOLE), f"a part of {FIRST} was asked for, and all of it came"),
+    "whole files for parts": (
+        fault(FIRST, WHOLE),
+        f"a part of {FIRST} was requested, but the whole file was sent",
+    ),
     "a header longer than all": (lies(b"{}", 1 << 62), f"the header of {SECOND}"),
     "a header that goes on": (lies(b"{}", 5000), f"the header of {SECOND}"),
     "a header that is no JSON": (lies(b"{nothing"), f"the header of {SECOND}"),
@@ -249,7 +252,7 @@ REFUSED: dict[str, tuple[Broken, str]] = {
     "bytes with a gap": (lies(entry(data_offsets=[8, 16])), "do not fit its shape or place"),
     "a type that is none": (lies(entry(dtype=5)), f"the header of {SECOND}"),
     "an empty file": (holds(SECOND, b""), f"the header of {SECOND}"),
-    "a file that is not there": (gone(SECOND), f"names {SECOND}, which is not there"),
+    "a file that is not there": (gone(SECOND), f"names {SECOND}, which does not exist"),
     "an index of another folder": (index({"a": "../a"}), "not one of the repository's folder"),
     "an index of nothing": (index({}), "has no weight_map"),
     "an index that is none": (holds(INDEX, b"\xff"), "has no weight_map"),
@@ -302,7 +305,7 @@ def test_files_of_somebody_else_are_not_replaced(hub: Hub) -> None:
     FOLDER.mkdir(parents=True)
     (FOLDER / "config.json").write_text("mine")
     status, _, errors = recipe("models", "add", ID)
-    assert status == 1 and f"{FOLDER} is there, and `recipe models add` did not write it" in errors
+    assert status == 1 and f"{FOLDER} exists, and `recipe models add` did not write it" in errors
     assert (FOLDER / "config.json").read_text() == "mine" and names(Path()) == {f"{FOLDER}/config.json"}
 
 
@@ -393,7 +396,7 @@ def test_on_a_terminal_the_model_is_looked_at_before_its_place_is_known(
     [
         (
             ("HF_HUB_OFFLINE", True),
-            "and the hub is not asked, as HF_HUB_OFFLINE is set",
+            "and HF_HUB_OFFLINE is set, so the hub is not used",
             "unset HF_HUB_OFFLINE",
         ),
         (

@@ -59,7 +59,7 @@ def test_training_reports_its_loss(tmp_path: Path) -> None:
 def test_a_killed_run_leaves_its_checkpoints(tmp_path: Path) -> None:
     run, _ = make_run(tmp_path, "time.sleep(2)")
     run.pipeline.step("kill", run.kill)
-    assert run.pipeline.results[0].figure == "SIGKILL at step 1, checkpoint of step 1 is there"
+    assert run.pipeline.results[0].figure == "SIGKILL at step 1, checkpoint of step 1 exists"
     assert run.saved_steps(run.resumed) == [1]
 
 
@@ -155,9 +155,9 @@ def test_the_figures_of_a_runs_last_line_are_read() -> None:
 
 def test_the_quickstart_wants_falling_losses() -> None:
     assert "64%" in check_losses([5.0, 4.0, 3.2], [5.0, 3.0])
-    with pytest.raises(StepFailed, match="must come down"):
+    with pytest.raises(StepFailed, match="must fall"):
         check_losses([5.0, 4.9, 4.8], [5.0, 3.0])
-    with pytest.raises(StepFailed, match="must come down"):
+    with pytest.raises(StepFailed, match="must fall"):
         check_losses([5.0, 3.0], [5.0, 4.9])
     with pytest.raises(StepFailed, match=r"loss 5\.00 to nan"):
         check_losses([5.0, float("nan")], [5.0, 3.0])

@@ -1,4 +1,4 @@
-"""What is checked of a server beside its flags: where its weights are, adapters, the cache, its settings."""
+"""Checks of a server besides its flags: where its weights are, adapters, the cache, its settings."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     names: list[str] = []
 
     def opened(name: str, relative_to: Path = Path()) -> Path:
-        """A bucket's folder lies beside the runs."""
+        """A bucket's folder is next to the runs."""
         return tmp_path / name.removeprefix("gs://") if "://" in name else relative_to / name
 
     monkeypatch.setattr("recipec.runtime.addresses.open_address", opened)

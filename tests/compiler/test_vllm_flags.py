@@ -69,7 +69,7 @@ def test_values_that_vllms_parser_takes_have_no_findings(name: str, value: Any) 
         ("seed", [1, 2], "takes one value, not a list"),
         ("async_scheduling", 1, "is a switch"),
         ("no_async_scheduling", "x", "is a switch"),
-        ("no_async_scheduling", False, "says no twice"),
+        ("no_async_scheduling", False, "negates twice"),
         ("headless", False, "there is no --no-headless"),
         ("gpu_memory_utilization", "most", "which is not a number"),
         ("kv_cache_memory_bytes", "1.5K", "which is not a whole number, or one such as 8k"),

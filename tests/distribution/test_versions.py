@@ -1,4 +1,4 @@
-"""One version of recipec, in one place, and what is said of versions."""
+"""One version of recipec, in one place, and the texts about versions."""
 
 from __future__ import annotations
 

@@ -185,4 +185,4 @@ THERE: dict[str, Callable[[Path], None]] = {
     "porting.md": _configs,
     "coming-from.md": _tools,
 }
-"""What is in a page's folder beside what a clone has."""
+"""Files of a page's folder that a clone does not have."""

@@ -160,7 +160,7 @@ class Artifact:
         return self.run(sys.executable, "-m", "recipec.compiler.cli.main", *words, status=status)
 
     def start(self, *words: str | Path, log: Path) -> subprocess.Popen[bytes]:
-        """A `recipe` command that goes on beside the test."""
+        """A `recipe` command that runs in parallel with the test."""
         command = [sys.executable, "-m", "recipec.compiler.cli.main", *map(str, words)]
         with log.open("wb") as output:
             return subprocess.Popen(

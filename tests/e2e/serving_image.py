@@ -27,7 +27,7 @@ from tests.e2e.docker_engine import Engine
 REPOSITORY = "vllm-for-cpu"
 
 PACKAGES = ("passwd", "libc-bin")
-"""Debian's packages beside the essential ones."""
+"""Debian's packages besides the essential ones."""
 
 LEFT_OUT = re.compile(
     r"/site-packages/(triton|torch/(test|include|bin/(?!torch_shm_manager).*)|pip)(/|$)"

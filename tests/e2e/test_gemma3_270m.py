@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 
 
 def test_the_checkpoint_is_the_model(checkpoint: Path) -> None:
-    """It holds the tensors that its family reads, and goes on with what it knows."""
+    """It holds the tensors that its family reads, and continues a text that it knows."""
     from safetensors import safe_open
 
     from recipec.runtime.model.families import family_of

@@ -80,7 +80,7 @@ def test_a_run_killed_within_saves_to_a_bucket_goes_on_from_a_whole_step(
     group = start(lives, place, "--resume")
     assert group.wait() == [0, 0], group.said()
     assert "continuing after step 4 of 8" in group[0].stderr
-    assert group.said().count("the save of step 6 had not ended: it is removed") == 1
+    assert group.said().count("the save of step 6 did not finish: it is removed") == 1
     assert saved_steps(RUN) == [6, 8] and unfinished(RUN) == []
 
     whole = artifacts.train(lives, place, "whole", artifact="here")

@@ -151,7 +151,9 @@ def test_process_0_is_killed_and_the_others_end_with_jaxs_words_and_go_on(slow: 
     group[0].send(signal.SIGKILL)
     assert group.wait() == [-9, 75], group.said()
     assert "Either the leader task was preempted/died" in group[1].stderr
-    assert group.errors()[1] == ["error: JAX's service has ended process 1 of 2: see above who is missing"]
+    assert group.errors()[1] == [
+        "error: JAX's service has ended process 1 of 2: see above which process is missing"
+    ]
     assert "Traceback" not in group.said(), group.said()
     resumed(lives, slow, "headless", group.port)
 

@@ -248,7 +248,7 @@ def writing(merges: Merges, work: str) -> Life:
 
 @pytest.mark.parametrize(
     "signum, status, words",
-    [(signal.SIGINT, 130, "the same command goes on"), (signal.SIGTERM, -signal.SIGTERM, "")],
+    [(signal.SIGINT, 130, "the same command continues"), (signal.SIGTERM, -signal.SIGTERM, "")],
 )
 def test_a_merge_stopped_by_a_signal_goes_on_where_it_was(
     signum: int, status: int, words: str, merges: Merges

@@ -217,7 +217,7 @@ def test_both_sides_are_evaluated(
 
     again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0 and again.stdout == done.stdout
-    assert "50 of 50 answers are of an earlier run" in again.stderr
+    assert "50 of 50 answers are from an earlier run" in again.stderr
 
 
 def task_folder(folder: Path) -> Path:

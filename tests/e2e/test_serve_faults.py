@@ -156,7 +156,7 @@ def test_a_server_that_dies_during_a_benchmark_fails_its_point_alone(
     seconds = serving.await_health(START_SECONDS)
     print(f"\nstarted again by the engine in {seconds:.0f} s")
     said = serving.recipe("serve", "bench", serving.folder).output
-    assert "1 of 2 points are measured already, and kept" in said
+    assert "1 of 2 points are already measured, and are kept" in said
     assert points[0].read_bytes() == first
     assert json.loads(points[1].read_text())["failure"] is None
 

@@ -180,7 +180,7 @@ def stricter() -> list[tuple[str, Any]]:
 
 
 def shapes() -> list[dict[str, Any]]:
-    """Key/value heads on a device, and what else the sizes of pages and blocks hang on."""
+    """Key/value heads on a device, and what else the sizes of pages and blocks depend on."""
     return [
         {
             "version": version,

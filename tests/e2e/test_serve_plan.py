@@ -130,7 +130,7 @@ def test_the_published_runs_plan_is_what_was_measured(root: Path) -> None:
     _, plan = planned(root / "recipes" / "gemma4-31b-v5p8.yaml", "serve.max_model_len=4608")
     assert plan.compiled_layers == (6, 12) and plan.fits
     assert plan.weights == pytest.approx(7.75e9, rel=0.02)
-    # What vLLM leaves of 31.25 GiB beside the weights, at its share of 0.92.
+    # The rest of 31.25 GiB next to the weights, at vLLM's share of 0.92.
     assert plan.cache == pytest.approx(0.92 * 31.25 * 2**30 - plan.weights, rel=0.01)
     # Three in each of ten global layers, whose keys are split on the head size; two all-reduces a layer.
     counts = {c.kind: c.count for c in plan.programs[0].collectives}

@@ -92,7 +92,7 @@ def test_a_detached_server_serves_until_down(served: Served, tmp_path: Path) -> 
     other = Served(tmp_path / "other", served.engine, f"serve.port={served.port}", name="other")
     second = other.run("up")
     assert second.ended() == 1
-    assert f"error: port {served.port} is taken by the container sample\n" in second.text
+    assert f"error: port {served.port} is in use by the container sample\n" in second.text
 
     down = served.run("down", "--volumes")
     assert down.ended() == 0, down.text

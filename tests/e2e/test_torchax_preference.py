@@ -59,7 +59,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(place: Callable[[str, s
 def test_the_reference_of_a_run_that_starts_from_an_adapter_has_none(
     place: Callable[[str, str], Place],
 ) -> None:
-    """As in train.py, which goes on from the same adapter."""
+    """The result is train.py's, which continues from the same adapter."""
     here = place("qwen3", "dpo")
     whole = here.train(Backend.TORCHAX, "first")
     adapter = here.folder / "first" / "adapter"

@@ -171,7 +171,7 @@ def test_the_merged_folder_answers_as_in_transformers(
 def test_the_adapter_answers_as_the_merged_folder(
     name: str, served: Served, references: References, report: dict[str, Any]
 ) -> None:
-    """In vLLM beside the base, and in PEFT; the base by itself stays as it is."""
+    """The adapter answers in vLLM next to the base, and in PEFT; the base's own answers do not change."""
     report[f"{name}: adapter against merged"] = agreement(served.adapters["adapter"], references.merged)
     report[f"{name}: adapter against PEFT"] = agreement(served.adapters["adapter"], references.adapter)
     report[f"{name}: base"] = agreement(served.base, references.base)

@@ -86,7 +86,7 @@ def test_a_gitignore_of_the_users_own_stays(tmp_path: Path, files: dict[str, byt
     write(out, {"sample": {path: content for path, content in files.items() if path == "train.py"}})
     for name in (out, out / "sample"):
         (name / IGNORE).write_text("mine\n")
-    with pytest.raises(ArtifactError, match="no build wrote what is there"):
+    with pytest.raises(ArtifactError, match="no build wrote it"):
         write(out, {"sample": files})
     write(out, {"sample": files}, force=True)
     assert (out / IGNORE).read_text() == (out / f"sample/{IGNORE}.kept").read_text() == "mine\n"
@@ -165,7 +165,7 @@ def test_files_of_the_last_build_go(built: Path, tmp_path: Path) -> None:
 
 def test_an_edited_file_is_replaced_and_named(built: Path, files: dict[str, bytes]) -> None:
     (built / "sample/train.py").write_text("edited")
-    assert any("train.py had been edited" in note for note in write(built, {"sample": files}))
+    assert any("train.py was edited" in note for note in write(built, {"sample": files}))
     assert check(built, {"sample": files}) == ""
 
 

@@ -151,7 +151,7 @@ def test_a_run_that_is_cut_off_for_ever_ends(clouds: Callable[..., Cloud]) -> No
     prepared(cloud)
     cloud.plan("sample-0", *[137] * 9)
     ran = cloud.run("train")
-    assert ran.status == 1 and "cut off 2 times" in ran.err
+    assert ran.status == 1 and "interrupted 2 times" in ran.err
     assert len([line for line in cloud.lines("trainings") if line.startswith("sample-0")]) == 3
 
 
@@ -203,7 +203,7 @@ def test_a_host_that_fails_is_asked_again(clouds: Callable[..., Cloud]) -> None:
     prepared(cloud)
     (cloud.folder / "fault-2").write_text("x\n")
     ran = cloud.run("setup")
-    assert ran.status == 0 and "a host failed; once more" in ran.err
+    assert ran.status == 0 and "a host failed; trying again" in ran.err
     (cloud.folder / "fault-2").write_text("x\n" * 3)
     assert cloud.run("setup").status == 1
     # While it is watched, a host that does not answer is waited for.
@@ -253,7 +253,7 @@ def test_down_deletes_what_was_named(clouds: Callable[..., Cloud]) -> None:
     assert cloud.run("up").status == 0
     assert cloud.run("down", "sample").status == 0
     assert not (cloud.folder / "vms" / "sample").exists()
-    assert "sample is not there" in cloud.run("down", "sample").err
+    assert "sample does not exist" in cloud.run("down", "sample").err
 
 
 @pytest.mark.parametrize("command", [["down", "sample"], ["up"], ["status"]])
@@ -335,7 +335,7 @@ def test_weights_of_another_model_are_not_trained_on(clouds: Callable[..., Cloud
     assert len(cloud.lines("hf")) == 4
     (cloud.home(3) / "weights/.origin").unlink()
     (cloud.home(3) / "weights/model.safetensors").touch()
-    assert "error: weights holds files that no stage wrote" in cloud.run("stage").err
+    assert "error: weights holds files that stage did not write" in cloud.run("stage").err
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.3])
@@ -351,7 +351,7 @@ def test_ctrl_c_leaves_it_training_and_stop_saves(clouds: Callable[..., Cloud], 
     time.sleep(pause)
     process.interrupt()
     ran = process.ends()
-    assert ran.status == 130 and "goes on without this terminal" in ran.err
+    assert ran.status == 130 and "continues without this terminal" in ran.err
     assert cloud.run("status").out.count("running") == 4
     watching = cloud.start("train")  # sees that it runs, and starts nothing
     until(lambda: len(cloud.calls("host.sh follow")) > 1)

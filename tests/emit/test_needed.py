@@ -189,9 +189,7 @@ def test_an_edited_file_of_the_runtime_is_kept_when_that_is_asked(tmp_path: Path
     out, files = tmp_path / "generated", files_of(tmp_path / "recipes")
     write(out, {"sample": files})
     (out / "runtime/training/train.py").write_text("edited")
-    assert any(
-        "runtime/training/train.py had been edited" in line for line in write(out, {"sample": files}, True)
-    )
+    assert any("runtime/training/train.py was edited" in line for line in write(out, {"sample": files}, True))
     assert (out / "runtime/training/train.py.kept").read_text() == "edited"
     assert check(out, {"sample": files}) == ""
 

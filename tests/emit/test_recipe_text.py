@@ -43,7 +43,7 @@ def test_set_and_extends_are_merged_in_without_the_defaults(tmp_path: Path) -> N
     text = compiled(tmp_path / "child.yaml", ["model.tokenizer=google/gemma-4-31B-it"]).text
     assert text == (
         f"{HEAD}\n"
-        "# Put together by recipec from a recipe with `extends` or `--set`.\n"
+        "# Made by recipec from a recipe with `extends` or `--set`.\n"
         "recipe: 1\n"
         "name: child\n"
         "model:\n  id: google/gemma-4-31B-it\n  tokenizer: google/gemma-4-31B-it\n"

@@ -197,7 +197,7 @@ def test_the_script_refuses_a_port_that_is_taken(host: str, family: int, tmp_pat
         script = variant(host=host, port=port)["serve/serve.sh"]
         refused = run_script(tmp_path, script)
     assert refused.status == 1 and refused.words == ()
-    assert refused.stderr.startswith(f"error: port {port} is taken\n")
+    assert refused.stderr.startswith(f"error: port {port} is in use\n")
     assert run_script(tmp_path, script).words
 
 

@@ -32,7 +32,7 @@ def test_weights_are_where_merge_py_puts_them(output: str, tmp_path: Path) -> No
     if default:
         assert found.words[2] == f"{tmp_path}/{default}"
     else:
-        assert found.status == 1 and found.stderr.startswith("error: no folder of weights is named\n")
+        assert found.status == 1 and found.stderr.startswith("error: the folder of weights is not given\n")
 
 
 PLACES = {
@@ -128,7 +128,7 @@ def test_a_base_that_the_serving_machine_cannot_know_has_to_be_named(model: str,
     with_model(tmp_path, "base", "merged-adapter")
     refused = run_script(tmp_path, files["serve/serve.sh"])
     assert refused.stderr == (
-        "error: no folder of weights is named\n  = help: name the folder in MODEL_DIR\n"
+        "error: the folder of weights is not given\n  = help: name the folder in MODEL_DIR\n"
     )
     named = run_script(tmp_path, files["serve/serve.sh"], MODEL_DIR=str(tmp_path / "base"))
     assert named.words[2] == str(tmp_path / "base")

@@ -38,7 +38,7 @@ SETS: list[tuple[str, ...]] = [
 
 
 def stated(text: str, folder: Path) -> dict[str, Any]:
-    """The constants of a script, without what it imports or defines beside them."""
+    """Return the constants of a script, without its imports and definitions."""
     names = {"LoraSettings": LoraSettings, "ARTIFACT": folder} | vars(runtime)
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) != "ARTIFACT":

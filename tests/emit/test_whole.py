@@ -180,7 +180,7 @@ def test_a_build_that_cannot_be_ended_waits_for_the_next_command(
 
     with monkeypatch.context() as full:
         full.setattr(os, "replace", third)
-        with pytest.raises(ArtifactError, match=r"waits for its end: .*: No space left"):
+        with pytest.raises(ArtifactError, match=r"is not complete: .*: No space left"):
             write(out, NEW)
     assert finish(out) and tree(out) == tree(tmp_path / "built")
 
@@ -196,7 +196,7 @@ def test_a_journal_from_elsewhere_moves_and_removes_nothing(out: Path) -> None:
     (out / STAGING / "new").mkdir(parents=True)
     journal["folder"] = (out / STAGING).stat().st_ino
     (out / STAGING / "journal.json").write_text(json.dumps(journal))
-    with pytest.raises(ArtifactError, match="lies outside of"):
+    with pytest.raises(ArtifactError, match="is outside of"):
         finish(out)
 
 
@@ -216,20 +216,20 @@ def test_what_no_build_wrote_is_replaced_when_asked_and_kept(path: str, out: Pat
     (out / path).parent.mkdir(exist_ok=True)
     (out / path).write_text("mine")
     before, built = tree(out), {**NEW, "three": files(train_py="new")}
-    with pytest.raises(ArtifactError, match=f"{path} would be replaced, and no build wrote") as refused:
+    with pytest.raises(ArtifactError, match=f"{path} would be replaced, but no build wrote") as refused:
         write(out, built, forced="recipe build x.yaml --force")
     assert str(refused.value.help).endswith(": recipe build x.yaml --force")
     assert tree(out) == before
     (out / f"{path}.kept").write_text("an earlier copy")
     notes, kept = write(out, built, force=True), out / f"{path}.kept-2"
-    assert f"warning: {out / path} was written by no build: replaced, a copy is {kept}" in notes
+    assert f"warning: {out / path} was not written by a build: replaced, a copy is {kept}" in notes
     assert kept.read_text() == "mine" and (out / f"{path}.kept").read_text() == "an earlier copy"
     assert artifact.check(out, built) == ""
 
 
 def test_an_edited_file_that_goes_is_said_to(out: Path) -> None:
     (out / "one/serve/Dockerfile").write_text("edited")
-    assert any("Dockerfile had been edited" in note for note in write(out, NEW))
+    assert any("Dockerfile was edited" in note for note in write(out, NEW))
 
 
 def test_what_killed_commands_left_goes_and_nothing_else(out: Path) -> None:

@@ -52,16 +52,28 @@ def test_a_process_finds_its_place_in_the_environment(
         ),
         (explicit("a:1", "2", "2"), "JAX_PROCESS_ID is 2, and JAX_NUM_PROCESSES is 2"),
         (explicit("a:1", "0", "0"), "JAX_PROCESS_ID is 0, and JAX_NUM_PROCESSES is 0"),
-        (explicit("a:1", "two", "0"), "JAX_NUM_PROCESSES is 'two', which is no whole number"),
-        (explicit("a:1", "2", "-1"), "JAX_PROCESS_ID is '-1', which is no whole number"),
-        (explicit("a:1", "2", "²"), "JAX_PROCESS_ID is '²', which is no whole number"),
-        (explicit("a:port", "2", "0"), "JAX_COORDINATOR_ADDRESS is 'a:port', which is no HOST:PORT"),
-        (explicit("a:65536", "2", "0"), "JAX_COORDINATOR_ADDRESS is 'a:65536', which is no HOST:PORT"),
-        (explicit(":1", "2", "0"), "JAX_COORDINATOR_ADDRESS is ':1', which is no HOST:PORT"),
-        (explicit("a:", "2", "0"), "JAX_COORDINATOR_ADDRESS is 'a:', which is no HOST:PORT"),
-        (explicit("[::1", "2", "0"), "JAX_COORDINATOR_ADDRESS is '[::1', which is no HOST:PORT"),
-        (explicit("[::1]99", "2", "0"), "JAX_COORDINATOR_ADDRESS is '[::1]99', which is no HOST:PORT"),
-        (explicit("http://a:1", "2", "0"), "JAX_COORDINATOR_ADDRESS is 'http://a:1', which is no HOST:PORT"),
+        (explicit("a:1", "two", "0"), "JAX_NUM_PROCESSES is 'two', which is not a whole number"),
+        (explicit("a:1", "2", "-1"), "JAX_PROCESS_ID is '-1', which is not a whole number"),
+        (explicit("a:1", "2", "²"), "JAX_PROCESS_ID is '²', which is not a whole number"),
+        (
+            explicit("a:port", "2", "0"),
+            "JAX_COORDINATOR_ADDRESS is 'a:port', which is not of the form HOST:PORT",
+        ),
+        (
+            explicit("a:65536", "2", "0"),
+            "JAX_COORDINATOR_ADDRESS is 'a:65536', which is not of the form HOST:PORT",
+        ),
+        (explicit(":1", "2", "0"), "JAX_COORDINATOR_ADDRESS is ':1', which is not of the form HOST:PORT"),
+        (explicit("a:", "2", "0"), "JAX_COORDINATOR_ADDRESS is 'a:', which is not of the form HOST:PORT"),
+        (explicit("[::1", "2", "0"), "JAX_COORDINATOR_ADDRESS is '[::1', which is not of the form HOST:PORT"),
+        (
+            explicit("[::1]99", "2", "0"),
+            "JAX_COORDINATOR_ADDRESS is '[::1]99', which is not of the form HOST:PORT",
+        ),
+        (
+            explicit("http://a:1", "2", "0"),
+            "JAX_COORDINATOR_ADDRESS is 'http://a:1', which is not of the form HOST:PORT",
+        ),
     ],
 )
 def test_an_environment_that_says_half_of_it_is_refused_with_what_is_missing(
@@ -126,7 +138,7 @@ def test_several_hosts_without_a_word_which_this_is_are_refused(monkeypatch: pyt
         with pytest.raises(UserError) as caught:
             discover(4, {})
         assert caught.value.message == (
-            f"the recipe's mesh spans 4 hosts, and nothing here says which of them {why}"
+            f"the recipe's mesh spans 4 hosts, and no variable says which of them {why}"
         )
         assert "JAX_NUM_PROCESSES=4" in (caught.value.help or "")
     found_out = lambda *arguments: ("t1v-n-0:8476", 4, 3, None)  # noqa: E731

@@ -80,7 +80,7 @@ def test_who_does_not_come_is_named(lives: Lives) -> None:
 def test_who_does_not_come_to_a_barrier_is_named(lives: Lives) -> None:
     group = members(lives, "barrier", "wait", BARRIER=2)
     assert group.wait() == [1, 1], group.said()
-    late = "process 1 of 2 (HOST) did not come to `barrier 0` within 2 s"
+    late = "process 1 of 2 (HOST) did not reach `barrier 0` within 2 s"
     assert errors(group)[0] == f"process 0 of 2 (HOST): {late}"
 
 

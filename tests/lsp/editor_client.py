@@ -1,4 +1,4 @@
-"""An editor for tests: pygls's own client, beside `recipe lsp` in a process of its own."""
+"""An editor for tests: pygls's own client, and `recipe lsp` in another process."""
 
 from __future__ import annotations
 

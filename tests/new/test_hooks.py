@@ -48,7 +48,7 @@ def test_a_workflow_is_what_github_takes(repository: Path) -> None:
     text = (repository / ".github/workflows/recipes.yml").read_text()
     # It is on no index: a name would install whatever somebody else puts there.
     assert 'pip install "${RECIPEC_PACKAGE:?' in text and "${{ vars.RECIPEC_PACKAGE }}\n" in text
-    assert f"finds recipec {__version__}," in text
+    assert f"source of recipec {__version__} " in text
     assert "recipe check team/recipes/*.yaml\n" in text
     assert "recipe build team/recipes/*.yaml --check\n" in text
     place = files("check_jsonschema.builtin_schemas") / "vendor" / "github-workflows.json"
@@ -80,7 +80,7 @@ def test_hooks_of_others_stay_as_they_are(repository: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("repos: [", "is no YAML"), ("- a\n", "no list of `repos`"), ("repos: 3\n", "no list of `repos`")],
+    [("repos: [", "is not YAML"), ("- a\n", "no list of `repos`"), ("repos: 3\n", "no list of `repos`")],
 )
 def test_a_broken_configuration_is_left_alone(repository: Path, content: str, said: str) -> None:
     config = repository / ".pre-commit-config.yaml"

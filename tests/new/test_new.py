@@ -137,7 +137,7 @@ def test_nothing_that_is_there_is_replaced(folder: Path) -> None:
         (folder / "recipes" / name).write_text("mine\n")
     words = ("--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1")
     result = new("demo", *words, exit_code=1)
-    assert "recipes/demo.yaml is there already" in str(result.exception)
+    assert "recipes/demo.yaml already exists" in str(result.exception)
     new("other", *words)
     assert {path.name for path in (folder / "recipes").iterdir()} == {
         "demo.yaml",
@@ -228,7 +228,7 @@ def test_preferences_are_learned_with_dpo_and_kto(folder: Path, row: dict[str, A
     assert recipe.train.micro_batch_size > 1 or method == "dpo"
     words = ("--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", "pairs.jsonl")
     result = new("other", *words, "--method", "lora", exit_code=1)
-    assert "does not go with" in str(result.exception)
+    assert "cannot be used with" in str(result.exception)
 
 
 def test_data_outside_of_the_recipes_folder_is_refused(folder: Path) -> None:
@@ -277,7 +277,7 @@ def test_data_that_cannot_be_used_says_why(folder: Path) -> None:
     cases = {
         "empty.jsonl": (b"", "has no rows"),
         "binary.jsonl": (bytes(range(256)), "cannot be read"),
-        "list.jsonl": (b"[1]\n", "line 1 is no JSON object"),
+        "list.jsonl": (b"[1]\n", "line 1 is not a JSON object"),
         "comma.jsonl": (
             b'{"text": "a"}\n{"text" "b"}\n',
             "not JSON at line 2, column 9: Expecting ':' delimiter",

@@ -115,7 +115,7 @@ class Place:
 
 
 def _forget_other_runtimes(artifact: Path) -> None:
-    """Unload the `runtime` of another artifact: it has another family. This process runs the scripts of several."""
+    """Unload the `runtime` of another artifact, which has another family: one process runs several."""
     loaded = sys.modules.get("runtime")
     if loaded is not None and not Path(loaded.__path__[0]).is_relative_to(artifact):
         for name in [name for name in sys.modules if name.partition(".")[0] == "runtime"]:

@@ -209,9 +209,7 @@ def test_too_few_backends_are_an_error(
     lion = "  optimizer: {name: lion, learning_rate: 0.0001}\n"
     status, _, err = parity(LLAMA, "--backend", "trl", "--backend", "tunix", more=lion)
     assert status == 1 and not scripts.run
-    assert (
-        "error[E1050]: " in err and "of those asked for tunix can run this recipe here; trl cannot: " in err
-    )
+    assert "error[E1050]: " in err and "of those given tunix can run this recipe here; trl cannot: " in err
     assert "error[E0920]: " in err and f"--> {tmp_path / 'recipe.yaml'}:11:" in err
     status, _, err = parity(LLAMA, "--backend", "tunix")
     assert status == 1 and "error[E1050]" in err and "--backend NAME of another one" in err

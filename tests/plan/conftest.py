@@ -21,7 +21,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def full_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices reach their published rates: no test hangs on what the published runs say of them."""
+    """Devices reach their published rates: no test depends on the published runs."""
     monkeypatch.setattr(rates, "reached", lambda generation: Reached())
 
 

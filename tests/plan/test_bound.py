@@ -1,4 +1,4 @@
-"""The analytic bounds, held against what libtpu's compiler said of the same steps.
+"""The analytic bounds, compared with libtpu's compiler on the same steps.
 
 Recorded with libtpu 0.0.42.1 at its lowest effort; the compiler leaves the output head's later chunks and
 splash attention's kernels out of its time.

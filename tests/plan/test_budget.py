@@ -58,14 +58,16 @@ def test_a_plan_above_the_budget_fails_with_each_figure(recipe: Path) -> None:
             "E1003",
             "the run takes an estimated 0.28 hours, and budget.max_hours allows 0.25",
             "budget.max_hours",
-            "by the errors of such estimates it is 0.25 to 0.33 hours; `recipe plan --search` looks for a "
+            "with the known errors of such estimates it is 0.25 to 0.33 hours; `recipe plan --search` looks "
+            "for a "
             "faster configuration",
         ),
         Diagnostic(
             "E1004",
             "the run costs an estimated US$ 4.67, and budget.max_usd allows 4",
             "budget.max_usd",
-            "by the errors of such estimates it is US$ 4.20 to 5.60; `recipe plan --search` looks for a "
+            "with the known errors of such estimates it is US$ 4.20 to 5.60; `recipe plan --search` looks "
+            "for a "
             "cheaper configuration",
         ),
     ]
@@ -94,7 +96,7 @@ def test_hours_of_a_run_of_unknown_length_are_said_to_be_unchecked(recipe: Path)
         "W1005",
         "budget.max_hours cannot be checked: the length of the run is not known",
         "budget.max_hours",
-        "give train.steps, or put the data beside the recipe and its tokenizer's folder after --model",
+        "give train.steps, or put the data next to the recipe and give its tokenizer's folder with --model",
     )
     assert (usd.code, usd.path) == ("W1005", "budget.max_usd")
 
@@ -106,8 +108,8 @@ def test_a_bound_above_the_budget_leaves_it_unchecked(recipe: Path) -> None:
     hours, usd = found(recipe, bound, "max_hours=1", "max_usd=10")
     assert (hours.code, usd.code) == ("W1005", "W1005")
     assert hours.message == (
-        "budget.max_hours cannot be checked: the run has at most 500 steps, which are above it, and may have "
-        "fewer"
+        "budget.max_hours cannot be checked: the run has at most 500 steps, which are above the limit, but "
+        "may have fewer"
     )
 
 

@@ -1,4 +1,4 @@
-"""`recipe calibrate`: probes beside plans, and plans that use them; with a compiler that compiles nothing."""
+"""`recipe calibrate`: probes compared with plans, and plans that use them; the compiler is a fake."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def test_what_is_outside_the_interval_has_a_likely_cause(
     ("changes", "message"),
     [
         ({"probe": 2}, "a probe of version 2"),
-        ({"machine": {"platform": "cpu"}}, "of a cpu"),
+        ({"machine": {"platform": "cpu"}}, "from a cpu"),
         ({"problems": ["on a mesh it differs"]}, "on a mesh it differs"),
         ({"time": {}}, "no time of the step"),
-        ({"time": TIMES | {"parts": {"products": "much"}}}, "parts of a step that are no times"),
+        ({"time": TIMES | {"parts": {"products": "much"}}}, "parts of a step are not times"),
         ({"time": TIMES | {"parts": 3}}, "no file of a probe"),
         ({"recipe": "another"}, "of another recipe"),
     ],

@@ -102,7 +102,7 @@ def test_a_value_that_libtpu_refuses_is_told_where_it_stands(file: Path, told: p
     file.write_text(RECIPE + "xla:\n  flags:\n    xla_enable_async_all_gather: maybe\n", encoding="utf-8")
     done = run("plan", file)
     assert done.exit_code == 1 and f"{file}:10:34" in done.stderr
-    assert "error[E1008]: libtpu does not take the value maybe of the flag xla_enable_" in done.stderr
+    assert "error[E1008]: libtpu does not accept the value maybe of the flag xla_enable_" in done.stderr
     file.write_text(RECIPE, encoding="utf-8")  # the environment has it
     with pytest.raises(ArtifactError) as caught:
         run("plan", file)
@@ -143,7 +143,10 @@ def test_a_page_is_written(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--html", "{0}/nowhere/plan.html"), "{0}/nowhere/plan.html cannot be written: there is no folder"),
+        (
+            ("--html", "{0}/nowhere/plan.html"),
+            "{0}/nowhere/plan.html cannot be written: there is no folder",
+        ),
         (("--html", "{0}"), "{0} is a folder"),
         (("--serve",), "the recipe has no `serve` section"),
         (("--model", "{0}/nowhere"), "{0}/nowhere: no such folder"),
@@ -176,7 +179,7 @@ def test_a_cpu_has_nothing_to_be_compiled_for(root: Path, told: pytest.MonkeyPat
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1
-    assert capsys.readouterr().err.startswith("error: cpu-8 is no TPU, and a plan is compiled for one\n")
+    assert capsys.readouterr().err.startswith("error: cpu-8 is not a TPU, and a plan is compiled for a TPU\n")
 
 
 def test_a_model_without_an_entry_is_a_finding_of_the_checks(file: Path) -> None:

@@ -95,9 +95,7 @@ def test_micro_batches_are_halved_at_the_same_rows_of_a_step() -> None:
     larger = program("train.micro_batch_size=6", "train.global_batch_size=48")
     found = {way.sets: way for way in reductions(larger)}
     assert list(found)[:2] == [("train.micro_batch_size=3",), ("train.micro_batch_size=1",)]
-    assert (
-        found[("train.micro_batch_size=3",)].cost == "an optimizer step takes 4 micro-batches in place of 2"
-    )
+    assert found[("train.micro_batch_size=3",)].cost == "an optimizer step takes 4 micro-batches instead of 2"
     assert [found[sets].kept for sets in list(found)[:2]] == [1 / 2, 1 / 6]
     assert ("train.micro_batch_size=1", "remat.policy=decoder") in found
 
@@ -275,14 +273,16 @@ def test_a_step_without_a_way_out_is_refused_with_what_was_tried() -> None:
         + "           remat.policy=decoder, mesh.axes={fsdp: 1, tp: 4}: 220.00 GiB\n"
         + "           lora.quantize=nf4: does not compile\n"
         + "           lora.quantize=int8: does not compile\n"
-        + "         `recipe plan --search` looks at more\n"
+        + "         `recipe plan --search` tries more\n"
         + "\n1 error\n"
     )
 
 
 def test_a_step_for_which_nothing_was_tried_is_refused_with_where_to_look() -> None:
-    assert shown(lambda: None).endswith(" = help: `recipe plan --search` looks for what fits\n\n1 error\n")
-    assert shown(lambda: FitResult(())).endswith("no larger slice is left to try\n\n1 error\n")
+    assert shown(lambda: None).endswith(
+        " = help: `recipe plan --search` searches for a configuration that fits\n\n1 error\n"
+    )
+    assert shown(lambda: FitResult(())).endswith("mesh or larger slice is left to try\n\n1 error\n")
 
 
 def test_a_refused_step_has_no_time_to_compare_with() -> None:

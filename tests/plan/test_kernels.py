@@ -54,7 +54,7 @@ def test_whole_blocks_are_counted(length: int, block: int, window: int, batch: t
     assert of(FORWARD, [table, table, queries, keys, keys]).flops == 2 * product
     assert of(DQ, [table, table, queries, keys, keys]).flops == 3 * product
     assert of(DKV, [turned, turned, queries, keys, keys]).flops == 4 * product
-    # dQ by blocks of keys beside dK and dV: the whole backward pass.
+    # dQ by blocks of keys together with dK and dV: the whole backward pass.
     parts = Array("bf16", (*batch, rows, heads, length, size), 0)
     whole = of(DKV, [turned, turned, queries, keys, keys], [parts, keys, keys])
     assert whole == replace(of(DKV, [turned, turned, queries, keys, keys]), phase="bwd")

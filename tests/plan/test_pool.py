@@ -205,5 +205,5 @@ def test_a_value_that_libtpu_refuses_is_said_with_its_key() -> None:
     said = ["noise", "ERROR: Illegal value 'maybe' specified for flag 'xla_enable_async_all_gather'", "trace"]
     found = pool.read_result(1, "", said)
     assert isinstance(found, Failed)
-    assert found.message == "libtpu does not take the value maybe of the flag xla_enable_async_all_gather"
+    assert found.message == "libtpu does not accept the value maybe of the flag xla_enable_async_all_gather"
     assert "xla.flags.xla_enable_async_all_gather" in found.help

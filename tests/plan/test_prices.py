@@ -24,7 +24,7 @@ FOUND = prices([(PRODUCT, 3.0), (Operation("a2", "a-alike", "p", 1.0), 5.0), (CO
         (PRODUCT, 3.0, True),
         (BARE, 0.5, False),  # libtpu gave it no cycles
         (Operation("a3", "a-alike", "p", 9.0), 4.0, True),  # in another memory: the mean
-        (Operation("a4", "other", "p", 9.0), 4.0, True),  # the same products beside something else
+        (Operation("a4", "other", "p", 9.0), 4.0, True),  # the same products next to another operation
         (Operation("x", "x", "y", 2.0), 8.0, False),  # products took four times the longer of both
         (Operation("x", "x", "", 2.0), 2.5, False),
     ],

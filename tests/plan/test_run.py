@@ -191,10 +191,10 @@ def test_data_and_tokenizers_that_are_not_at_hand_are_named(
     recipe_file: Path, model: Path, tmp_path: Path
 ) -> None:
     program = lowered(recipe_file)
-    assert statistics(program, model) == Unavailable("there is no train.jsonl beside the recipe")
+    assert statistics(program, model) == Unavailable("there is no train.jsonl next to the recipe")
     conversations(tmp_path / "train.jsonl", 30)
     assert statistics(program) == Unavailable(
-        "the tokenizer of google/gemma-4-31B-it is not on this machine (--model DIR says where one is)"
+        "the tokenizer of google/gemma-4-31B-it is not on this machine (--model DIR names a folder with one)"
     )
     hub = lowered(recipe_file, "data.train=[hf://owner/name]")
     assert statistics(hub, model) == Unavailable("the data hf://owner/name is not on this machine")
@@ -267,12 +267,12 @@ def test_the_numbers_are_kept_by_content(
 
 def test_without_the_data_the_steps_are_the_recipes(recipe_file: Path) -> None:
     program = lowered(recipe_file, "train.epochs=null", "train.steps=90", "train.global_batch_size=16")
-    found = planned_length(program, ESTIMATE, Unavailable("there is no train.jsonl beside the recipe"))
+    found = planned_length(program, ESTIMATE, Unavailable("there is no train.jsonl next to the recipe"))
     assert (found.source, found.steps, found.micro_batches, found.tokens_per_row) == ("steps", 90, 4, 128)
     assert found.hours == pytest.approx(90 * 4 * ESTIMATE.seconds / 3600)
     assert found.tokens_per_second == pytest.approx(4 * 128 / ESTIMATE.seconds)
     assert found.note == (
-        "The steps are the recipe's, and there is no train.jsonl beside the recipe: tokens/s counts every "
+        "The steps are the recipe's, and there is no train.jsonl next to the recipe: tokens/s counts every "
         "row as full (128 tokens), which is an upper bound. Evaluation, checkpoints, start-up and "
         "compilation are not counted."
     )
@@ -316,7 +316,7 @@ def test_without_a_tokenizer_the_length_is_a_bound(recipe_file: Path, tmp_path: 
     assert found.note.startswith(
         "At most 8 steps, by the lines of its data, since its tokenizer is not on this machine; "
     )
-    assert "the data was not looked at" in planned_length(lowered(recipe_file), ESTIMATE).note
+    assert "the data was not read" in planned_length(lowered(recipe_file), ESTIMATE).note
 
 
 def test_a_runs_price_is_the_recipes_or_the_catalogs(recipe_file: Path) -> None:

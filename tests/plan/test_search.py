@@ -349,7 +349,7 @@ def test_what_did_not_fit_leaves_out_larger_micro_batches() -> None:
     by_sets = {point.sets: point for point in found.points}
     assert by_sets[()].status == "too large" and by_sets[()].reason.startswith("it needs ")
     larger = by_sets[("train.micro_batch_size=2",)]
-    assert (larger.status, larger.reason) == ("too large", "1 row a device do not fit already")
+    assert (larger.status, larger.reason) == ("too large", "1 row a device already do not fit")
     assert ("mesh.axes={fsdp: 1, tp: 4}", "train.micro_batch_size=2") not in {
         j.sets for j in machine.compiled
     }
@@ -422,5 +422,5 @@ def test_progress_goes_from_nothing_to_all() -> None:
 def test_a_cpu_is_refused() -> None:
     quickstart = lower(load(RECIPE.parent / "quickstart.yaml")).program
     assert quickstart is not None
-    with pytest.raises(ArtifactError, match="is no TPU"):
+    with pytest.raises(ArtifactError, match="is not a TPU"):
         search(quickstart, SearchOptions(), tools=Machine().tools())

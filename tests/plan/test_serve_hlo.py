@@ -16,7 +16,7 @@ from tests.plan.serve_answers import GLOBAL, HLO, LOCAL
 @pytest.mark.usefixtures("full_speed")
 def test_the_text_of_a_program_is_read() -> None:
     found = read(HLO, "v6e:2x4", 8)
-    # Two fusions' cycles at 1.75 GHz; the kernel's time hangs on the cache.
+    # Two fusions' cycles at 1.75 GHz; the kernel's time depends on the cache.
     assert found.timeline.products + found.timeline.memory == pytest.approx(4300 / 1.75e9)
     assert found.timeline.kernels == 0
     assert {moved.kind for moved in found.timeline.transfers} == {kind.kind for kind in found.collectives}

@@ -64,7 +64,7 @@ def test_a_replica_has_the_smallest_topology() -> None:
 @pytest.mark.parametrize(
     ("sets", "why"),
     [
-        (("serve.quantization=fp8",), "bfloat16 weights alone"),
+        (("serve.quantization=fp8",), "only with bfloat16 weights"),
         (("model.id=google/gemma-3-27b-it",), "vLLM's PyTorch model"),
         (
             ("serve.accelerator=v5p-8", "serve.tensor_parallel_size=4", "serve.kv_cache_dtype=auto"),

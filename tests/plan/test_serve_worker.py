@@ -93,7 +93,7 @@ def test_a_killed_worker_makes_the_depth_smaller(
     said: list[str] = []
     made, _, notes = compile_program(example, True, said.append, run)
     assert made.layers == (6, 12)
-    assert "compiling 60 layers was ended by the system" in notes[0] and notes[0] in said
+    assert "compiling 60 layers was killed by the system" in notes[0] and notes[0] in said
 
     def always(made: ServeJob, say: Any) -> ServeAnswer:
         raise WorkerKilled

@@ -428,7 +428,7 @@ def test_a_recipe_without_a_server_and_a_share_that_is_none_are_refused(planned:
 
 def test_idle_devices_are_paid_for(planned: Plan) -> None:
     plan = planned("serve.tensor_parallel_size=4")
-    assert any("4 devices stay idle" in note for note in plan.notes)
+    assert any("4 devices are idle" in note for note in plan.notes)
     assert plan.usd_per_hour == 21.52
 
 

@@ -40,10 +40,10 @@ One micro-batch, forward, backward and update (estimates)
   within               1,164.7 ms to 1,552.9 ms  7,675 to 10,233 tokens/s
   Of nine published runs the measured step took 0.90 to 1.20 times its estimate.
   FLOPs   372.4 TFLOP  811.3 ms at 459 TFLOP/s, without the custom kernels'
-  needed  381.2 TFLOP  by the model for full rows, nothing twice; MFU counts these
+  needed  381.2 TFLOP  by the model for full rows, without recomputation; MFU counts these
   bytes      1,610 GB  582.3 ms at 2,765 GB/s
 
-What the device waits for most, of all layers together
+The longest waits of the device, of all layers together
   all-gather  layers.*.mlp.up_proj.kernel    60.0 ms  of 104.0 ms
   all-gather  layers.*.mlp.down_proj.kernel  30.0 ms  of 104.0 ms
   copy        reduce_sum                        9 ms   of 11.0 ms
@@ -58,7 +58,7 @@ Custom kernels (estimates from their shapes, by kernels that were measured)
   splash_mha_dq_segmented             60 x  11.1 TFLOP  38.0 GB  48.4 ms
   splash_mha_fwd_segmented_residuals  60 x   7.4 TFLOP  26.1 GB  32.2 ms
 
-Largest temporaries, where they take most (GiB)
+Largest temporaries, at the peak of memory (GiB)
   7.38  60 x  bf16[1,3072,21504]   layers.*.mlp / gate_proj
   7.38  60 x  bf16[1,3072,21504]   layers.*.mlp / up_proj
   7.38  60 x  bf16[1,3072,21504]   layers.*.mlp / mul
@@ -104,7 +104,7 @@ def test_a_step_that_does_not_fit_is_printed_with_what_is_missing() -> None:
 def test_a_refused_step_is_printed_without_a_time() -> None:
     shown = text(plans.refused())
     assert "MISSING" in shown and "Largest temporaries" in shown
-    assert "The compiler refused the step, and says nothing of its time.\n" in shown
+    assert "The compiler refused the step, so its time is not known.\n" in shown
     for absent in ("tokens/s", "MFU", "The whole run", "Collectives", "Custom kernels"):
         assert absent not in shown
 

@@ -69,7 +69,7 @@ def test_an_overlapped_gather_costs_less_than_an_exposed_one() -> None:
     ],
 )
 def test_transfers_queue_for_what_both_occupy(along: tuple[str, str], wait: float) -> None:
-    """3 s and 3 s beside 1 s of work: after another 5 s, or side by side after 2."""
+    """3 s and 3 s parallel to 1 s of work: after another 5 s, or in parallel after 2."""
     both = [("0", "1") if name == "01" else (name,) for name in along]
     transfers = tuple(transfer(f"t{i}", 3.0, *names) for i, names in enumerate(both))
     found = run(Start(0, 1), Start(1, 2), Work(memory=1.0), Wait(1), Wait(2), transfers=transfers)

@@ -153,7 +153,7 @@ def test_what_the_backend_does_otherwise_is_told(file: Path) -> None:
 def test_trl_has_nothing_to_compile(file: Path, fake: Path) -> None:
     with pytest.raises(ArtifactError) as caught:
         run("plan", file, "--backend", "trl")
-    assert "runs on GPUs" in str(caught.value) and "--backend torchax" in (caught.value.help or "")
+    assert "runs in torch on GPUs" in str(caught.value) and "--backend torchax" in (caught.value.help or "")
     assert not list(fake.iterdir())
 
 

@@ -66,7 +66,7 @@ def test_a_worker_ends_with_the_process_that_started_it() -> None:
 
 def test_a_recipe_that_does_not_pass_its_checks_is_a_sentence(job: Job) -> None:
     found = worker.compile_step(Job(job.recipe, ("mesh.axes={fsdp: 3}",), job.layers))
-    assert found == Failed("the recipe does not pass its checks", help="recipe check says what is wrong")
+    assert found == Failed("the recipe does not pass its checks", help="recipe check shows the errors")
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_what_swift_takes_off_the_answers_of_a_data_set_is_taken_off() -> None:
 
 
 def test_the_page_counts_the_templates(root: Path) -> None:
-    page = (root / "docs" / "porting.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "porting-tools.md").read_text(encoding="utf-8")
     titles = {
         "llamafactory": "LLaMA-Factory",
         "swift": "ms-swift",

@@ -1,4 +1,4 @@
-"""docs/porting.md: its worked ports are the examples', its options the command's."""
+"""docs/porting.md has the command's options, and docs/porting-examples.md the examples of this folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shown(path: Path) -> str:
 
 
 def test_the_worked_ports_are_the_examples(root: Path, update: bool) -> None:
-    page = root / "docs" / "porting.md"
+    page = root / "docs" / "porting-examples.md"
     text = page.read_text(encoding="utf-8")
     made = PART.sub(lambda part: f"<!-- {part[1]} -->\n{shown(root / part[1])}<!-- end -->", text)
     if update:
@@ -38,12 +38,14 @@ def test_the_page_has_every_option_and_dialect_and_each_command_is_one(root: Pat
     options = set(re.findall(r"--[a-z]+", help)) - {"--help"}
     assert len(options) == 17 and all(f"`{name}" in text or f", `{name}" in text for name in options)
     assert all(f"`{name}`" in text for name in dialects.KNOWN)
+    pages = [path.read_text(encoding="utf-8") for path in sorted((root / "docs").glob("porting*.md"))]
     used = {
         word
-        for command in re.findall(r"^recipe port .*|`recipe port [^`]+`", text, re.M)
+        for command in re.findall(r"^recipe port .*|`recipe port [^`]+`", "\n".join(pages), re.M)
         for word in re.findall(r" (--[a-z]+)", command)
     }
-    assert used <= options
+    assert len(pages) == 4 and used <= options
+    text = (root / "docs" / "porting-examples.md").read_text(encoding="utf-8")
     for example in ("axolotl-gemma4-qlora", "llamafactory-qwen3-lora"):
         files = (root / "tests/port/examples" / example / "command.txt").read_text().split()
         assert f"`recipe port {' '.join(files)} -o recipe.yaml`" in text

@@ -117,7 +117,7 @@ def test_what_was_planned_fits_and_adds_up(programs: Mapping[str, Program], reco
         assert found.tokens % (program.recipe.train.global_batch_size * program.recipe.data.max_length) == 0
         low, high = found.interval
         assert 0 < low <= high, name
-        # Experts' products are small beside what is moved for them.
+        # Experts' products are small compared with the bytes that they move.
         least = 0.01 if program.architecture.expert_layers else 0.05
         assert (found.mfu is None) == (found.seconds is None), name
         assert found.mfu is None or least < found.mfu < 0.95, name

@@ -119,7 +119,7 @@ def test_orbax_removes_nothing_in_a_bucket_that_is_not_its_own(
     assert set(others) <= set(bucket.names())
     assert not bucket.names("run/4/") and bucket.names("run/2/")
     assert step_folders(f"{bucket.url}/run") == [2, 6]
-    assert "the save of step 4 had not ended: it is removed" in capsys.readouterr().err
+    assert "the save of step 4 did not finish: it is removed" in capsys.readouterr().err
 
 
 def test_a_damaged_step_is_set_aside_file_by_file(bucket: Bucket, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,7 +236,7 @@ def test_a_store_that_is_busy_for_a_while_is_waited_for(
 
 @pytest.mark.parametrize(
     ("fault", "words", "way_out"),
-    [(503, "503", "try again in a while"), (403, "Forbidden", "GOOGLE_APPLICATION_CREDENTIALS")],
+    [(503, "503", "try again later"), (403, "Forbidden", "GOOGLE_APPLICATION_CREDENTIALS")],
 )
 def test_a_store_that_goes_on_refusing_is_one_sentence(
     bucket: Bucket, tmp_path: Path, base: HFCheckpoint, fault: int, words: str, way_out: str
@@ -327,7 +327,7 @@ def test_metrics_that_cannot_be_copied_are_left_here(
     remote_metrics.publisher(run)(here)
     assert capsys.readouterr().err == ""
     remote_metrics.copy(here, run)
-    assert f"{here} has all of it" in capsys.readouterr().err and fault.times == 0
+    assert f"{here} is complete" in capsys.readouterr().err and fault.times == 0
     remote_metrics.publisher(run)(here)
     assert bucket.read("run/metrics.jsonl") == here.read_bytes()
     bucket.server.fail(f"POST .*{bucket.name}", 403, times=10)
@@ -376,7 +376,7 @@ def test_a_merge_from_a_bucket_to_a_bucket_is_that_of_folders(
     bucket.server.fail("upload_id", 503, times=3)
     bucket.server.fail("alt=media", "cut", times=3)
     merged(there, f"{bucket.url}/model", bucket.url, "latest")
-    assert f"{there}/6 holds no checkpoint; step 4 is taken" in capsys.readouterr().err
+    assert f"{there}/6 holds no checkpoint; step 4 is used" in capsys.readouterr().err
     for kind in ("merged", "merged-adapter"):
         names = sorted(path.name for path in (tmp_path / kind).iterdir())
         assert names == [name.partition("/")[2] for name in bucket.names(f"{kind}/")]

@@ -80,7 +80,7 @@ def test_a_run_in_a_bucket_survives_kills_and_a_busy_store(place: Path, gcs: Gcs
         gcs.fail(f"{request}.*", fault, after=5)
     life = begin(lives, place, "run", "--resume")
     assert life.wait() == 0, life.stderr
-    assert "the save of step 8 had not ended: it is removed" in life.stderr
+    assert "the save of step 8 did not finish: it is removed" in life.stderr
     assert "continuing after step 6 of 10" in life.stderr and "Traceback" not in life.stderr
     assert saved_steps(run) == [8, 10] and unfinished(run) == []
     assert all(fault.times == 0 for fault in gcs.faults)

@@ -126,7 +126,7 @@ def test_a_run_that_goes_on_is_said_to(place: Path) -> None:
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 51, "lo')
     words = report("run").words
-    assert "not at its end: 49 of 200 steps" in words and "The run is going on, or was killed." in words
+    assert "not finished: 49 of 200 steps" in words and "The run is still running, or was killed." in words
     assert "The last line of metrics.jsonl is cut off, and left out." in words
 
 
@@ -154,7 +154,7 @@ def test_an_old_run_without_facts_has_a_page(place: Path) -> None:
 def test_a_run_without_a_lock_has_a_page(place: Path) -> None:
     writing.write(place / "run", list(writing.lines(3)), None, None)
     words = report("run").words
-    assert "3 steps logged" in words and "What the recipe was is not known" in words
+    assert "3 steps logged" in words and "The recipe is not known" in words
     (place / "run" / "recipe.lock.json").write_text("{")
     assert "There is no recipe.lock.json that can be read" in report("run").words
 
@@ -173,7 +173,7 @@ def test_a_recipe_of_another_version_is_shown_with_a_note(place: Path) -> None:
     lock = json.loads((folder / "recipe.lock.json").read_text())
     lock["recipe"]["train"]["invented"] = 1
     (folder / "recipe.lock.json").write_text(json.dumps(lock))
-    assert "This version does not take the recipe of recipe.lock.json:" in report("run").words
+    assert "This version does not read the recipe of recipe.lock.json:" in report("run").words
 
 
 def test_values_have_their_places(place: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_run_on_a_cpu_is_called_one(place: Path) -> None:
     writing.write(place / "run", list(writing.lines(50)), writing.facts(50), None)
     words = report("run", "--plan", str(plan_file(place))).words
     assert "Ran on 8 virtual CPU devices: no TPU" in words
-    assert "the ratios compare a CPU with a TPU, and say nothing of the plan." in words
+    assert "the ratios compare a CPU with a TPU, and do not test the plan." in words
 
 
 def test_a_plan_in_the_cache_is_found_without_compiling(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +328,7 @@ def test_what_is_no_run_is_refused_and_other_files_are_not_overwritten(place: Pa
     (place / "empty").mkdir()
     (place / "notes.html").write_text("mine")
     assert "there is no folder missing" in refused("missing")
-    assert "notes.html is no folder" in refused("notes.html")
+    assert "notes.html is not a folder" in refused("notes.html")
     assert "empty contains neither a run nor a sweep" in refused("empty")
     assert "exists and is not a report: it was not changed" in refused("run", "-o", "notes.html")
     assert (place / "notes.html").read_text() == "mine"
@@ -338,8 +338,8 @@ def test_what_is_no_run_is_refused_and_other_files_are_not_overwritten(place: Pa
     assert "is not a plan as" in refused("run", "--plan", "notes.html")
     assert "there is no plan.json" in refused("run", "--plan", "plan.json")
     assert "there is no gone.yaml" in refused("run", "--recipe", "gone.yaml")
-    assert "holds no results that a report knows" in refused("run", "--results", "empty")
-    assert "is no result that a report knows" in refused("run", "--results", "notes.html")
+    assert "holds no results that a report can show" in refused("run", "--results", "empty")
+    assert "is not a result that a report can show" in refused("run", "--results", "notes.html")
     assert "empty holds no run" in refused("run", "--compare", "empty")
     assert sorted(path.name for path in place.iterdir() if path.suffix == ".html") == ["notes.html"]
 
@@ -380,7 +380,7 @@ def test_a_run_that_stopped_early_is_done_and_shows_its_samples_and_sources(plac
     (folder / "samples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in samples) + '{"step": 5')
     page = report("run")
     assert "stopped early after 60 of 200 steps" in page.words and why in page.words
-    assert "Not at its end" not in page.words
+    assert "Not finished" not in page.words
     assert {trace["name"] for trace in page.charts["eval-sources"]} == {"chat", "code"}
     for text in ("Say one.", "one at 0", "two at 50"):
         assert text in page.words

@@ -102,7 +102,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "seven bytes": (put(FIRST, b"1234567"), f"MODEL/{FIRST}: not a safetensors file", AGAIN),
     "git lfs pointer": (
         put(FIRST, POINTER),
-        f"MODEL/{FIRST}: is a Git LFS pointer, not the file that it stands for",
+        f"MODEL/{FIRST}: is a Git LFS pointer instead of the file",
         "run `git lfs pull` in that folder",
     ),
     "web page": (
@@ -122,7 +122,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     ),
     "index of a pointer": (
         put(INDEX, POINTER),
-        f"MODEL/{INDEX}: is a Git LFS pointer, not the file that it stands for",
+        f"MODEL/{INDEX}: is a Git LFS pointer instead of the file",
         "run `git lfs pull` in that folder",
     ),
     "index without a map": (put(INDEX, b"{}"), f"MODEL/{INDEX}: no weight_map", AGAIN),
@@ -217,7 +217,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     ),
     "tokenizer is a pointer": (
         put("tokenizer.json", POINTER),
-        "MODEL/tokenizer.json: is a Git LFS pointer, not the file that it stands for",
+        "MODEL/tokenizer.json: is a Git LFS pointer instead of the file",
         "run `git lfs pull` in that folder",
     ),
 }

@@ -44,7 +44,7 @@ def packed() -> dict[str, np.ndarray]:
 def by_runtime(
     folder: Path, axes: dict[str, int], remat: str, one: dict[str, np.ndarray]
 ) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The loss of a micro-batch, what is said beside, and the gradients of all weights by path."""
+    """Return the loss of a micro-batch, its metrics, and the gradients of all weights by path."""
     import jax
     from flax import nnx
 
@@ -231,7 +231,7 @@ def test_few_experts_that_get_nearly_all_are_warned_of_once() -> None:
     assert steps(shares, [AT_TWO, AT_TWO, AT_TWO]) == [
         "warning: few experts get nearly all tokens of steps 1 to 3, in 1 of 2 layers with experts: 2 of the "
         "8 of layer 3 get 96.9 %",
-        "  = help: set train.router_aux_loss_coef, to 0.001 say, or lower the learning rate",
+        "  = help: set train.router_aux_loss_coef, for example to 0.001, or lower the learning rate",
     ]
     assert steps(shares, [AT_TWO, AT_TWO, AT_TWO]) == []
 
@@ -246,7 +246,7 @@ def test_little_data_and_few_experts_tell_nothing() -> None:
     ("coefficient", "balanced", "help"),
     [
         (0.01, True, "raise train.router_aux_loss_coef, which is 0.01, or lower the learning rate"),
-        (0.0, False, "lower the learning rate; look whether the data has a few kinds of text alone"),
+        (0.0, False, "lower the learning rate; check whether the data has only a few kinds of text"),
     ],
 )
 def test_what_helps_hangs_on_what_the_model_can_have(coefficient: float, balanced: bool, help: str) -> None:

@@ -135,7 +135,7 @@ def test_any_flipped_bit_is_noticed(
 def test_resuming_passes_over_a_damaged_step_and_keeps_it(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
-    """It is renamed; training goes on from the one before it, and comes to what it came to before."""
+    """A damaged step is renamed. Training continues from the step before it, with the same result."""
     folder = place / "damaged" / "checkpoints"
     shutil.copytree(place / "whole" / "checkpoints", folder)
     (folder / "corrupt-10").mkdir()
@@ -166,9 +166,9 @@ def test_a_run_without_a_whole_step_is_refused_with_each_damage(
     life = train(lives, place, "ruined", "--resume")
     assert life.status == 1
     assert error_of(life, place, "ruined") == [
-        "error: DIRECTORY: none of its checkpoints is whole: step 10: its folder is empty; "
+        "error: DIRECTORY: none of its checkpoints is complete: step 10: its folder is empty; "
         "step 8: its folder is empty",
-        "  = help: bring one back from a copy, or begin again without --resume in another --output",
+        "  = help: restore one from a copy, or start again without --resume in another --output",
     ]
     assert steps(folder) == [8, 10], "nothing is renamed when nothing can be continued"
     refused = train(lives, place, "ruined")
@@ -201,10 +201,10 @@ def test_merging_a_damaged_step_names_the_one_before(
     assert str(caught.value) == (
         f"{tmp_path}: the checkpoint of step 6 is damaged (the content of {inside} is not what was saved)"
     )
-    assert caught.value.help == "--step 2 is the newest whole one before it"
+    assert caught.value.help == "--step 2 is the newest complete one before it"
     assert load_trained(tmp_path, "2", base).step == 2
     empty(tmp_path / "6")
     assert load_trained(tmp_path, "latest", base).step == 2
     assert capsys.readouterr().err == "".join(
-        f"note: {tmp_path}/{step} holds no checkpoint; step 2 is taken\n" for step in (4, 6)
+        f"note: {tmp_path}/{step} holds no checkpoint; step 2 is used\n" for step in (4, 6)
     )

@@ -87,7 +87,7 @@ def test_a_process_that_dies_is_told_of(
     folder: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizing, "_PROGRAM", "import os; os._exit(9)")
-    with pytest.raises(UserError, match=r"a tokenizing process ended by itself \(exit status 9\)"):
+    with pytest.raises(UserError, match=r"a tokenizing process ended unexpectedly \(exit status 9\)"):
         prepared(folder, workers=2)
 
 
@@ -164,7 +164,7 @@ def test_a_damaged_entry_is_made_again_and_said_so(
         (entry / "split.json").write_text("{}")
     capsys.readouterr()
     assert equal(prepared(folder, cache), first)
-    assert "is not whole" in capsys.readouterr().err
+    assert "is incomplete" in capsys.readouterr().err
     no_tokenizing(monkeypatch)
     assert equal(prepared(folder, cache), first)
     assert capsys.readouterr().err == ""

@@ -218,7 +218,7 @@ def test_renamed_columns_are_read() -> None:
         ),
         (
             {"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]},
-            "message 0 (assistant) has the weight 0.5: 0 carries no loss, and 1 does",
+            "message 0 (assistant) has the weight 0.5: give 0 (no loss) or 1 (loss)",
         ),
         ({"messages": chat("a", "b"), "tools": [{"type": "function"}]}, "tool 0 names no function"),
     ],
@@ -280,8 +280,8 @@ def test_a_prompt_and_its_completion_are_read_from_texts_and_turns() -> None:
         ({"prompt": chat("a"), "completion": []}, "'completion' is empty"),
         ({"prompt": [3], "completion": chat("a", "b")}, "'prompt' message 0 is a number, not an object"),
         ({"prompt": "a", "completion": "\udfff"}, "'completion' holds half a surrogate pair"),
-        ({"prompt": "a", "completion": "b", "label": True}, "an answer that is judged, for KTO"),
-        ({"prompt": "a", "completion": "b", "label": "False"}, "an answer that is judged, for KTO"),
+        ({"prompt": "a", "completion": "b", "label": True}, "a judged answer, which KTO trains on"),
+        ({"prompt": "a", "completion": "b", "label": "False"}, "a judged answer, which KTO trains on"),
     ],
 )
 def test_prompts_that_cannot_be_learned_are_left_out_with_the_reason(row: dict[str, Any], why: str) -> None:

@@ -79,7 +79,7 @@ def test_a_data_set_that_may_not_be_read_names_the_token(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     error = error_of(Source(f"hf://{NAME}"))
-    assert f"hf://{NAME} cannot be had: Dataset 'someone/verses' is a gated" in error.message
+    assert f"hf://{NAME} cannot be loaded: Dataset 'someone/verses' is a gated" in error.message
     assert error.help is not None and "HF_TOKEN" in error.help
 
 
@@ -105,4 +105,4 @@ def test_a_folder_of_the_same_name_is_not_taken_for_it(
 ) -> None:
     (tmp_path / NAME).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert "cannot be told from the folder" in error_of(Source(f"hf://{NAME}")).message
+    assert "has the same name as the folder" in error_of(Source(f"hf://{NAME}")).message

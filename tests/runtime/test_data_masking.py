@@ -163,7 +163,7 @@ def test_a_generation_prompt_that_the_turn_does_not_begin_with_is_reported() -> 
         (
             "{% for m in messages %}{{ m.content | length ~ m.content + '<turn|>' }}{% endfor %}"
             "{% if add_generation_prompt %}>{% endif %}",
-            "depends on what the message says",
+            "depends on the message's text",
         ),
         (MARKED.replace("message['content'] + '<turn|>' }}{% end", "'' }}{% end"), "enclose nothing"),
     ],
@@ -303,7 +303,7 @@ def test_a_turn_of_which_nothing_is_written_is_left_out_with_the_reason() -> Non
     rows = [ParsedSample("x:1", CALL[:2], tools=TOOLS), ParsedSample("x:2", [*chat("Hello"), THOUGHT])]
     made, report = encoded(rows, GEMMA4)
     assert [made.origin(0), report.kept, report.masked.count] == ["x:2", 1, 1]
-    reason = "the chat template writes nothing of an assistant's turn: it does not use tool_calls, tools"
+    reason = "the chat template writes no part of an assistant's turn: it does not use tool_calls, tools"
     assert report.masked.first[0].reason == reason
     assert (report.unused, report.incomplete.first[0].origin) == ({"reasoning_content": 1}, "x:2")
     assert SplitReport.from_dict(report.to_dict()) == report
@@ -350,7 +350,7 @@ def test_a_completions_turn_of_weight_0_carries_no_loss() -> None:
 def test_a_system_turn_that_is_refused_is_said_to_be_why() -> None:
     _, report = encoded([ParsedSample("x:1", TWO), ParsedSample("x:2", TWO[:1])], published("gemma"))
     first, second = report.malformed.first
-    assert first.reason.endswith("; it takes the rest without the system message")
+    assert first.reason.endswith("; it accepts the rest without the system message")
     assert "without" not in second.reason
 
 
@@ -416,16 +416,16 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reason() -> None:
     first = ParsedSample("x:4", [{"role": "assistant", "content": "a"}])
     _, report = encoded([first], blank.replace("{{ m.role }}", ""), loss_on="assistant")
     assert report.masked.count == 1 and report.masked.first[0].reason.startswith(
-        "the chat template writes nothing"
+        "the chat template writes no part"
     )
 
 
 @pytest.mark.parametrize(
     ("format", "loss_on", "message"),
     [
-        ("chat", "completion", "loss_on completion means nothing in data of the format chat"),
-        ("text", "assistant", "loss_on assistant means nothing in data of the format text"),
-        ("prompt_completion", "assistant", "means nothing in data of the format prompt_completion"),
+        ("chat", "completion", "loss_on completion does not apply to data of the format chat"),
+        ("text", "assistant", "loss_on assistant does not apply to data of the format text"),
+        ("prompt_completion", "assistant", "does not apply to data of the format prompt_completion"),
         ("prose", "all", "data.format is 'prose'"),
     ],
 )

@@ -110,7 +110,7 @@ def test_preferences_are_mixed_with_nothing_else(folder: Path) -> None:
         UserError, match=r"chats.jsonl has data of the format preference, and data.format is chat"
     ):
         run(folder, replace(MIXED, train=("more.jsonl", pairs)))
-    with pytest.raises(UserError, match="loss_on assistant means nothing in data of the format text"):
+    with pytest.raises(UserError, match="loss_on assistant does not apply to data of the format text"):
         run(folder, replace(MIXED, train=(Source("prose.jsonl", format="text"),)))
 
 

@@ -307,7 +307,7 @@ def test_preferences_with_a_label_are_refused_by_name(folder: Path) -> None:
     rows = [{"prompt": "a", "completion": " b", "label": label} for label in (True, False)]
     (folder / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     settings = {"format": "prompt_completion", "loss_on": "completion"}
-    with pytest.raises(UserError, match="judged, for KTO") as refused:
+    with pytest.raises(UserError, match="judged answer, which KTO") as refused:
         prepared(folder, **settings)
     assert refused.value.help is not None and "liked.py:liked" in refused.value.help
     (folder / "liked.py").write_text(refused.value.help.partition("\n")[2])

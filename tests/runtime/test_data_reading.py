@@ -196,7 +196,7 @@ def test_rows_are_streamed(tmp_path: Path) -> None:
         (
             "prompt_completion",
             ("a", "b"),
-            "it has 'a', 'b': data.fields says which of them is what, as in "
+            "it has 'a', 'b': say with data.fields which column is which, as in "
             "{prompt: COLUMN, completion: COLUMN}",
         ),
     ],
@@ -311,11 +311,11 @@ def test_a_list_that_is_not_json_is_refused_with_its_place(
         ("memory://none.jsonl", "there is no data file memory://none.jsonl", "--data-dir"),
         ("nonsense://x.jsonl", "Protocol not known: nonsense", None),
         ("gs://bucket/x.jsonl", "gs://bucket/x.jsonl cannot be opened", "pip install gcsfs"),
-        ("notes.txt", "the ending of notes.txt does not tell what it is", ".jsonl, .json or .csv"),
+        ("notes.txt", "the ending of notes.txt does not show its format", ".jsonl, .json or .csv"),
         ("empty", "the folder empty holds no data set", "save_to_disk"),
         (Source("a.jsonl", split="train"), "a.jsonl is no data set of the Hugging Face hub", "hf://"),
         ("broken", "broken cannot be read: KeyError", "save_to_disk"),
-        ("hf://a/b/c", "hf://a/b/c is no data set's address", "hf://OWNER/NAME@REVISION"),
+        ("hf://a/b/c", "hf://a/b/c is not the address of a data set", "hf://OWNER/NAME@REVISION"),
         (Source("empty", config="c"), "Hugging Face hub, and has no config 'c'", "hf://"),
     ],
 )

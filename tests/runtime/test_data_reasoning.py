@@ -114,16 +114,16 @@ def test_what_cannot_be_kept_is_left_out_with_the_reason() -> None:
     for mode in ("keep", "drop", "empty"):
         assert learned("qwen3", unclosed, mode) == "message 1 opens <think> and does not close it"
     odd = [*chat("Hello"), {"role": "assistant", "content": "Hi", "thinking": [["They greet."]]}]
-    assert learned("qwen3", odd, "drop") == "the reasoning of message 1 is no text"
+    assert learned("qwen3", odd, "drop") == "the reasoning of message 1 is not text"
     twice = [*chat("Hello"), {**THOUGHT[1], "content": "<think>They wave.</think>Hi"}]
     assert learned("qwen3", twice, "keep") == "message 1 has two texts of reasoning"
     alone = chat("Hello", "<think>They greet.</think>")
-    assert "writes nothing of an assistant's turn" in learned("qwen2_5", alone, "drop")
+    assert "writes no part of an assistant's turn" in learned("qwen2_5", alone, "drop")
 
 
 def test_an_empty_thought_is_asked_of_templates_that_know_it(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", [THOUGHT] * 4)
-    with pytest.raises(UserError, match="the chat template knows no enable_thinking"):
+    with pytest.raises(UserError, match="the chat template does not read enable_thinking"):
         prepared(tmp_path, rows=1, batch=1, reasoning="empty")
     kept = [
         prepared(tmp_path, rows=1, batch=1, reasoning=mode, chat_template=published("qwen3")).fingerprint

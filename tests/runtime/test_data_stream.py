@@ -225,5 +225,5 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
     assert found.value.help == "data.format: text"
     (tmp_path / "set").mkdir()
     write(tmp_path / "set/train.jsonl", conversations(3))
-    with pytest.raises(UserError, match=r"a part of a split takes counting"):
+    with pytest.raises(UserError, match=r"a part of a split needs"):
         streamed(tmp_path, train=(Source("set", split="train[:2]"),))

@@ -128,7 +128,7 @@ def test_what_it_made_is_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("transform", "file", "message", "help"),
     [
-        ("prepare.py:clean", None, "there is no file", "beside train.py"),
+        ("prepare.py:clean", None, "there is no file", "next to train.py"),
         ("prepare.py", FILE, "data.transform names 'prepare.py'", "FILE.py:FUNCTION"),
         ("prepare.py:claen", FILE, "prepare.py has no function 'claen'", "did you mean clean?"),
         (
@@ -155,7 +155,7 @@ def test_what_it_made_is_checked(tmp_path: Path) -> None:
             "prepare.py:f",
             "import no_such_module",
             "ModuleNotFoundError: No module named 'no_such_module'",
-            "by itself",
+            "must not need other files",
         ),
         ("prepare.py:f", "\0", "prepare.py", "correct"),
     ],

@@ -1,4 +1,4 @@
-"""Which messages carry loss: by role, by weight, and calls of tools beside their results."""
+"""Which messages carry loss: by role, by weight, and tool calls with their results."""
 
 from __future__ import annotations
 
@@ -196,10 +196,10 @@ def test_rows_nobody_thought_of_are_named_by_file_and_line(tmp_path: Path) -> No
     report = prepared(tmp_path, rows=1, batch=1, **settings).report.train
     assert (report.kept, report.malformed.count) == (4, len(odd))
     assert [f"{one.origin}: {one.reason}" for one in report.malformed.first] == [
-        "train.jsonl:1: message 1 (assistant) has the weight '0': 0 carries no loss, and 1 does",
-        "train.jsonl:2: message 1 (assistant) has the weight 0.5: 0 carries no loss, and 1 does",
-        "train.jsonl:3: message 1 (assistant) has the weight [0]: 0 carries no loss, and 1 does",
-        "train.jsonl:4: message 1 (assistant) has the weight {'loss': 1}: 0 carries no loss, and 1 does",
+        "train.jsonl:1: message 1 (assistant) has the weight '0': give 0 (no loss) or 1 (loss)",
+        "train.jsonl:2: message 1 (assistant) has the weight 0.5: give 0 (no loss) or 1 (loss)",
+        "train.jsonl:3: message 1 (assistant) has the weight [0]: give 0 (no loss) or 1 (loss)",
+        "train.jsonl:4: message 1 (assistant) has the weight {'loss': 1}: give 0 (no loss) or 1 (loss)",
         "train.jsonl:5: message 1 has the role None, not one of system, user, assistant, tool",
     ]
     kept = prepared(tmp_path, rows=1, batch=1, loss_on=("assistant", "user"), **settings).samples
@@ -214,7 +214,7 @@ def test_rows_nobody_thought_of_are_named_by_file_and_line(tmp_path: Path) -> No
 def test_an_unhashable_role_in_loss_on_is_not_known(tmp_path: Path) -> None:
     from recipec.runtime.errors import UserError
 
-    with pytest.raises(UserError, match=r"data.loss_on \('assistant', 'human'\) means nothing"):
+    with pytest.raises(UserError, match=r"data.loss_on \('assistant', 'human'\) does not apply"):
         prepared(tmp_path, loss_on=("assistant", "human"))
 
 

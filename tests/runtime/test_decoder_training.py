@@ -1,4 +1,4 @@
-"""Every family of the one decoder trained beside PEFT, in float32, LoRA on every projection."""
+"""Every family of the decoder trained and compared with PEFT, in float32, with LoRA on every projection."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_twenty_training_steps_are_those_of_peft(
     targets = CLOSED.get(case, EVERY)
     if "dsa" in case:  # an expression would also match a projection of GLM 5's indexer, in PEFT alone
         targets = (r".*[abo]_proj(_with_mqa)?", r".*(gate|up|down)_proj")
-    # A router and the experts are parameters. PEFT cannot adapt the router of these, whose scores are corrected.
+    # A router and experts are parameters. PEFT cannot adapt the router of these: its scores are corrected.
     corrected = case.startswith(("deepseek_v3", "glm"))
     if hasattr(model.config.get_text_config(), "num_experts") and not corrected:
         routers = () if case == "afmoe" else ("router",)

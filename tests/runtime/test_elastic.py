@@ -57,7 +57,7 @@ def lock(axes: Mapping[str, int], micro: int, **train: Any) -> dict[str, Any]:
 
 def artifact(folder: Path, axes: dict[str, int], micro: int, more: str) -> None:
     prelude = PRELUDE.format(axes=axes, micro=micro, more=more)
-    rate = 1e-3 if more else 1e-2  # without more it goes on from the shared run, which has the second
+    rate = 1e-3 if more else 1e-2  # without more it continues from the shared run, which has the second
     write_artifact(folder, devices=math.prod(axes.values()), rate=rate, prelude=prelude)
     (folder / "recipe.lock.json").write_text(json.dumps(lock(axes, micro)))
 
@@ -98,7 +98,7 @@ def test_a_run_goes_on_on_another_mesh(name: str, place: Path, lives: Lives, who
         life = train(lives, place, moves, "--resume", "--steps", str(step), artifact=hop)
         assert life.status == 0, life.stderr
         described = " x ".join(f"{axis} {size}" for axis, size in axes.items())
-        note = f"note: the run began on fsdp 2 x tp 1 of cpu-2 and goes on on {described} of cpu-"
+        note = f"note: the run began on fsdp 2 x tp 1 of cpu-2 and continues on {described} of cpu-"
         assert note in life.stderr
         assert f"continuing after step {step - 1} of {STEPS}" in life.stderr
     expected, found = (losses(place / way / "checkpoints") for way in (stays, moves))
@@ -128,7 +128,7 @@ def test_what_changed_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == ""
     check(tmp_path, began, now)
     assert capsys.readouterr().err == (
-        "note: the run began on fsdp 8 x tp 1 of cpu-8 and goes on on dcn 2 x fsdp 2 x tp 1 of cpu-4; "
+        "note: the run began on fsdp 8 x tp 1 of cpu-8 and continues on dcn 2 x fsdp 2 x tp 1 of cpu-4; "
         'remat was null, now {"policy": "none"}; train.micro_batch_size was 1, now 2\n'
     )
     assert json.loads((tmp_path / "run" / "recipe.lock.json").read_text()) == began
@@ -148,15 +148,17 @@ def test_a_loss_of_micro_batches_keeps_their_rows(tmp_path: Path, train: dict[st
     with pytest.raises(UserError) as caught:
         check(tmp_path, lock(WHOLE, 1, **train), lock(HALF, 1, **train))
     assert str(caught.value) == (
-        f"{tmp_path / 'run'}: with {cause} the loss hangs on the rows of a micro-batch; the run began with "
+        f"{tmp_path / 'run'}: with {cause} the loss depends on the rows of a micro-batch; the run began with "
         "8, and this artifact has 4"
     )
-    assert caught.value.help == "choose train.micro_batch_size such that it x dcn x fsdp is 8 again"
+    assert (
+        caught.value.help == "choose train.micro_batch_size so that micro_batch_size x dcn x fsdp is 8 again"
+    )
 
 
 def test_a_loss_of_rows_beside_one_another_keeps_those_of_a_device(tmp_path: Path) -> None:
     kto = {"objective": "kto", "loss_type": "kto"}
-    with pytest.raises(UserError, match="hangs on the rows of a micro-batch"):
+    with pytest.raises(UserError, match="depends on the rows of a micro-batch"):
         check(tmp_path, lock(WHOLE, 2, **kto), lock(HALF, 2, **kto))
     with pytest.raises(UserError, match="micro-batches of 1 rows a device, and this artifact has 2"):
         check(tmp_path, lock(WHOLE, 1, **kto), lock(HALF, 2, **kto))

@@ -141,7 +141,7 @@ def test_hashes_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     assert known_hashes(tmp_path) == {FILE: DIGEST}
     (tmp_path / "SHA256SUMS").write_text(f"{OTHER}  {FILE}\n")
     with pytest.raises(
-        UserError, match=r"model.safetensors.metadata and SHA256SUMS know it by different hashes"
+        UserError, match=r"model.safetensors.metadata and SHA256SUMS give different hashes for it"
     ):
         known_hashes(tmp_path)
 

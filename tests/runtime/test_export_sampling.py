@@ -92,7 +92,7 @@ class Case:
         return check_tensors(self.base, self.trained, folder, "bfloat16", **options)
 
     def message(self, folder: Path, **tensors: np.ndarray) -> str:
-        """What is said of the merge with some other tensors."""
+        """Return the error about the merge with some other tensors."""
         return message(lambda: self.check(folder, {**self.tensors, **tensors}))
 
 

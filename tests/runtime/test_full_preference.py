@@ -75,8 +75,10 @@ def with_adapters(model: Any, base: Path, whole: tuple[str, ...]) -> Any:
 def test_the_steps_are_those_of_trl_and_a_resumed_run_is_exact(
     whole: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """To 1e-5 of the loss, which depends on the reference from the second step on. PEFT takes the reference
-    from the original modules that it keeps."""
+    """Losses agree to 1e-5; they depend on the reference from the second step on.
+
+    PEFT takes the reference from the original modules that it keeps.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

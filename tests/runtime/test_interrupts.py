@@ -1,4 +1,4 @@
-"""Ctrl-C beside other threads: wherever in Python's own locks and queues it comes, nobody waits for ever.
+"""Ctrl-C with other threads: it may interrupt any of Python's locks and queues, and no thread waits forever.
 
 Python looks for signals where a function begins and after each call, those of its own library too, and raises
 there what the handler raises. Here the signal comes at each of these points within threading, queue and
@@ -206,7 +206,7 @@ DEFERRED = """interrupts.deferred = True
 
 @pytest.mark.parametrize(
     ("work", "first"),
-    [(HELD, ""), (DEFERRED, "\nstopping after this step; once more to stop at once\n")],
+    [(HELD, ""), (DEFERRED, "\nstopping after this step; interrupt again to stop at once\n")],
     ids=["held", "deferred"],
 )
 def test_a_second_ctrl_c_ends_what_is_held_or_deferred_on_the_spot(work: str, first: str) -> None:

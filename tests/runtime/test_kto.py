@@ -1,4 +1,4 @@
-"""KTO against TRL's KTOTrainer with PEFT, in float32: twenty steps, evaluations, and a run that goes on."""
+"""KTO against TRL's KTOTrainer with PEFT, in float32: twenty steps, evaluations, and a resumed run."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_metrics_lie_beside_checkpoints_that_are_elsewhere(tmp_path: Path) -> No
     metrics.flush()
     assert (there / FILE).read_text() == (here / FILE).read_text() != ""
     metrics.close()
-    remote_metrics.publisher("/dev/null/folder")(here / FILE)  # fails, and the run goes on
+    remote_metrics.publisher("/dev/null/folder")(here / FILE)  # fails, and the run continues
     other = tmp_path / "other" / FILE
     remote_metrics.fetch(other, str(there))
     assert other.read_text() == (there / FILE).read_text(), "another machine goes on"
@@ -278,14 +278,14 @@ def log_with(
     yield log
 
 
-REST = "metrics.jsonl has it all"
+REST = "metrics.jsonl has all values"
 
 
 @pytest.mark.parametrize(
     ("fake", "told"),
     [
         (Fake(), []),
-        (None, [f"the package wandb is not installed; nothing is logged there, {REST}"]),
+        (None, [f"the package wandb is not installed; nothing is logged there; {REST}"]),
         (
             Fake(key=False),
             ["no key (`wandb login`, or WANDB_API_KEY); the run is recorded on this disk", "recorded in "],
@@ -294,14 +294,14 @@ REST = "metrics.jsonl has it all"
             Fake(init=ConnectionError("no route\nto it")),
             ["no route; the run is recorded on this disk", "recorded in "],
         ),
-        (Fake(init=ValueError("permission denied")), [f"permission denied; nothing is logged there, {REST}"]),
+        (Fake(init=ValueError("permission denied")), [f"permission denied; nothing is logged there; {REST}"]),
         (
             Fake(setup=ValueError("1 validation error for Settings\nmode\n  Input should be 'x' [type=y]\n")),
-            [f"mode: Input should be 'x'; nothing is logged there, {REST}"],
+            [f"mode: Input should be 'x'; nothing is logged there; {REST}"],
         ),
         (
             Fake(log=BrokenPipeError("Connection lost")),
-            [f"Connection lost; the rest of the run is not logged there, {REST}"],
+            [f"Connection lost; the rest of the run is not logged there; {REST}"],
         ),
         (Fake(finish=TimeoutError("60 s are over")), ["60 s are over; `wandb sync "]),
     ],

@@ -1,4 +1,4 @@
-"""Checkpoints on a host's own disk between the shared ones: what a run that is killed goes on from."""
+"""Checkpoints on a host's own disk between the shared ones: what a killed run continues from."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def test_a_killed_run_goes_on_from_its_own_disk(
 
     last = train(lives, place, "local", "--resume", artifact="saves-locally")
     assert last.status == 0, last.stderr
-    note = f"note: the run goes on from step 6 of {own}; the newest of the shared checkpoints is of step 4\n"
+    note = (
+        f"note: the run continues from step 6 of {own}; the newest of the shared checkpoints is of step 4\n"
+    )
     assert note in last.stderr and "continuing after step 6 of 10" in last.stderr
     assert_equal(place, "whole", "local", STEPS)
     assert entries(folder) == entries(place / "whole" / "checkpoints")
@@ -119,7 +121,8 @@ def test_a_local_disk_that_is_full_stops_nothing(
             local.write(step, model, optimizer, True, describe({"rows": step}))
         local.finish()
     assert capsys.readouterr().err == (
-        f"note: {local.directory} cannot be written (No space left on device): no more are saved locally\n"
+        f"note: {local.directory} cannot be written (No space left on device): this run saves no more "
+        "checkpoints locally\n"
     )
 
     def found(record: str, shared: int) -> ResumePoint:
@@ -168,7 +171,7 @@ def test_two_hosts_go_on_from_their_own_disks(place: Path, lives: Lives, tmp_pat
     assert group.wait() == [0, 0], group.said()
     for number in (0, 1):
         log = (place / "both-ran" / "logs" / f"process-{number}.log").read_text()
-        assert f"the run goes on from step 6 of {own[number]}" in group[number].stderr + log
+        assert f"the run continues from step 6 of {own[number]}" in group[number].stderr + log
     alone = train(lives, place, "both-alone", "--resume", artifact="both")
     assert alone.status == 0, alone.stderr
     for item in ("model_params", "optimizer_state"):

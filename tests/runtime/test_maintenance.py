@@ -180,7 +180,7 @@ def test_a_notice_is_heard_after_the_server_was_away_for_a_while(metadata: Metad
 def test_a_machine_without_a_metadata_server_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One line, and no thread that goes on; on a CPU nobody asks."""
+    """A run prints one line and leaves no thread running. On a CPU it does not ask."""
     host = f"127.0.0.1:{free_port()}"
     monkeypatch.setattr(maintenance, "PAUSE", 0.02)
     monkeypatch.setattr(maintenance, "DEFAULT", host)
@@ -195,7 +195,8 @@ def test_a_machine_without_a_metadata_server_is_said_once(
         until(lambda: not watchers())
         assert interrupts.requested is None
     assert (
-        capfd.readouterr().err == f"note: {host} does not answer: maintenance notices are not watched for\n"
+        capfd.readouterr().err
+        == f"note: {host} does not answer: this run does not watch for maintenance notices\n"
     )
 
 

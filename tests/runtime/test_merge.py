@@ -241,7 +241,7 @@ def test_the_step_to_merge_is_a_whole_one_that_is_there(
     assert choose_step(trained, "latest") == 10
     assert choose_step(trained, "2") == 2
     assert "no checkpoint of step 3" in message(lambda: choose_step(trained, "3"))
-    assert "neither latest, best nor a number" in message(lambda: choose_step(trained, "last"))
+    assert "is neither latest, best nor a number" in message(lambda: choose_step(trained, "last"))
     assert "no evaluation loss" in message(lambda: choose_step(trained, "best"))
     assert "no checkpoint" in message(lambda: choose_step(tmp_path, "latest"))
     first, last = load_trained(trained, "2", base), load_trained(trained, "latest", base)
@@ -266,10 +266,10 @@ def test_a_record_that_does_not_fit_the_arrays_is_refused(
     run = shutil.copytree(trained, tmp_path / "run")
     for section, words in (
         (lora_section(rank=4), "has shape"),
-        (lora_section(targets=["q_proj"]), "does not know"),
+        (lora_section(targets=["q_proj"]), "does not list"),
         (lora_section(kv="shared"), "has shape"),
         (None, "no embedder.input_embedding"),
-        ({"rank": 3}, "is not whole"),
+        ({"rank": 3}, "is incomplete"),
     ):
         write_lock(run, base, section)
         assert words in message(lambda: load_trained(run, "latest", base))

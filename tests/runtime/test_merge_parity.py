@@ -295,7 +295,7 @@ def test_verify_passes_on_what_was_merged(
     folder = case.folder if merged_already else tmp_path
     assert run_verify(case, folder, dtype) == 0
     out = capsys.readouterr().out
-    assert ("holds this merge already" in out) == merged_already
+    assert ("already holds this merge" in out) == merged_already
     *_, files, tensors, last = (line for line in out.splitlines() if not line.startswith("warning"))
     assert files.startswith("files: ") and tensors.startswith("tensors: ")
     assert last.startswith("verified: max logits difference ")

@@ -1,4 +1,4 @@
-"""LoRA+, NEFTune, label smoothing, z-loss and other starts of the adapters, beside PEFT."""
+"""LoRA+, NEFTune, label smoothing, z-loss and other starts of the adapters, compared with PEFT."""
 
 from __future__ import annotations
 

@@ -118,10 +118,10 @@ def test_nothing_that_mlflow_does_ends_a_run(
 ) -> None:
     monkeypatch.setattr(Client, "fails", True)
     folder = log(tmp_path, 0, 3)
-    rest = "metrics.jsonl has it all"
-    assert capsys.readouterr().err == f"note: MLflow: no answer; nothing is logged there, {rest}\n"
+    rest = "metrics.jsonl has all values"
+    assert capsys.readouterr().err == f"note: MLflow: no answer; nothing is logged there; {rest}\n"
     monkeypatch.setitem(sys.modules, "mlflow", None)
     log(tmp_path, 0, 3)
-    said = f"note: MLflow: the package mlflow-skinny is not installed; nothing is logged there, {rest}\n"
+    said = f"note: MLflow: the package mlflow-skinny is not installed; nothing is logged there; {rest}\n"
     assert capsys.readouterr().err == said
     assert ("train/loss", 3) in of_lines(folder)

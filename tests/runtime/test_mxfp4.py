@@ -179,7 +179,7 @@ DAMAGED: dict[Callable[[Arrays], None], str] = {
     short_scales: r"down_proj_scales has shape \[7, 64, 2\], expected \[7, 64, 3\] as .*_blocks has",
     flat_blocks: r"down_proj_blocks has shape \[7, 64, 48\], expected three sizes and 16",
     of_floats: r"down_proj_scales has type F16, expected U8",
-    twice: r"down_proj_blocks stands for .*down_proj, which is there too",
+    twice: r"down_proj_blocks encodes .*down_proj, which is also in the file",
     of_another_size: r"down_proj has shape \[7, 64, 64\], expected \[7, 96, 64\] from config.json",
 }
 

@@ -129,7 +129,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any
 
 
 def resumed(folder: Path, rule: Any, target: Path, *options: Any) -> Any:
-    """A run that goes on from another one's second step to the fourth."""
+    """A run that continues from another run's second step to its fourth."""
     shutil.copytree(folder, target)
     shutil.rmtree(target / "4")
     return run(target, rule, 4, *options)

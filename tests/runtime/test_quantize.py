@@ -44,7 +44,7 @@ QUERIES = ("q_proj", "qkv_proj")
 
 
 def targets(model: Path) -> tuple[str, ...]:
-    """Qwen 3's experts carry adapters beside that, Gemma 4's do not."""
+    """Qwen 3's experts carry adapters too, Gemma 4's do not."""
     experts = json.loads((model / "config.json").read_text())["model_type"] == "qwen3_moe"
     return (*QUERIES, "experts") if experts else QUERIES
 

@@ -121,7 +121,7 @@ def test_a_signal_within_a_slow_step_saves_that_step(
     assert life.wait() == status, life.stderr
     folder = place / name / "checkpoints"
     assert steps(folder) == [2]
-    assert "stopping after this step; once more to stop at once" in life.stderr
+    assert "stopping after this step; interrupt again to stop at once" in life.stderr
     assert life.stderr.splitlines()[-1] == (
         f"stopped by {name}; kept: the checkpoint of step 2 in {folder}; --resume continues from it"
     )
@@ -138,7 +138,7 @@ def test_a_second_signal_stops_at_once(place: Path, lives: Lives) -> None:
     folder = place / "stuck" / "checkpoints"
     assert life.until(lambda: steps(folder) == [1])
     life.send(signal.SIGTERM)
-    assert life.until(lambda: "once more to stop at once" in life.stderr)
+    assert life.until(lambda: "interrupt again to stop at once" in life.stderr)
     begun = time.monotonic()
     life.send(signal.SIGTERM)
     assert life.wait() == 143
@@ -160,7 +160,7 @@ def test_a_disk_that_takes_no_more_ends_the_run_with_what_was_saved(
     assert life.wait() == 1, life.stderr
     assert error_of(life, place, "cramped") == [
         "error: DIRECTORY: a checkpoint could not be written: File too large; kept: the checkpoint of step 2",
-        "  = help: make room or give the directory's rights, and continue with --resume",
+        "  = help: free disk space or allow writing to the directory, and continue with --resume",
     ]
     assert steps(folder) == [2], "what is there in part does not look like a checkpoint"
     last = train(lives, place, "cramped", "--resume", artifact="cramped")

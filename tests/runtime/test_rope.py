@@ -115,7 +115,7 @@ def test_sines_cosines_and_rotation_are_those_of_transformers(case: str) -> None
         ours = [np.asarray(one) for one in found(positions)]
         turned = rope.turned(head_dim)
         assert cos.shape[-1] == turned and ours[0].shape == (2, 3, turned // 2)
-        # transformers has each twice: beside itself in Cohere, half a head away in all others.
+        # transformers has each twice: next to itself in Cohere, half a head away in all others.
         pairs = slice(0, None, 2) if family == "Cohere2" else slice(0, turned // 2)
         # A float32 holds an angle to 2**-24 of it, and its frequency likewise.
         angles = positions[..., None] * np.abs(theirs.inv_freq.numpy())

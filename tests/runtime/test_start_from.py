@@ -1,4 +1,4 @@
-"""DPO that begins with a PEFT adapter, beside TRL's; test_methods has other training."""
+"""DPO that starts from a PEFT adapter, compared with TRL; test_methods has other training."""
 
 from __future__ import annotations
 

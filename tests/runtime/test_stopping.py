@@ -70,5 +70,5 @@ def test_a_run_stops_early_keeps_its_best_and_goes_on_no_further(place: Path, li
         assert (state["state"], state["reason"], state["total"]) == ("done", why, 10)
     again = train(lives, place, "early", "--resume", artifact="stopping")
     assert again.status == 0 and again.stdout.endswith(f"({why})\n")
-    assert f"{why}; --resume goes on from there where the recipe has more patience" in again.stderr
+    assert f"{why}; --resume continues from there if the recipe has more patience" in again.stderr
     assert steps(place / "early" / "checkpoints") == [4, 8]

@@ -129,7 +129,7 @@ def test_the_documented_example_computes_a_traces_first_step(
 
     (tmp_path / "model").symlink_to(model)
     monkeypatch.chdir(tmp_path)
-    page = Path(__file__).parents[2] / "docs" / "numerics.md"
+    page = Path(__file__).parents[2] / "docs" / "traces.md"
     (example,) = (block.text for block in blocks(page) if "test_trace.py" in block.remark)
     found: dict[str, Any] = {}
     exec(compile(example, str(page), "exec"), found)
@@ -157,15 +157,15 @@ def test_full_fine_tuning_is_traced_by_the_checkpoints_names(model: Path, tmp_pa
     ("write", "message"),
     [
         (lambda path: None, "no such file"),
-        (lambda path: path.mkdir(), "is no trace (no regular file)"),
-        (lambda path: path.write_text("step 1: loss 3.2"), "is no trace (no .npz file)"),
+        (lambda path: path.mkdir(), "is no trace (not a regular file)"),
+        (lambda path: path.write_text("step 1: loss 3.2"), "is no trace (not an .npz file)"),
         (lambda path: np.savez(path, losses=np.zeros(3)), "is no trace"),
         (lambda path: np.savez(path, head=np.frombuffer(b"[1]", np.uint8)), "is no trace"),
         (
             lambda path: np.savez(path, head=np.frombuffer(b'{"version": 9}', np.uint8)),
             "a trace of version 9",
         ),
-        (lambda path: damage(path, lambda whole: whole[: len(whole) // 2]), "is no trace (no .npz file)"),
+        (lambda path: damage(path, lambda whole: whole[: len(whole) // 2]), "is no trace (not an .npz file)"),
         (
             lambda path: damage(path, lambda whole: whole.replace(b"\x00\x00\x80?", b"\x00\x00\x00@")),
             "is damaged",

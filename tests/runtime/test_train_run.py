@@ -68,7 +68,7 @@ def test_other_data_is_refused(
     assert error[0].startswith(f"error: {directory}: the checkpoint of step 10 was trained on other data: ")
     assert "fingerprint was " in error[0] and ", now " in error[0]
     assert error[1] == (
-        "  = help: give that run's data with --data-dir and continue, or begin a new run in another --output"
+        "  = help: give that run's data with --data-dir and continue, or start a new run in another --output"
     )
     assert steps(directory) == [8, 10], "nothing was touched"
 

@@ -136,7 +136,7 @@ def test_a_pickle_is_never_read(tmp_path: Path) -> None:
         HFCheckpoint.open(tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     (tmp_path / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'touch CANARY'\ntR.")
-    with pytest.raises(UserError, match="a pickle, which runs what code it likes"):
+    with pytest.raises(UserError, match="is a pickle, which can run any code"):
         open_adapter(tmp_path)
 
 
@@ -182,7 +182,7 @@ def test_no_code_of_a_checkpoint_is_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_nothing_is_taken_along_by_a_link(tmp_path: Path) -> None:
-    """What lies beside the weights is copied beside the merged ones; the hub's cache is made of links."""
+    """Files next to the weights are copied next to the merged ones; the hub's cache is made of links."""
     (tmp_path / "private").write_text("a password")
     hub = tmp_path / "hub" / "models--a--b"
     folder = hub / "snapshots" / "0123"
@@ -250,7 +250,7 @@ def test_an_expression_of_a_record_that_tries_for_ever_is_ended(monkeypatch: pyt
     monkeypatch.setattr(adapter_reader, "MATCH_SECONDS", 0.5)
     settings = lora_settings(RECORDED | {"targets": ["([a-z0-9_.]+)+!"]}, 1)
     started = time.monotonic()
-    with pytest.raises(UserError, match="have not been matched within"):
+    with pytest.raises(UserError, match="were not matched within"):
         adapter_reader._recorded_adapters(base(), settings)
     assert time.monotonic() - started < 20
 

@@ -44,7 +44,7 @@ SECRET = "the-neighbors-password"
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a recipe, beside what it has no business with; nothing of that changes."""
+    """A folder with a recipe, next to files that the command must not change."""
     (folder := tmp_path / "work").mkdir()
     (folder / "recipe.yaml").write_text(RECIPE)
     (folder / "train.jsonl").write_text(ROW)
@@ -201,7 +201,7 @@ def test_pack_takes_no_data_by_a_link(place: Path) -> None:
     (place / "train.jsonl").unlink()
     (place / "train.jsonl").symlink_to("../private/host.sh")
     found = recipe("pack", "example", "--recipe", "recipe.yaml")
-    assert found.status == 1 and "lies outside of" in found.text and not (place / "example.tar.gz").exists()
+    assert found.status == 1 and "is outside of" in found.text and not (place / "example.tar.gz").exists()
 
 
 def test_pack_believes_no_lock_about_places(place: Path) -> None:
@@ -213,7 +213,7 @@ def test_pack_believes_no_lock_about_places(place: Path) -> None:
     )
     (place / "recipe.yaml").unlink()
     found = recipe("pack", "example")
-    assert found.status == 1 and "lies outside of" in found.text and not (place / "example.tar.gz").exists()
+    assert found.status == 1 and "is outside of" in found.text and not (place / "example.tar.gz").exists()
 
 
 def test_pack_takes_no_code_along_with_data(place: Path) -> None:
@@ -223,7 +223,7 @@ def test_pack_takes_no_code_along_with_data(place: Path) -> None:
     (place / "recipe.yaml").write_text(RECIPE.replace("[train.jsonl]", "[jax]"))
     built(place)
     found = recipe("pack", "example", "--recipe", "recipe.yaml")
-    assert found.status == 1 and "is code, which would lie beside train.py" in found.text
+    assert found.status == 1 and "is code, which would be next to train.py" in found.text
 
 
 @pytest.mark.parametrize("secret", ["api_key: [SECRET]", "hf-token: {value: SECRET}"])
@@ -288,14 +288,14 @@ def test_training_waits_for_no_pipe_and_reads_no_device(kind: str, name: str, tm
         DataSettings(train=(name,), max_length=8, chat_template=name, packing=False),
         cast(Any, None),
     )
-    assert "no regular file" in key([name], data, no_coding, tmp_path)[1]
+    assert "not a regular file" in key([name], data, no_coding, tmp_path)[1]
     readers: tuple[Callable[..., Any], ...] = (lambda *source: list(records(*source)), count)
     for read in readers:
         for source in (name, "saved"):
-            with pytest.raises(UserError, match="no regular file") as caught:
+            with pytest.raises(UserError, match="not a regular file") as caught:
                 read(Source(source), tmp_path)
             assert caught.value.help == INTO_A_FILE
-    with pytest.raises(UserError, match="no regular file"):
+    with pytest.raises(UserError, match="not a regular file"):
         chat_template(None, data, tmp_path)
     _, faults = parse(tmp_path / name)
-    assert ["no regular file" in fault.message for fault in faults] == [True]
+    assert ["not a regular file" in fault.message for fault in faults] == [True]

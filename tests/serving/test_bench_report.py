@@ -1,4 +1,4 @@
-"""A benchmark's summary: whose figures they are, the table, and what stands beside them."""
+"""A benchmark's summary: whose figures they are, the table, and the published figures next to it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_machine_is_what_can_be_seen_of_it(tmp_path: Path) -> None:
     ("chips", "told", "is_accelerator", "said"),
     [
         ({"v6e": 8}, "", True, "Measured on v6e-8: it."),
-        ({"v6e": 4}, "", False, "It is not the recipe's v6e-8: these are no figures of that."),
+        ({"v6e": 4}, "", False, "It is not the recipe's v6e-8, so these figures do not hold for that."),
         ({"v5e": 8}, "", False, "It is not the recipe's v6e-8"),
         ({}, "", False, "It is not the recipe's v6e-8"),
         (None, "", False, "Nothing shows that it is the recipe's v6e-8; if it is, say so with"),

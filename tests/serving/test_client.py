@@ -89,7 +89,7 @@ FAULTS: dict[str, tuple[Faults, Callable[[Client], Any], tuple[str, str | None, 
         (
             "URL/v1/models answers with something that is not JSON: "
             "<!DOCTYPE html><html><body><h1>Welcome</h1></body></html>",
-            "is this vLLM's address?",
+            "check that this is vLLM's address",
             GARBAGE,
             None,
         ),
@@ -100,7 +100,7 @@ FAULTS: dict[str, tuple[Faults, Callable[[Client], Any], tuple[str, str | None, 
         (
             "URL/v1/chat/completions answers with text/html in place of a stream of events: "
             "<!DOCTYPE html><html><body><h1>Welcome</h1></body></html>",
-            "is this vLLM's address?",
+            "check that this is vLLM's address",
             GARBAGE,
             None,
         ),
@@ -108,12 +108,12 @@ FAULTS: dict[str, tuple[Faults, Callable[[Client], Any], tuple[str, str | None, 
     "JSON of another shape": (
         Faults(shape={"/v1/models": {"data": [{"name": "x"}]}}),
         Client.cards,
-        ("/v1/models answers without a proper `id`", "is this vLLM's address?", GARBAGE, None),
+        ("/v1/models answers without a proper `id`", "check that this is vLLM's address", GARBAGE, None),
     ),
     "a list of models that is none": (
         Faults(shape={"/v1/models": [1]}),
         Client.cards,
-        ("/v1/models answers without a proper `data`", "is this vLLM's address?", GARBAGE, None),
+        ("/v1/models answers without a proper `data`", "check that this is vLLM's address", GARBAGE, None),
     ),
     "no HTTP": (
         Faults(nonsense={"/v1/models"}),

@@ -60,7 +60,7 @@ def written(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def run(server: FakeVllm, prompts: Path, *more: str, results: str = "results") -> int:
-    """Evaluates as eval.sh does; the results lie beside the prompts."""
+    """Evaluate as eval.sh does; the results are next to the prompts."""
     folder = prompts.parent / results
     words = ["--url", server.url, "--name", "sums", "--prompts", str(prompts), "--results", str(folder)]
     return guarded(lambda: evaluate.main([*words, *more]))
@@ -231,7 +231,7 @@ def test_a_server_that_dies_leaves_what_it_answered(
     assert run(server, prompts, "--concurrency", "1") == 1
     said = capsys.readouterr().err
     assert f"error: nothing listens at {server.url}" in said
-    assert "3 of 8 answers are in" in said and "run again to go on" in said
+    assert "3 of 8 answers are in" in said and "run again to continue" in said
     again = fake(["sums"], language=Language(script=sums))
     assert run(again, prompts) == 0
     assert len(asked(again)) == 5
@@ -258,7 +258,7 @@ def test_a_run_that_is_ended_keeps_what_was_answered(
     out, err = process.communicate(timeout=60)
     assert process.returncode == status and "Traceback" not in err and not out
     if signum == signal.SIGINT:
-        assert "interrupted; what was answered is kept" in err
+        assert "interrupted; the answers so far are kept" in err
     kept = answers.read_bytes().count(b"\n")
     server.faults.pause = 0.0
     before = len(asked(server))
@@ -293,7 +293,11 @@ FAULTS: list[tuple[list[str], list[str], str]] = [
         ["--side", "base"],
         "error: URL serves a, b: which of them is meant?\n  = help: --base NAME",
     ),
-    (["sums"], ["--side", "both"], "error: where the base is served is not known\n  = help: --base-url URL"),
+    (
+        ["sums"],
+        ["--side", "both"],
+        "error: the address of the base's server is not known\n  = help: give --base-url URL",
+    ),
     (["sums"], ["--base", "sums-base"], "error: URL does not serve sums-base, but sums\n"),
     (
         ["sums"],

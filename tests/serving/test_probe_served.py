@@ -84,7 +84,7 @@ def test_a_token_that_another_leads_by_little_may_differ(kept: tuple[FakeVllm, d
     found, problems = served.ask(server.url, "tuned", other)
     assert found["same"] == 2
     assert problems == [
-        "the server's answer 3 parts from the merged miniature's at token 4, which leads by 0.26 there "
+        "the server's answer 3 differs from the merged miniature's at token 4, which leads by 0.26 there "
         "(allowed 0.25)"
     ]
 
@@ -110,7 +110,7 @@ def test_a_server_is_held_against_what_was_kept(
     (mini / served.ANSWERS).write_text(json.dumps(answers), encoding="utf-8")
     assert main(tmp_path, ["--merged", str(mini), "--server", server.url]) == 1
     told = json.loads((tmp_path / "probe.json").read_text(encoding="utf-8"))
-    assert told["problems"][0].startswith("the server's answer 1 parts")
+    assert told["problems"][0].startswith("the server's answer 1 differs")
 
 
 @pytest.mark.parametrize(

@@ -91,10 +91,10 @@ def test_it_reads_what_was_merged(
     text = script_of(tmp_path, f"serve.port={server.port}", "merge.output=my weights")
     done = run(text)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "serve/../my weights/merge.json is not there: nothing is known of the weights\n" in done.stdout
+    assert "serve/../my weights/merge.json is missing: how the weights were made is unknown\n" in done.stdout
     # The variable that the server takes its weights' folder from.
-    assert "/dev/shm/merged/merge.json is not there" in run(text, MODEL_DIR="/dev/shm/merged").stdout
-    assert "elsewhere/merge.json is not there" in run(text, "--weights", "elsewhere").stdout
+    assert "/dev/shm/merged/merge.json is missing" in run(text, MODEL_DIR="/dev/shm/merged").stdout
+    assert "elsewhere/merge.json is missing" in run(text, "--weights", "elsewhere").stdout
 
 
 def test_it_fails_with_the_checks(

@@ -1,4 +1,4 @@
-"""An artifact with weights beside it, and `recipe serve` run on it, in this process or in one of its own."""
+"""An artifact with weights beside it, and `recipe serve` run on it, in this process or in another."""
 
 from __future__ import annotations
 

@@ -146,9 +146,9 @@ BESIDE: dict[str, Any] = {
     "data.eval": [{"path": "b.jsonl"}],
     "cost.baseline": {"name": "a", "train_hours": 1.0, "train_usd_per_hour": 1.0, "serve_usd_per_hour": 1.0},
 }
-"""What sections and lists hold beside the key that is given an example."""
+"""Other keys that sections and lists need next to the key of an example."""
 CLASHES = {"mesh.topology": "accelerator"}
-"""What cannot be given beside a key."""
+"""Keys that cannot be given together with a key."""
 
 
 def placed(path: str, value: Any) -> dict[str, Any]:

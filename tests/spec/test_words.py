@@ -32,7 +32,7 @@ WITHOUT_HELP: dict[str, str] = {}
 
 
 def given(path: str, value: Any) -> dict[str, Any]:
-    """The smallest recipe with a value at a path, beside what a mapping has there already."""
+    """Return the smallest recipe with a value at a path, next to the values that a mapping already has."""
     recipe: dict[str, Any] = json.loads(json.dumps(SMALLEST))
     *above, last = path.split(".")
     node = recipe

@@ -78,7 +78,7 @@ def test_an_adapters_own_template_is_taken(model: Path, adapter: Path, tmp_path:
     shutil.copytree(adapter, tmp_path / "merged-adapter")
     lock = {"recipe": {"data": {"chat_template": "data/own.jinja"}}}
     (tmp_path / "merged-adapter" / "recipe.lock.json").write_text(json.dumps(lock))
-    with pytest.raises(ArtifactError, match=r"data/own\.jinja, which is not beside it"):
+    with pytest.raises(ArtifactError, match=r"data/own\.jinja, which is not next to it"):
         Talk(tmp_path / "merged-adapter", Options(), print)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "own.jinja").write_text("{{ messages[0].content }}!")
@@ -118,7 +118,7 @@ def test_an_artifact_stands_for_its_merged_model(model: Path, tmp_path: Path) ->
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be loaded"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "cannot be loaded"),
         (lambda folder: (folder / "chat_template.jinja").unlink(), "has no chat template"),
-        (lambda folder: (folder / "merge.partial.json").write_text("{}"), "begun and not finished"),
+        (lambda folder: (folder / "merge.partial.json").write_text("{}"), "did not finish"),
         (
             lambda folder: (folder / "merge.json").write_text('{"files": {"config.json": {"size": 1}}}'),
             "config.json has",

@@ -161,7 +161,7 @@ def test_adapters_that_do_not_go_together_are_refused(
         (folder / "adapter_config.json").write_text(json.dumps({**config, key: value}))
         with pytest.raises(kind):
             combine(Combination([adapter, folder], (1, 1), "linear"), tmp_path / "out")
-    with pytest.raises(ArtifactError, match="is there already"):
+    with pytest.raises(ArtifactError, match="already exists"):
         combine(Combination([adapter, other], (1, 1), "linear"), adapter)
     assert not (tmp_path / "out").exists()
 

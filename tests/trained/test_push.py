@@ -55,7 +55,7 @@ def test_a_merge_arrives_whole_and_private(hub: Hub, merged: Path) -> None:
     done = pushed(str(merged), "our/model", typed="y\n")
     assert done.exit_code == 0, (done.output, done.exception)
     assert f"\n{hub.address}/our/model/commit/" in done.stdout
-    assert "to our/model, private, which will be made: main" in done.stderr
+    assert "to our/model, private, which will be created: main" in done.stderr
     assert all(name in done.stderr for name in FILES) and "notes" not in done.stderr
     there = hub.models["our/model"]
     assert there.private and there.files == {
@@ -110,12 +110,12 @@ def test_an_adapter_is_pushed_as_it_lies_there(hub: Hub, adapter: Path) -> None:
 @pytest.mark.parametrize(
     ("repository", "public", "message", "help"),
     [
-        (Repository({}, private=True), True, "is there and is private", "leave --public out"),
-        (Repository({}), False, "is there and is public", "--public says that all may read it"),
+        (Repository({}, private=True), True, "exists and is private", "leave --public out"),
+        (Repository({}), False, "exists and is public", "--public confirms that everyone may read it"),
         (
             Repository({"model-00001-of-00002.safetensors": b""}, private=True),
             False,
-            "which would stay beside these weights",
+            "which would stay next to these weights",
             "another repository",
         ),
     ],
@@ -146,7 +146,10 @@ def test_a_folder_that_is_not_whole_is_not_pushed(hub: Hub, merged: Path, tmp_pa
     cut = shutil.copytree(merged, tmp_path / "cut")
     (cut / "model.safetensors").write_bytes(b"half")
     (merged / "merge.partial.json").write_text("{}")
-    for folder, message in ((cut, "not whole: model.safetensors has 4 bytes"), (merged, "not finished")):
+    for folder, message in (
+        (cut, "is incomplete: model.safetensors has 4 bytes"),
+        (merged, "did not finish"),
+    ):
         with pytest.raises(ArtifactError, match=message):
             plan(folder, "our/model")
     assert not hub.requests
@@ -155,5 +158,5 @@ def test_a_folder_that_is_not_whole_is_not_pushed(hub: Hub, merged: Path, tmp_pa
 def test_no_hub_is_said(merged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_any")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ArtifactError, match="our/model: the hub is not asked, as HF_HUB_OFFLINE is set"):
+    with pytest.raises(ArtifactError, match="our/model: HF_HUB_OFFLINE is set, so the hub is not used"):
         plan(merged, "our/model")

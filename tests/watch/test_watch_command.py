@@ -1,4 +1,4 @@
-"""`recipe watch` on folders as they stand: what is said of a run, and the exit status."""
+"""`recipe watch` on folders as they stand: what the command prints about a run, and its exit status."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_screen_is_drawn_as_it_was_at_every_size(
     console = Console(
         file=io.TextIOWrapper(raw, encoding), width=width, height=height, force_terminal=True, no_color=True
     )
-    console.print(Screen(runs, "every 2 s; Ctrl-C leaves, the run goes on"), end="")
+    console.print(Screen(runs, "every 2 s; Ctrl-C leaves; the run continues"), end="")
     console.file.flush()
     drawn = raw.getvalue().decode(encoding)
     plain = "\n".join(line.rstrip() for line in _without_styles(drawn).split("\n")).rstrip("\n") + "\n"
@@ -180,7 +180,8 @@ def test_a_run_whose_process_is_gone_is_said_to_be(folder: Path) -> None:
     found = watch(folder)
     assert found.exit_code == 1
     assert found.stdout.endswith(
-        f"killed\nsupport-qlora: warning: its process ({gone.pid}) is gone without a word: --resume goes on\n"
+        f"killed\nsupport-qlora: warning: its process ({gone.pid}) ended without an error message; continue "
+        "with --resume\n"
     )
     state(folder, pid=gone.pid, host="another-machine")
     assert looked_at(folder).outcome == "training", "another machine's processes are not known here"
@@ -259,7 +260,7 @@ def test_a_loss_that_leaps_or_rises_is_warned_of(folder: Path, monkeypatch: pyte
     assert run.warnings == []
     append(folder, json.dumps(entry(121, loss=8.25)) + "\n")
     run.update()
-    assert len(run.warnings) == 1 and run.warnings[0].startswith("step 121: the loss leapt to 8.25, from 1.")
+    assert len(run.warnings) == 1 and run.warnings[0].startswith("step 121: the loss jumped to 8.25, from 1.")
     for step, loss in ((150, 1.2), (160, 1.3), (170, 1.4), (180, 1.5)):
         append(folder, json.dumps({"step": step, "eval_loss": loss}) + "\n")
     append(folder, json.dumps(entry(181, loss="NaN", grad_norm="Infinity")) + "\n")
@@ -331,7 +332,7 @@ def test_lines_are_printed_until_the_run_ends(tmp_path: Path, monkeypatch: pytes
     assert found.exit_code == 0 and not happenings and set(slept) == {0.5}
     told = [line.partition(", loss")[0] for line in found.stdout.splitlines()]
     assert told == [
-        f"later: waiting for {folder}, which is not there yet",
+        f"later: waiting for {folder}, which does not exist yet",
         "support-qlora: Qwen/Qwen3-14B, LoRA 16, v5e-8: starting: no step is done yet",
         "support-qlora: step 120/400 (30%)",
         "support-qlora: step 110/400 (28%)",
@@ -340,7 +341,7 @@ def test_lines_are_printed_until_the_run_ends(tmp_path: Path, monkeypatch: pytes
         told[6],
         "support-qlora: step 400/400 (100%)",
     ]
-    assert told[6].startswith("support-qlora: warning: step 111: the loss leapt to 20, from 1.")
+    assert told[6].startswith("support-qlora: warning: step 111: the loss jumped to 20, from 1.")
     assert found.stdout.endswith(", done\n")
 
 
@@ -351,7 +352,7 @@ def test_a_run_at_an_address_is_watched(folder: Path) -> None:
     try:
         waiting = WatchedRun(open_place("memory://watched/run"))
         waiting.update()
-        assert screen.standing(waiting) == "waiting for memory://watched/run, which is not there yet"
+        assert screen.standing(waiting) == "waiting for memory://watched/run, which does not exist yet"
         system.put(str(folder) + "/", "/watched/run", recursive=True)
         system.makedirs("/watched/run/100", exist_ok=True)
         system.pipe_file("/watched/run/100/file", b"")

@@ -105,11 +105,11 @@ def terminal(
 def test_a_run_is_drawn_from_before_its_beginning_to_its_end(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     with terminal(folder, "--interval", "0.2") as seen:
-        seen.until(lambda: "which is not there yet" in seen.text.replace("\n", " "))
+        seen.until(lambda: "which does not exist yet" in seen.text.replace("\n", " "))
         assert b"\x1b[?1049h" in seen.raw, "drawn on the terminal's other screen"
         write_run(folder, 120)
         seen.until(
-            lambda: "step 120/400 (30%)" in seen.text and "Ctrl-C leaves, the run goes on" in seen.text
+            lambda: "step 120/400 (30%)" in seen.text and "Ctrl-C leaves; the run continues" in seen.text
         )
         assert "support-qlora: Qwen/Qwen3-14B, LoRA 16, v5e-8" in seen.text and "━" in seen.text
         assert "loss, ◆ eval_loss" in seen.text
@@ -121,7 +121,7 @@ def test_a_run_is_drawn_from_before_its_beginning_to_its_end(tmp_path: Path) -> 
         seen.resize(100, 16)
         seen.until(lambda: "(step 150)  lr 1.00e-04  grad_norm 0.5" in seen.text)
         append(folder, json.dumps(entry(151, loss=30.0)) + "\n")
-        seen.until(lambda: "⚠ step 151: the loss leapt to 30" in seen.text)
+        seen.until(lambda: "⚠ step 151: the loss jumped to 30" in seen.text)
         append(folder, lines(152, 400))
         state(folder, "done")
         assert seen.end() == 0

@@ -60,7 +60,7 @@ def state(folder: Path, state: str = "training", **changes: Any) -> None:
 
 
 def write_run(folder: Path, steps: int = 120, lock: Mapping[str, Any] = LOCK) -> Path:
-    """Writes the folder of a run that is going on."""
+    """Write the folder of a run in progress."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "recipe.lock.json").write_text(json.dumps(lock))
     (folder / "metrics.jsonl").write_text(lines(1, steps) if steps else "")

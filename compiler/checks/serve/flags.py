@@ -303,13 +303,14 @@ def _argument(serve: Serve, flag: str) -> str:
 
 
 REFUSED_VARIABLES = {
-    "sets what code the server's processes run, or where it comes from": re.compile(
+    "sets what code the server's processes run, or its source": re.compile(
         # Of the interpreter, the shell, the dynamic linker, and of libraries that it loads into any process.
         r"PYTHON.*|LD_.*|DYLD_.*|BASH_ENV|ENV|BASH_FUNC.*|SHELLOPTS|BASHOPTS|IFS|PATH|SHELL|GCONV_PATH|"
         r"GLIBC_TUNABLES|NODE_OPTIONS|OPENSSL_(CONF|ENGINES|MODULES)|"
         # Libraries: TPU_LIBRARY_PATH, PJRT_NAMES_AND_LIBRARY_PATHS, MOSAIC_GPU_NVSHMEM_SO_PATH and the like.
         r".*_(LIBRARY|LIBRARIES|LIB|SO|BC|LIBDEVICE)_(PATH|DIR)S?|(TPU|PJRT)_.*LIBRARY.*|HALIDE_LIB|"
         # Compilers and other programs that are called, and their search paths.
+        r"CC|CXX|CFLAGS|CXXFLAGS|LDFLAGS|(C|CPLUS|HALIDE)_INCLUDE(_PATH)?|CPATH|CUDACXX|PYTORCH_NVCC|OMP_PREFIX|"
         r"CC|CXX|CFLAGS|CXXFLAGS|LDFLAGS|(C|CPLUS|HALIDE)_INCLUDE(_PATH)?|CPATH|CUDACXX|PYTORCH_NVCC|OMP_PREFIX|"
         r"(CUDA|CUDNN|ROCM|MOSAIC_GPU_CUDA)_(HOME|PATH|ROOT)|TRITON_.*_PATH|TORCH_ADDR2LINE_BINARY|"
         # Code and pickles that are loaded again, also from a server, and names of functions to call.
@@ -323,6 +324,7 @@ REFUSED_VARIABLES = {
         r"REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|SSL_CERT_(FILE|DIR)"
     ),
     "opens the server to requests without a key, or makes it connect to another machine": re.compile(
+        r"VLLM_SERVER_DEV_MODE|(USE_)?JAX_PROFILER_SERVER(_PORT)?|JAX_(BACKEND_TARGET|COORDINATOR_.*ADDRESS|CROSS_HOST_TRANS.*ADDRESS.*)|"
         r"VLLM_SERVER_DEV_MODE|(USE_)?JAX_PROFILER_SERVER(_PORT)?|JAX_(BACKEND_TARGET|COORDINATOR_.*ADDRESS|CROSS_HOST_TRANS.*ADDRESS.*)|"
         r"IFRT_PROXY_.*|GRPC_XDS_BOOTSTRAP.*|MEGASCALE_(COORDINATOR_ADDRESS|DEBUG_PORT)|KINETO_.*|"
         r"TPU_(EMBEDDING_SERVER_PORT|RUNTIME_METRICS_PORTS|RUNTIME_PRIMARY_METRIC_PORT)|"

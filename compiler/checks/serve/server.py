@@ -48,7 +48,7 @@ def _devices(serve: Serve, accelerator: Accelerator) -> Iterator[Diagnostic]:
     if need > accelerator.devices:
         yield Diagnostic("E0602", f"{product}, and {has}", place, better)
     elif need < accelerator.devices:
-        yield Diagnostic("W0602", f"{product}, and {has}: the others stay idle", place, better)
+        yield Diagnostic("W0602", f"{product}, and {has}: the others are idle", place, better)
     if accelerator.hosts > 1:
         yield Diagnostic(
             "E0915",

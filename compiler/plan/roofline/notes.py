@@ -37,15 +37,15 @@ def notes(program: Program, kinds: Sequence[Cache], windows_bound: bool, share: 
     if said := missing(program):
         yield said
     yield (
-        f"vLLM takes {share:.0%} of the memory for weights and cache; what a step needs besides has the rest"
+        f"vLLM takes {share:.0%} of the memory for weights and cache; the rest is for what else a step needs"
     )
     idle = accelerator.devices - serve.tensor_parallel_size * serve.data_parallel_size
     if idle > 0:
-        yield f"{plural(idle, 'device')} stay idle and are paid for"
+        yield f"{plural(idle, 'device')} are idle, but are paid for"
     if serve.quantization or program.recipe.merge.quantization:
         yield "arithmetic is bounded by the peak in bfloat16; a chip that multiplies fp8 may do more"
     if program.architecture.routing[0]:
-        yield "experts are read as often as tokens routed evenly ask for them"
+        yield "experts are read as often as evenly routed tokens need them"
     if program.recipe.model.id.startswith((".", "/", "~")):
         yield f"sizes are from {program.model_origin}"
     left_out = [
@@ -71,16 +71,16 @@ def _cache_notes(program: Program, kinds: Sequence[Cache], windows_bound: bool) 
         why = (
             "tpu-inference's JAX models allocate every layer alike"
             if runs_jax_model(program)
-            else "heads of several sizes, or a flag, switch that off"
+            else "heads of several sizes, or a flag, prevent that"
         )
-        yield f"local layers keep every token, not their window of {windows[0]:,} alone: {why}"
+        yield f"local layers keep every token, not only their window of {windows[0]:,}: {why}"
     for kind in kinds:
         name = "" if kind.name == "all" else f"{kind.name} "
         if kind.name == LATENT:
             if tp > 1:
                 yield f"each of {tp} devices stores the same compressed keys and values"
         elif kind.heads < tp:
-            wasted = ", where eight bits take as much as sixteen" if fp8 else ""
+            wasted = ", for which eight bits take as much as sixteen" if fp8 else ""
             yield (
                 f"{name}layers have {plural(kind.heads, 'key/value head')} for {tp} devices: a device stores "
                 f"one{wasted}, and {tp // kind.heads} devices the same"
@@ -91,10 +91,10 @@ def _cache_notes(program: Program, kinds: Sequence[Cache], windows_bound: bool) 
                 "an odd number is padded to the next even one"
             )
         if kind.shared:
-            yield f"{kind.shared} {name}layers read the keys and values of earlier ones and store none"
+            yield f"{kind.shared} {name}layers read the keys and values of earlier layers and store none"
     if getattr(program.architecture, "k_eq_v", False):
         yield (
-            "keys serve as values in the weights of the global layers alone: the cache holds both, which are "
+            "keys serve as values only in the weights of the global layers: the cache holds both, which are "
             "normalized and rotated differently"
         )
 
@@ -104,9 +104,9 @@ def too_many(promised: int, length: int, fit: int) -> Diagnostic:
     return Diagnostic(
         "N1006",
         f"max_num_seqs promises {plural(promised, 'sequence')}, and the key/value cache holds {fit:,} of "
-        f"max_model_len {length:,} at once; vLLM puts the others off",
+        f"max_model_len {length:,} at once; vLLM delays the others",
         "serve.max_num_seqs",
-        f"nothing where requests are shorter; else max_num_seqs: {fit}",
+        f"nothing if requests are shorter; otherwise max_num_seqs: {fit}",
     )
 
 

@@ -32,7 +32,7 @@ def _heading(serving: ServingPlan) -> list[str]:
         f"{serving.recipe}: {serving.model} served on {serving.accelerator}; {price}",
         f"{plural(serving.data_parallel, 'replica')}, each split over "
         f"{plural(serving.tensor_parallel, 'device')}. On paper: estimates and bounds, of one device unless "
-        "it is said otherwise.",
+        "stated otherwise.",
     ]
 
 

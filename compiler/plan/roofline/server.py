@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SERVING_PLAN", "ServingPlan", "plan_serving", "promise"]
 
-LOWEST_TTFT = (512, "the lowest, beside 512 tokens in")
+LOWEST_TTFT = (512, "the lowest, compared with 512 tokens in")
 """The prompt length for the bound of the lowest published TTFT, and its label."""
 
 
@@ -115,7 +115,7 @@ def _comparisons(program: Program, server: Server, weight_bytes: float) -> Itera
     for key, sequences, context in (("lowest", 1, 512), ("highest", 64, 4096)):
         held_against = f"{sequences} x {context:,} tokens"
         step = server.decode(sequences, context)
-        yield _compared(f"TPOT: the {key}, beside {held_against}", found.tpot_ms[key], step)
+        yield _compared(f"TPOT: the {key}, compared with {held_against}", found.tpot_ms[key], step)
 
 
 def _compared(what: str, measured: float, step: Step) -> Comparison:

@@ -59,7 +59,7 @@ def compile_program(
             return made, (run or answer)(made, say), notes
         except WorkerKilled:
             notes.append(
-                f"compiling {' and '.join(map(str, layers))} layers was ended by the system, most likely "
+                f"compiling {' and '.join(map(str, layers))} layers was killed by the system, most likely "
                 "because this machine's memory ran out"
             )
             say(notes[-1])

@@ -92,7 +92,7 @@ def serving(
 def _notes(made: ServeJob, done: ServeAnswer) -> list[str]:
     notes = []
     if not has_vision(made.config) and "text_config" in made.config:
-        notes.append("text model alone: the weights of the vision tower are not counted")
+        notes.append("only the text model: the weights of the vision tower are not counted")
     if len(done.depths) > 1:
         depths = " and ".join(str(depth.layers) for depth in done.depths)
         notes.append(f"extrapolated from {depths} layers; --exact compiles all {made.model_layers}")

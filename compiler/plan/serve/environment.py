@@ -109,8 +109,8 @@ def interpreter() -> Path:
             if done.returncode == 0 and done.stdout.strip() == PYTHON:
                 return Path(candidate)
     raise ArtifactError(
-        f"planning by compiling the serving step needs Python {PYTHON}, which {requirement()} is made for, "
-        "and there is none on this machine",
+        f"planning by compiling the serving step needs Python {PYTHON}, for which {requirement()} is made, "
+        "and this machine has none",
         f"install it, for example with `uv python install {PYTHON}`, and run the command again",
     )
 
@@ -142,7 +142,7 @@ def _locked(folder: Path, say: Say) -> Iterator[None]:
 def _install(folder: Path, say: Say) -> Path:
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not _is_venv(folder))):
         raise ArtifactError(
-            f"{folder} is in the way: it is no environment that this command made",
+            f"{folder} is in the way: this command did not make it",
             f"remove it, or name another folder by the environment variable {VARIABLE}",
         )
     python = interpreter()
@@ -154,7 +154,7 @@ def _install(folder: Path, say: Say) -> Path:
         raise ArtifactError(
             f"the serving environment takes up to {DISK_BYTES / 1e9:.0f} GB of disk, and "
             f"{folder.parent} has {free / 1e9:.1f} GB left",
-            f"free some, or name a folder on another disk by the environment variable {VARIABLE}",
+            f"free disk space, or name a folder on another disk by the environment variable {VARIABLE}",
         )
     say(f"installing {requirement()} into {folder} once: about {GIGABYTES} GB, 2 to 5 minutes")
     building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))

@@ -91,7 +91,7 @@ def _refuse(program: Program) -> None:
             without,
         )
     if serve.quantization or (serve.weights == "merged" and program.recipe.merge.quantization):
-        raise ArtifactError("the serving step is compiled with bfloat16 weights alone", without)
+        raise ArtifactError("the serving step is compiled only with bfloat16 weights", without)
 
 
 def config_of(program: Program) -> dict[str, Any]:

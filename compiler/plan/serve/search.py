@@ -148,7 +148,7 @@ def _compiled(
     except ArtifactError as error:
         return _candidate(program, choice, "failed", str(error))
     if choice.decode_blocks and not _blocks_taken(planned):
-        return _candidate(program, choice, "failed", "the kernel did not take the decode block sizes")
+        return _candidate(program, choice, "failed", "the kernel refused the decode block sizes")
     return _judged(program, choice, planned)
 
 

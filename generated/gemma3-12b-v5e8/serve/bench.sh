@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures the running server at 8 points with `vllm bench serve`, into results/bench/ of this artifact.
-# A run that was interrupted goes on where it stopped; a server's key is read from VLLM_API_KEY.
+# An interrupted run continues where it stopped; the server's key is read from VLLM_API_KEY.
 # Usage: bench.sh [--results DIR] [--machine v5e-4] [--help]
 set -euo pipefail
 
@@ -14,7 +14,7 @@ arguments=(
     --accelerator v5e-4 --chips 4
     --accelerator-usd-per-hour 4.8 --price-source "list price of 2025-02, on demand: 4 chips at US\$ 1.20"
 )
-# vLLM's own client: of this machine, or of the server's container.
+# vLLM's own client, on this machine or in the server's container.
 if command -v vllm > /dev/null; then
     model="${MODEL_DIR:-$here/../merged}"
     arguments+=(--tokenizer "$model")
@@ -22,7 +22,7 @@ else
     arguments+=(--compose "$here/compose.yaml" --tokenizer /model)
 fi
 
-# No module is taken from the folder that this is called in.
-# The wheel is where `recipe pack` puts it; without it, the runtime that is installed answers.
+# Modules in the current folder are not used.
+# The wheel is where `recipe pack` puts it; without it, the installed runtime is used.
 PYTHONSAFEPATH=1 PYTHONPATH="$here/../../recipec_runtime-0.1.0-py3-none-any.whl" exec python3 -m runtime.serving.bench \
     --results "$here/../results/bench" --lock "$here/../recipe.lock.json" "${arguments[@]}" "$@"

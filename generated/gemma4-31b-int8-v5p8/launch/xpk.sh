@@ -12,14 +12,14 @@ values=(
     --zone="${ZONE:-}"
     --tpu-type=v5p-2x2x1
     --num-slices=1
-    # A tag that its publisher may move; a digest pins it.
+    # The publisher may move this tag; a digest pins the image.
     --image=python:3.11-slim-bookworm
     --token=HF_TOKEN
     --max-restarts=20
     --termination-grace-period-seconds=300
 )
 
-# Where `recipe pack` puts it; where recipec or its runtime is installed, it is the package's own.
+# `recipe pack` puts it there; if recipec or its runtime is installed, the package's modules are used.
 runtime="$here/../../runtime"
 [[ -d "$runtime" ]] ||
     runtime="$(PYTHONSAFEPATH=1 python3 -c 'import runtime; print(*runtime.__path__)' 2> /dev/null)" || {

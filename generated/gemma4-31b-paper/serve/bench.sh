@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures the running server at 16 points with `vllm bench serve`, into results/bench/ of this artifact.
-# A run that was interrupted goes on where it stopped; a server's key is read from VLLM_API_KEY.
+# An interrupted run continues where it stopped; the server's key is read from VLLM_API_KEY.
 # Usage: bench.sh [--results DIR] [--machine v6e-8] [--help]
 set -euo pipefail
 
@@ -21,7 +21,7 @@ arguments=(
     --published input=4096 rate=4 median_ttft_ms=61
     --published lowest_tpot_ms=13.5 highest_tpot_ms=24
 )
-# vLLM's own client: of this machine, or of the server's container.
+# vLLM's own client, on this machine or in the server's container.
 if command -v vllm > /dev/null; then
     model="${MODEL_DIR:-$here/../merged}"
     arguments+=(--tokenizer "$model")
@@ -29,7 +29,7 @@ else
     arguments+=(--compose "$here/compose.yaml" --tokenizer /model)
 fi
 
-# No module is taken from the folder that this is called in.
-# The wheel is where `recipe pack` puts it; without it, the runtime that is installed answers.
+# Modules in the current folder are not used.
+# The wheel is where `recipe pack` puts it; without it, the installed runtime is used.
 PYTHONSAFEPATH=1 PYTHONPATH="$here/../../recipec_runtime-0.1.0-py3-none-any.whl" exec python3 -m runtime.serving.bench \
     --results "$here/../results/bench" --lock "$here/../recipe.lock.json" "${arguments[@]}" "$@"

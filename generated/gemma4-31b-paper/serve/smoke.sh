@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Asks the running server all that its clients will; a line for each check, exit status 1 when one fails.
+# Checks the running server with its clients' requests: a line for each check, exit status 1 if one fails.
 # Usage: smoke.sh [--url URL] [--wait MINUTES] [--base-url URL] [--json FILE]
 set -euo pipefail
 
@@ -15,6 +15,6 @@ arguments=(
     --weights "$model"
 )
 
-# No module is taken from the folder that this is called in.
-# The wheel is where `recipe pack` puts it; without it, the runtime that is installed answers.
+# Modules in the current folder are not used.
+# The wheel is where `recipe pack` puts it; without it, the installed runtime is used.
 PYTHONSAFEPATH=1 PYTHONPATH="$here/../../recipec_runtime-0.1.0-py3-none-any.whl" exec python3 -m runtime.serving.smoke "${arguments[@]}" "$@"

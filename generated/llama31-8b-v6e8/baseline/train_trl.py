@@ -87,7 +87,7 @@ MAX_GRAD_NORM = 1.0
 
 
 def optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """What turns the gradient of an optimizer step into an update of the parameters."""
+    """Return the optimizer that updates the parameters."""
     return torch.optim.AdamW(
         parameters,
         lr=LEARNING_RATE,
@@ -98,7 +98,7 @@ def optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """The learning rate of an optimizer step, counted from 0, of a run of `steps`."""
+    """Return the learning rate of a step, counted from 0, in a run of `steps`."""
     warmup = math.ceil(WARMUP_RATIO * steps)
     if step < warmup:
         return LEARNING_RATE * step / warmup
@@ -107,7 +107,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def schedule(optimizer: torch.optim.Optimizer, steps: int) -> LambdaLR:
-    """What sets the optimizer's learning rate before each step."""
+    """Return the schedule of the optimizer's learning rate."""
     return LambdaLR(optimizer, lambda step: learning_rate(step, steps) / LEARNING_RATE)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What each host of the run does; the other files of this folder call it there.
+# The steps of each host of the run; the other files of this folder call it on the hosts.
 # host.sh --help lists the steps.
 set -euo pipefail
 
@@ -15,7 +15,7 @@ values=(
     --merge-checkpoint=mistral-small-24b-v6e8/checkpoints
 )
 
-# Where `recipe pack` puts it; where recipec or its runtime is installed, it is the package's own.
+# `recipe pack` puts it there; if recipec or its runtime is installed, the package's modules are used.
 runtime="$here/../../runtime"
 [[ -d "$runtime" ]] ||
     runtime="$(PYTHONSAFEPATH=1 python3 -c 'import runtime; print(*runtime.__path__)' 2> /dev/null)" || {

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Evaluates the fine-tuned model on the running server, into results/eval/ of this artifact.
-# A run that was interrupted goes on where it stopped. Usage: eval.sh [--url URL] [--results DIR] [--fresh] [--help]
+# An interrupted run continues where it stopped. Usage: eval.sh [--url URL] [--results DIR] [--fresh] [--help]
 # The base, on another server: --base-url URL; or at another time: eval.sh --side base --url URL
-# lm_eval comes from an environment of its own (requirements-eval.txt), on the path or by --lm-eval.
-# A server that asks for a key finds it in VLLM_API_KEY.
+# lm_eval comes from a separate environment (requirements-eval.txt), on the path or by --lm-eval.
+# The server's key, if it needs one, is read from VLLM_API_KEY.
 set -euo pipefail
 
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
@@ -20,7 +20,7 @@ arguments=(
     gsm8k
 )
 
-# No module is taken from the folder that this is called in.
-# The wheel is where `recipe pack` puts it; without it, the runtime that is installed answers.
+# Modules in the current folder are not used.
+# The wheel is where `recipe pack` puts it; without it, the installed runtime is used.
 PYTHONSAFEPATH=1 PYTHONPATH="$here/../../recipec_runtime-0.1.0-py3-none-any.whl" exec python3 -m runtime.serving.evaluate \
     "${arguments[@]}" --results "$here/../results/eval" "$@"

@@ -14,7 +14,7 @@ model="${1:-${MODEL_DIR:-$here/../merged}}"
 command -v vllm > /dev/null ||
     fail "vllm is not installed" "in an environment of Python 3.12: pip install vllm-tpu==0.32.0"
 if (exec 3<> /dev/tcp/127.0.0.1/8000) 2> /dev/null; then
-    fail "port 8000 is taken" "stop what listens there; ss -ltnp 'sport = :8000' shows it"
+    fail "port 8000 is in use" "stop the program that listens there; ss -ltnp 'sport = :8000' shows it"
 fi
 [[ -f "$model/config.json" ]] ||
     fail "$model holds no config.json" "run merge.py first, or name the folder in MODEL_DIR"
@@ -22,7 +22,7 @@ fi
 export HF_HUB_OFFLINE=1
 export VLLM_NO_USAGE_STATS=1
 
-# No module is taken from the folder that this is called in.
+# Modules in the current folder are not used.
 export PYTHONSAFEPATH=1
 exec vllm serve "$model" \
     --served-model-name qwen3-14b-qlora-v5e8 \

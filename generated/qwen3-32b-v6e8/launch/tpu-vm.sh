@@ -19,7 +19,7 @@ values=(
     --adapter
 )
 
-# Where `recipe pack` puts it; where recipec or its runtime is installed, it is the package's own.
+# `recipe pack` puts it there; if recipec or its runtime is installed, the package's modules are used.
 runtime="$here/../../runtime"
 [[ -d "$runtime" ]] ||
     runtime="$(PYTHONSAFEPATH=1 python3 -c 'import runtime; print(*runtime.__path__)' 2> /dev/null)" || {

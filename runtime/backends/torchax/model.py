@@ -352,8 +352,8 @@ def _adapted(
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"{config.get('model_type')}: transformers or PEFT does not take it: {reason}",
-            "where it is a module that cannot be adapted, leave it out of lora.targets",
+            f"{config.get('model_type')}: transformers or PEFT does not accept it: {reason}",
+            "if the reason is a module that cannot be adapted, leave it out of lora.targets",
         ) from error
     return module
 

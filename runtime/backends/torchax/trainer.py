@@ -135,7 +135,7 @@ class Trainer:
         if len(window) < self._accumulation:
             raise UserError(
                 f"the training data ended within step {self.done + 1}",
-                "its files were changed under the run: put them back, and continue with --resume",
+                "its files changed during the run: restore them, and continue with --resume",
             )
         for batch in window:
             tokens += int(np.count_nonzero(batch["segment_ids"]))

@@ -72,7 +72,7 @@ def data_state(folder: Path) -> dict[str, Any]:
         saved: dict[str, Any] = json.loads((folder / DATA).read_text(encoding="utf-8"))
         return saved
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{folder / DATA}: cannot be read ({error})", "take the checkpoint away") from None
+        raise UserError(f"{folder / DATA}: cannot be read ({error})", "remove the checkpoint") from None
 
 
 def check_data(folder: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -90,7 +90,7 @@ def check_data(folder: Path, saved: Mapping[str, Any], current: Mapping[str, Any
         raise UserError(
             f"{folder} was trained on other data: "
             + "; ".join(f"{key} was {saved.get(key)}, now {current.get(key)}" for key in changed),
-            "give that run's data with --data-dir and continue, or begin a new run in another --output",
+            "give that run's data with --data-dir and continue, or start a new run in another --output",
         )
 
 

@@ -124,8 +124,9 @@ def _run(job: _Job) -> int:
     model, lora, train = job.settings.model, job.settings.lora, job.settings.train
     if lora is None and arguments.adapter is not None:
         raise UserError(
-            f"--adapter {arguments.adapter}: the recipe trains all weights, and has no place for an adapter",
-            "merge it into its base, and give that with --model",
+            f"--adapter {arguments.adapter}: the recipe trains all weights, so it cannot start from an "
+            "adapter",
+            "merge it into its base, and give the merged model with --model",
         )
     if arguments.trace is not None:
         check_writable(arguments.trace)
@@ -160,7 +161,7 @@ def _run(job: _Job) -> int:
     if place.is_main_process:
         print(prepared.report.text(), file=sys.stderr)
         if start >= until:
-            print(f"step {start} of {total} is done already", file=sys.stderr)
+            print(f"step {start} of {total} is already done", file=sys.stderr)
         elif start:
             print(f"continuing after step {start} of {total}", file=sys.stderr)
         else:
@@ -245,7 +246,7 @@ def _run(job: _Job) -> int:
             print(early, file=sys.stderr)
         elif step < total:
             print(
-                f"stopped after step {step} of {total}, as --steps says; --resume goes on from there",
+                f"stopped after step {step} of {total}, as --steps says; --resume continues from there",
                 file=sys.stderr,
             )
         print(report.summary(step, early), flush=True)

@@ -565,7 +565,7 @@ def _latent(a: DecoderArchitecture, i: int) -> list[Parameter]:
         if len(shape) == 3:
             out.append(_projection(f"{path}.{projection}", f"{name}.{projection}", *shape))
             continue
-        source = linear(f"{name}.{projection}.weight", *shape)
+        source = linear(f"{name}.{projection}.weight", shape[0], shape[1])
         out.append(Parameter(f"{path}.{projection}.kernel", shape, ("fsdp", None), (source,)))
     for norm, features in a.latent_norms.items():
         out.append(_vector(f"{path}.{norm}.w", f"{name}.{norm}.weight", features))

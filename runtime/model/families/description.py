@@ -41,8 +41,8 @@ class Places:
     Attributes:
         before_attention, before_mlp: applied to a block's input.
         after_attention, after_mlp: applied to its output, before it is added to the residual stream.
-        parallel: whether both blocks read the layer's input, and are added together. Without a norm before it,
-            the feed-forward block reads the output of the norm before attention.
+        parallel: whether both blocks read the layer's input, and are added together. Without a norm of its
+            own, the feed-forward block reads the output of the norm before attention.
     """
 
     before_attention: str | None = "input_layernorm"

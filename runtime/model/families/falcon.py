@@ -65,7 +65,7 @@ class Falcon(DecoderFamily):
 
 
 def _kv_heads(config: Mapping[str, Any]) -> int:
-    """Return the key heads: those of the new layers are given, the old ones have one, or one for each head."""
+    """Return the number of key heads: given for new layers; old layers have one, or one for each head."""
     heads = integer(config, "num_attention_heads")
     if flag(config, "new_decoder_architecture"):
         return heads if config.get("num_kv_heads") is None else integer(config, "num_kv_heads")

@@ -221,7 +221,7 @@ def test_a_bound_may_be_infinite_and_what_is_of_another_type_is_told_of(
     outcome = run(tmp_path / "merged", base=base)
     assert outcome.status == status, outcome
     assert (f"{name} holds values" in outcome.err) is (status == 1)
-    assert (f"not looked at for values that are not finite: {name} (C64)" in outcome.out) is (dtype == "C64")
+    assert (f"not checked for values that are not finite: {name} (C64)" in outcome.out) is (dtype == "C64")
 
 
 def test_a_flipped_bit_in_a_header_is_refused_or_changes_nothing(place: Place, tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ def test_an_output_that_is_read_only_is_left_and_goes_on_once_it_can_be_written(
             refuse_writes(patched)
         for name in ("new", "begun"):
             run(disk / name).refused(
-                f"{disk / name}: cannot be written: Read-only file system", "get the right to it", "--output"
+                f"{disk / name}: cannot be written: Read-only file system", "get access to it", "--output"
             )
-        assert run(disk / "whole").out == f"{disk / 'whole'}: holds this merge already\n"
+        assert run(disk / "whole").out == f"{disk / 'whole'}: already holds this merge\n"
         assert contents(disk) == before
         if real:
             remount(disk, "rw")
@@ -85,7 +85,7 @@ def test_a_folder_that_another_process_writes_is_refused(place: Place, run: Run,
         command = [sys.executable, "-S", "-c", code, str(tmp_path / locked)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout is not None and other.stdout.readline()
-            run(tmp_path / "merged").refused("another process is writing it", "wait for that one to end")
+            run(tmp_path / "merged").refused("another process is writing it", "wait until that process ends")
             assert contents(tmp_path) == {}
             other.communicate("\n")
     assert run(tmp_path / "merged").status == 0
@@ -100,7 +100,7 @@ def test_a_folder_with_another_merge_is_refused_with_what_differs(
     interrupt(tmp_path / "begun", run, after="model-00001-of-00003.safetensors")
     assert run(tmp_path / "whole").status == 0
     before, stamps = contents(tmp_path), times(tmp_path)
-    for folder, holds in (("begun", "that was begun and not finished "), ("whole", "")):
+    for folder, holds in (("begun", ", which did not finish"), ("whole", "")):
         for change, differs in (
             (["--step", "2"], "another checkpoint, another step"),
             ({"dtype": "float32"}, "another dtype"),
@@ -110,7 +110,7 @@ def test_a_folder_with_another_merge_is_refused_with_what_differs(
         ):
             argv, settings = (change, {}) if isinstance(change, list) else ([], change)
             outcome = run(tmp_path / folder, *argv, **settings)
-            outcome.refused(f"{tmp_path / folder}: holds another merge {holds}({differs})", "--output")
+            outcome.refused(f"{tmp_path / folder}: holds another merge{holds} ({differs})", "--output")
     assert contents(tmp_path) == before and times(tmp_path) == stamps
     assert run(tmp_path / "begun").status == 0
     place.expect(tmp_path / "begun")
@@ -120,7 +120,7 @@ def test_a_folder_with_another_merge_is_refused_with_what_differs(
     "name", ["notes.txt", "below/notes.txt", ".notes.txt.partial", "chat_template.jinja"]
 )
 def test_a_users_files_in_the_folder_stay(name: str, place: Place, run: Run, tmp_path: Path) -> None:
-    """In the folder of the weights or of the adapter; alone, or beside a merge that was begun."""
+    """In the folder of the weights or of the adapter; alone, or next to an unfinished merge."""
     for number, folder in enumerate(("merged", "merged-adapter")):
         for begun in (False, True):
             target = tmp_path / f"{number}-{begun}" / "merged"
@@ -132,7 +132,7 @@ def test_a_users_files_in_the_folder_stay(name: str, place: Place, run: Run, tmp
             mine.parent.mkdir(parents=True, exist_ok=True)
             mine.write_text("mine")
             before, stamps = contents(target.parent), times(target.parent)
-            words = f"holds {name}, which is no part of a merge" if begun else "is not empty"
+            words = f"holds {name}, which is not part of a merge" if begun else "is not empty"
             run(target).refused(f"{target.with_name(folder)}: {words}", "another")
             assert contents(target.parent) == before and times(target.parent) == stamps
             mine.unlink()
@@ -149,7 +149,7 @@ def test_a_finished_merge_is_left_alone(place: Place, run: Run, tmp_path: Path) 
     before = times(tmp_path)
     outcome = run(target)
     assert (outcome.status, outcome.err) == (0, "")
-    assert outcome.out == f"{target}: holds this merge already\n"
+    assert outcome.out == f"{target}: already holds this merge\n"
     assert times(tmp_path) == before
 
 
@@ -183,7 +183,7 @@ def test_a_journal_that_is_none_is_refused_and_left(run: Run, tmp_path: Path) ->
     for content in (b"", b"[]", b"{}", b'{"identity": 1}', b"\xff"):
         (tmp_path / "merged").mkdir(exist_ok=True)
         (tmp_path / "merged" / JOURNAL).write_bytes(content)
-        run(tmp_path / "merged").refused("begun and not finished (it cannot be read)", "remove the folder")
+        run(tmp_path / "merged").refused("which did not finish (it cannot be read)", "remove the folder")
         assert contents(tmp_path) == {f"merged/{JOURNAL}": content}
 
 

@@ -129,7 +129,7 @@ def test_a_full_disk_is_told_and_the_merge_goes_on_once_there_is_room(
                 Disk(full, room * 3, "full")
             outcome = run(target)
         outcome.refused(
-            "cannot be written: No space left on device", str(target), "make room", "same command"
+            "cannot be written: No space left on device", str(target), "free disk space", "same command"
         )
         kept, before = noted(target), times(target)
         assert not [name for name in before if name.endswith(folders.PARTIAL)]
@@ -162,7 +162,7 @@ def test_ctrl_c_keeps_what_is_whole_and_the_same_command_goes_on(
     place: Place, run: Run, tmp_path: Path
 ) -> None:
     outcome = interrupt(tmp_path / "merged", run, after="model-00002-of-00003.safetensors")
-    assert "the same command goes on" in outcome.err and "Traceback" not in outcome.err
+    assert "the same command continues" in outcome.err and "Traceback" not in outcome.err
     assert noted(tmp_path / "merged") == {f"model-0000{i}-of-00003.safetensors" for i in (1, 2)}
     assert run(tmp_path / "merged").status == 0
     place.expect(tmp_path / "merged")
@@ -181,7 +181,7 @@ def test_a_write_that_fails_at_the_last_does_not_count_as_whole(
         patched.setattr(writer, "FLUSH_BYTES", 2048)
         patched.setattr(os, "fdatasync", fail)
         patched.setattr(writer._Behind, "put", lambda self, item: self._items.put(item))  # nobody asks before
-        run(tmp_path / "merged").refused("Input/output error", "0 of 3 weight files are whole")
+        run(tmp_path / "merged").refused("Input/output error", "0 of 3 weight files are complete")
     assert noted(tmp_path / "merged") == set()
     assert run(tmp_path / "merged").status == 0
     place.expect(tmp_path / "merged")

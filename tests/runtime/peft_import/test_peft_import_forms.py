@@ -170,5 +170,5 @@ def test_a_damaged_import_is_told(
 ) -> None:
     import_adapter(small.adapter, small.base, small.artifact, tmp_path / "run")
     damage(tmp_path / "run" / "0")
-    with pytest.raises(UserError, match=f"none of its checkpoints is whole: step [01]: {reason}"):
+    with pytest.raises(UserError, match=f"none of its checkpoints is complete: step [01]: {reason}"):
         resuming.find(str(tmp_path / "run"))

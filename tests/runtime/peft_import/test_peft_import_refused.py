@@ -48,7 +48,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     },
     "biases": (
         set_config(bias="all"),
-        f'ADAPTER/{CONFIG}: bias is "all": biases of the base',
+        f'ADAPTER/{CONFIG}: bias is "all": the base\'s biases',
         "merge_and_unload",
     ),
     "VeRA": (
@@ -57,7 +57,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         "merge_and_unload",
     ),
     "AdaLoRA": (set_config(peft_type="ADALORA"), 'peft_type is "ADALORA", not LORA', "merge_and_unload"),
-    "no kind": (set_config(peft_type=None), "peft_type is null, not LORA", "LoRA adapters alone"),
+    "no kind": (set_config(peft_type=None), "peft_type is null, not LORA", "only from LoRA adapters"),
     "key of a later version": (
         set_config(use_newlora=True),
         f"ADAPTER/{CONFIG}: use_newlora is set, and is not among what peft 0.21 writes",
@@ -75,7 +75,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
             ("olora", "it changed the base's weights too", "path_initial_model_for_weight_conversion"),
             ("corda", "it changed the base's weights too", "path_initial_model_for_weight_conversion"),
             ("lora_ga", "it changed the base's weights too", "merge_and_unload"),
-            ("loftq", "A and B make good what its own quantized base had lost", "merge_and_unload"),
+            ("loftq", "A and B correct the rounding of its own quantized base", "merge_and_unload"),
             ("mica", "B is frozen", "merge_and_unload"),
             ("later", "it is not known whether", "merge_and_unload"),
         )
@@ -109,7 +109,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     ),
     "pickled weights": (
         lambda folder: (folder / WEIGHTS).rename(folder / "adapter_model.bin"),
-        "ADAPTER/adapter_model.bin: a pickle",
+        "ADAPTER/adapter_model.bin: is a pickle",
         "save_pretrained writes safetensors",
     ),
     "rank of another save": (
@@ -166,20 +166,20 @@ TENSORS: dict[str, tuple[Callable[[dict[str, np.ndarray]], Any], str, str]] = {
     ),
     "vision tower": (
         put("base_model.model.model.vision_tower.encoder.layers.0.self_attn.q_proj.lora_A.weight", 3, 64),
-        "model.vision_tower.encoder.layers.0.self_attn.q_proj carries an adapter, and is no part of",
-        "text decoder's projections alone",
+        "model.vision_tower.encoder.layers.0.self_attn.q_proj carries an adapter, but is not part of",
+        "only the text decoder's projections",
     ),
     "output head": (
         put("base_model.model.lm_head.lora_A.weight", 3, 64),
-        "lm_head carries an adapter, and is no part of a decoder layer",
-        "text decoder's projections alone",
+        "lm_head carries an adapter, but is not part of a decoder layer",
+        "only the text decoder's projections",
     ),
     "other module of a layer": (
         lambda arrays: [
             put(f"base_model.model.model.layers.0.input_layernorm.lora_{which}.weight", *shape)(arrays)
             for which, shape in (("A", (3, 64)), ("B", (64, 3)))
         ],
-        "layers.0.input_layernorm carries an adapter, and is no projection that train.py trains",
+        "layers.0.input_layernorm carries an adapter, but is not a projection that train.py trains",
         "merge_and_unload",
     ),
     "layer that the base has not": (
@@ -193,9 +193,9 @@ TENSORS: dict[str, tuple[Callable[[dict[str, np.ndarray]], Any], str, str]] = {
     "twice": (
         put(FIRST.replace(".model.layers", ".model.language_model.layers") + ".lora_A.weight", 3, 64),
         "layers.0.self_attn.q_proj has more than one A",
-        "one adapter, by itself",
+        "a single adapter",
     ),
-    "two adapters": (put(f"{FIRST}.lora_A.other.weight", 3, 64), "has more than one A", "one adapter"),
+    "two adapters": (put(f"{FIRST}.lora_A.other.weight", 3, 64), "has more than one A", "a single adapter"),
     "no B": (
         lambda arrays: arrays.pop(f"{FIRST}.lora_B.weight"),
         "layers.0.self_attn.q_proj has no B",
@@ -204,7 +204,7 @@ TENSORS: dict[str, tuple[Callable[[dict[str, np.ndarray]], Any], str, str]] = {
     "nothing": (lambda arrays: arrays.clear(), "holds no adapter", "again"),
     "shape": (
         put(f"{FIRST}.lora_B.weight", 96, 3),
-        "B of layers.0.self_attn.q_proj has shape [96, 3]; the base's weight asks for [128, 3]",
+        "B of layers.0.self_attn.q_proj has shape [96, 3]; the base's weight needs [128, 3]",
         "own base with --model (some/gemma)",
     ),
     "shards that were not gathered": (
@@ -239,7 +239,8 @@ def test_tensors_that_do_not_fit_are_refused(small: Small, copy: Path, tmp_path:
 RECIPES: dict[str, tuple[dict[str, Any], str, str]] = {
     "all that differs at once": (
         {"rank": 4, "targets": ["q_proj"], "train_also": ["norm"], "kind": "dora"},
-        "which the recipe does not train; the recipe trains norm.weight whole, which the adapter has not; "
+        "which the recipe does not train; the recipe trains norm.weight whole, which the adapter does not "
+        "have; "
         "use_dora is false, and lora.kind dora; layers.0.self_attn.q_proj (and 7 more) has rank 3",
         "lora.targets: [down_proj, k_proj, q_proj, v_proj], lora.layers: all, lora.train_also: [], "
         "lora.kind: lora, lora.rank: 3, lora.rank_pattern: {}",
@@ -267,7 +268,8 @@ RECIPES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "targets": (
         {"targets": ["q_proj", "k_proj", "o_proj", "down_proj"]},
-        "the recipe trains layers.0.self_attn.o_proj, layers.1.self_attn.o_proj, which the adapter has not; "
+        "the recipe trains layers.0.self_attn.o_proj, layers.1.self_attn.o_proj, which the adapter does not "
+        "have; "
         "the adapter has layers.0.self_attn.v_proj, layers.1.self_attn.v_proj, which "
         "the recipe does not train",
         "lora.targets: [down_proj, k_proj, q_proj, v_proj], lora.layers: all",

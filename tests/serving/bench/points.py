@@ -8,8 +8,8 @@ FIRST, SECOND, THIRD, LAST = ALL
 FAULTS = {
     "exit": "vllm bench serve ended with exit status 1: OSError: /model holds no tokenizer",
     "killed": "vllm bench serve was ended by signal 9: Namespace(seed=5)",
-    "nothing": "vllm bench serve ended without a whole result",
-    "half": "vllm bench serve ended without a whole result",
+    "nothing": "vllm bench serve ended without a complete result",
+    "half": "vllm bench serve ended without a complete result",
     "nan": "vllm bench serve ended without a number for median_ttft_ms",
     "refused": "3 of 10 requests failed: ServerDisconnectedError: gone",
     "fewer": "1 of 10 requests failed",

@@ -60,7 +60,7 @@ def test_what_is_measured_is_not_measured_again(bench: Bench, capsys: pytest.Cap
     bench.run()
     bench.calls()
     assert bench.run() == 0 and bench.measured() == []
-    assert "4 of 4 points are measured already, and kept" in capsys.readouterr().out
+    assert "4 of 4 points are already measured, and are kept" in capsys.readouterr().out
     (bench.results / f"{SECOND}.json").unlink()
     whole = (bench.results / f"{LAST}.json").read_text()
     (bench.results / f"{LAST}.json").write_text(whole[: len(whole) // 2])
@@ -186,7 +186,7 @@ def test_answers_that_do_not_fit(bench: Bench, fake: Callable[..., FakeVllm]) ->
     small = fake(["tuned"], max_model_len=530)
     bench.plan({FIRST: "short"})
     assert bench.run("--url", small.url) == 1
-    why = "; prompts come out some tokens longer, and the server takes no more"
+    why = "; some prompts are a few tokens longer than asked for, which exceeds the server's limit"
     assert bench.outcomes()[FIRST] == f"failed: {FAULTS['short']}{why}"
 
 
@@ -231,7 +231,7 @@ def test_a_folder_in_the_place_of_a_file_is_one_sentence(
     assert bench.run() == 1
     assert capsys.readouterr().err == (
         f"error: {bench.results / 'summary.md'} cannot be written: Is a directory\n"
-        "  = help: make room there, or get the right to it\n"
+        "  = help: free disk space there, or get access to it\n"
     )
     (bench.results / f"{FIRST}.json").unlink()
     (bench.results / f"{FIRST}.json").mkdir()

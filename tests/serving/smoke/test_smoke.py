@@ -115,7 +115,7 @@ def test_what_merge_json_leaves_open_is_told(
     server = fake(faults=paced())
     status, output = run(server, "--weights", tmp_path)
     assert status == 0
-    nothing = f"- merged weights N s {tmp_path}/merge.json is not there: nothing is known of the weights\n"
+    nothing = f"- merged weights N s {tmp_path}/merge.json is missing: how the weights were made is unknown\n"
     assert line(output, "merged weights") == nothing
     write_record(tmp_path, lora=None, recipe={"name": "other"})
     found = line(run(server, "--weights", tmp_path)[1], "merged weights")
@@ -163,7 +163,8 @@ def test_an_answer_that_must_differ_and_does_not_fails(
     assert line(output, "differs from base") == (
         'FAILED differs from base N s the answer to "Who are you?" and 1 more is the base\'s, and '
         "serve.smoke_prompts says that it differs; log probabilities differ by at most 0.02\n"
-        " = help: was it trained long enough? take prompts that the training data answers in its own way\n"
+        " = help: was it trained long enough? use prompts that the training data answers differently from "
+        "the base\n"
     )
     asked = [body["messages"][0]["content"] for body in server.bodies("/v1/chat/completions")]
     assert asked[-2:] == ["Who are you?", "-x"]

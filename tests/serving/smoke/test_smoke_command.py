@@ -32,7 +32,7 @@ def test_a_server_that_demands_a_key_gets_it_and_is_asked_without_it(
     status, output = run(server, "--api-key")
     assert (status, output) == (
         1,
-        "error: the recipe's server is open to others than this machine and demands a key\n"
+        "error: the recipe's server is open to other machines and requires a key\n"
         "  = help: export VLLM_API_KEY with the key that the server was started with\n",
     )
     monkeypatch.setenv(KEY_VARIABLE, "sesame")
@@ -40,8 +40,8 @@ def test_a_server_that_demands_a_key_gets_it_and_is_asked_without_it(
     assert status == 0
     assert line(output, "API key") == (
         "ok API key N s 401 without it\n"
-        " = warning: asked for no key: /tokenize, /detokenize, /metrics; have a proxy or a firewall pass /v1 "
-        "and /health alone\n"
+        " = warning: asked for no key: /tokenize, /detokenize, /metrics; let a proxy or a firewall pass only "
+        "/v1 and /health\n"
     )
     # None of the routes that do something was asked to do it.
     strange = [asked for asked in server.asked if not asked.path.startswith(("/v1", "/health", "/version"))]
@@ -92,7 +92,8 @@ def test_an_address_where_nothing_listens_fails_after_the_wait(run: Callable[...
     )
     assert line(output, "ready") == (
         "FAILED ready N s nothing listens at URL after 0.01 min\n"
-        " = help: is the server started, and does it still load? docker compose ps; docker compose logs "
+        " = help: check that the server is started, and whether it is still loading: docker compose ps; "
+        "docker compose logs "
         "vllm\n"
     )
     assert "1 of 1 checks FAILED in N s; the checks after it were not made\n" in output
@@ -118,7 +119,7 @@ def test_a_server_that_is_gone_is_not_waited_for(fake: Start, run: Callable[...,
     status, output = run(server, "--wait", "10")
     assert status == 1 and time.monotonic() - started < 60
     assert line(output, "ready") == (
-        "FAILED ready N s the server at URL answered and is gone now: nothing listens there any longer\n"
+        "FAILED ready N s the server at URL answered earlier, but nothing listens there now\n"
         " = help: look at its log: docker compose logs vllm\n"
     )
 

@@ -24,7 +24,8 @@ FAULTS: dict[str, tuple[str, Faults, str]] = {
         "served models",
         Faults(html={"/v1/models"}),
         "URL/v1/models answers with something that is not JSON: "
-        "<!DOCTYPE html><html><body><h1>Welcome</h1></body></html>\n = help: is this vLLM's address?\n",
+        "<!DOCTYPE html><html><body><h1>Welcome</h1></body></html>\n = help: check that this is vLLM's "
+        "address\n",
     ),
     "version": (
         "version",
@@ -35,7 +36,8 @@ FAULTS: dict[str, tuple[str, Faults, str]] = {
     "no choices": (
         "chat completion",
         Faults(shape={"/v1/chat/completions": {"choices": []}}),
-        "/v1/chat/completions answers without a proper `choices[0]`\n = help: is this vLLM's address?\n",
+        "/v1/chat/completions answers without a proper `choices[0]`\n = help: check that this is vLLM's "
+        "address\n",
     ),
     "no usage": (
         "streaming",
@@ -51,7 +53,7 @@ FAULTS: dict[str, tuple[str, Faults, str]] = {
     "another streamed answer": (
         "streaming",
         Faults(wobble=4, token_seconds=0.001),
-        'the streamed answer is another than the whole one from token 5 on: "house four down up rain fish '
+        'the streamed answer differs from the whole one from token 5 on: "house four down up rain fish '
         'west child seven song sailor..." against "house four down up star bird east queen six ink smith '
         'fri..."\n'
         " = help: both are greedy: does something on the way change or cache answers?\n",
@@ -137,8 +139,8 @@ def test_a_streamed_answer_that_numerics_parted_is_a_note(
     status, output = run(fake(language=Close(), faults=paced(wobble=4)))
     assert status == 0
     assert (
-        "= note: the streamed answer is another from token 5 on: the two likeliest tokens there are 0.01 "
-        "apart, and which is taken hangs on numerics"
+        "= note: the streamed answer differs from token 5 on: the two likeliest tokens there are 0.01 "
+        "apart, so the choice depends on numerics"
     ) in output
 
 
@@ -161,14 +163,13 @@ def test_an_adapter_that_is_not_loaded_is_pointed_out(
     status, output = run(fake(BOTH, language=Language(seeds=SAME), faults=faults), "--base", "tuned-base")
     assert status == 1 and "the adapter is a no-op" in output
     assert (
-        "= warning: tuned is served as a model of its own, not as an adapter: is --lora-modules set?"
-        in output
+        "= warning: tuned is served as a separate model, not as an adapter: is --lora-modules set?" in output
     )
 
 
 def test_another_version_of_vllm_is_warned_of(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
     warning = (
-        "= warning: the recipe's flags were checked against 0.32.0: another version may read them otherwise"
+        "= warning: the recipe's flags were checked against 0.32.0: another version may read them differently"
     )
     assert warning in line(run(fake(version="0.33.1", faults=paced()), "--vllm", "0.32.0")[1], "version")
     assert warning not in run(fake(version="0.32.0+cpu", faults=paced()), "--vllm", "0.32.0")[1]

@@ -197,10 +197,7 @@ def test_a_base_image_is_fetched_when_it_is_missing(artifact: Path, docker: Fake
 
 def test_a_model_from_the_hub_may_want_a_token(tmp_path: Path, docker: FakeDocker) -> None:
     folder = build(tmp_path, f"serve.port={PORT}", "serve.model=google/gemma-4-31B-it")
-    note = (
-        "note: HF_TOKEN is not set, which the Hugging Face hub may ask for before it gives out "
-        "google/gemma-4-31B-it"
-    )
+    note = "note: HF_TOKEN is not set, which the Hugging Face hub may need for google/gemma-4-31B-it"
     assert note in start(folder, docker)
     assert set(docker.volumes) == {"sample_xla-cache", "sample_hub-cache"}
     stop(folder, docker, volumes=True)
@@ -239,7 +236,7 @@ def test_an_engine_that_goes_away_before_there_is_a_container_is_one_sentence(
     docker.script.images = () if stage == "pull" else docker.script.images
     doing = {"build": "build the image sample", "pull": "fetch the image base:1"}[stage]
     assert failure(artifact, docker) == (
-        f"the Docker engine was to {doing}, and is gone meanwhile\nsee whether it runs: docker info"
+        f"the Docker engine stopped when asked to {doing}\nsee whether it runs: docker info"
     )
 
 
@@ -247,32 +244,32 @@ ENDS: dict[str, tuple[tuple[float, int, bool], Options, str]] = {
     "crash": (
         (0.0, 1, False),
         Options(),
-        "sample is gone before it was ready: it ended with exit status 1; its log ends:\n"
+        "sample has stopped before it was ready: it ended with exit status 1; its log ends:\n"
         "    ValueError: no room\nthe reason is in its log, above",
     ),
     "memory": (
         (0.0, 137, True),
         Options(memory="1g"),
-        "sample is gone before it was ready: it ran out of memory, with more than its limit of 1g; its "
+        "sample has stopped before it was ready: it ran out of memory, with more than its limit of 1g; its "
         "log ends:\n    ValueError: no room\na larger --memory, or none",
     ),
     "the machine's memory": (
         (0.0, 137, True),
         Options(),
-        "sample is gone before it was ready: it ran out of memory, with more than what the machine has; its "
-        "log ends:\n    ValueError: no room\ntake a machine with more memory",
+        "sample has stopped before it was ready: it ran out of memory, with more than what the machine has; "
+        "its log ends:\n    ValueError: no room\nuse a machine with more memory",
     ),
     "killed": (
         (0.0, 137, False),
         Options(detach=True),
-        "sample is gone before it was ready: it was killed (exit status 137), by another command or as the "
-        "machine ran out of memory; its log ends:\n    ValueError: no room\n"
+        "sample has stopped before it was ready: it was killed (exit status 137) by another command, or "
+        "because the machine ran out of memory; its log ends:\n    ValueError: no room\n"
         "dmesg shows whether the kernel killed it",
     ),
     "signal": (
         (0.0, 139, False),
         Options(),
-        "sample is gone before it was ready: it ended by a signal (exit status 139); its log ends:\n"
+        "sample has stopped before it was ready: it ended by a signal (exit status 139); its log ends:\n"
         "    ValueError: no room\nthe reason is in its log, above",
     ),
 }
@@ -290,7 +287,7 @@ def test_a_server_that_does_not_become_ready_fails_with_its_log(
 def test_a_server_that_ends_while_it_serves_fails_with_its_status(artifact: Path, docker: FakeDocker) -> None:
     docker.script.exit = (1.0, 2, False)
     assert failure(artifact, docker, Options()) == (
-        "sample is gone: it ended with exit status 2; its log is empty\nthe reason is in its log, above"
+        "sample has stopped: it ended with exit status 2; its log is empty\nthe reason is in its log, above"
     )
 
 
@@ -302,7 +299,7 @@ def test_a_server_that_takes_too_long_is_given_up_and_removed(
     said: list[str] = []
     assert failure(artifact, docker, Options(minutes=0.025), said) == (
         f"sample is not ready after 0.025 min: http://127.0.0.1:{PORT}/health does not answer; its log is "
-        "empty\ngive it longer with --wait MINUTES, if its log shows that it still loads or compiles"
+        "empty\nif its log shows that it still loads or compiles, give more time with --wait MINUTES"
     )
     assert f"waiting for http://127.0.0.1:{PORT}/health, 1 s so far, at most 0 s more" in said
     # Nothing is in flight: it is not waited for as long as for a server with requests.
@@ -312,7 +309,8 @@ def test_a_server_that_takes_too_long_is_given_up_and_removed(
 def test_an_image_without_vllm_is_one_sentence(artifact: Path, docker: FakeDocker) -> None:
     docker.script.start = (400, 'exec: "vllm": executable file not found in $PATH: unknown')
     assert failure(artifact, docker) == (
-        "the image has no program `vllm`\nis its base an image of vLLM-TPU? --base-image IMAGE names another"
+        "the image has no program `vllm`\ncheck that its base is an image of vLLM-TPU; --base-image IMAGE "
+        "names another"
     )
 
 
@@ -328,12 +326,10 @@ def test_an_engine_that_goes_away_is_one_sentence(artifact: Path, docker: FakeDo
     said: list[str] = []
     with pytest.raises(ArtifactError) as caught:
         up(open_artifact(artifact), Options(), said.append, {"DOCKER_HOST": docker.host})
-    assert (
-        str(caught.value) == "the Docker engine was to wait for the container sample, and is gone meanwhile"
-    )
+    assert str(caught.value) == "the Docker engine stopped when asked to wait for the container sample"
     assert said[-1] == (
-        "note: sample may still run (the Docker engine was to remove the container sample, and is gone "
-        f"meanwhile); once the engine answers again: recipe serve down {artifact}"
+        "note: sample may still run (the Docker engine stopped when asked to remove the container "
+        f"sample); once the engine answers again: recipe serve down {artifact}"
     )
 
 

@@ -39,7 +39,7 @@ def test_edited_files_and_another_version_are_notes(tmp_path: Path) -> None:
     assert open_artifact(folder).notes == (
         f"{folder}/serve/Dockerfile was edited after it was built",
         f"{folder}/serve/serve.sh is missing since it was built",
-        f"{folder} was built by another version of recipec: recipe build RECIPE brings it up to date",
+        f"{folder} was built by another version of recipec: recipe build RECIPE updates it",
     )
 
 
@@ -71,12 +71,12 @@ LOCKS: dict[str, tuple[Callable[[dict[str, Any]], Any], str, str]] = {
     ),
     "no family": (
         lambda lock: lock | {"model": {}},
-        "LOCK does not say of which family the model is",
+        "LOCK does not name the model's family",
         AGAIN,
     ),
     "no server": (
         lambda lock: lock | {"recipe": lock["recipe"] | {"serve": None}},
-        "FOLDER has nothing to serve: its recipe has no serve section",
+        "FOLDER cannot be served: its recipe has no serve section",
         "give the recipe one (`serve: {accelerator: v6e-8}`), and build it again",
     ),
 }
@@ -105,9 +105,13 @@ def test_folders_that_are_no_artifacts_are_one_sentence(tmp_path: Path) -> None:
             f"{folder.parent} has sample",
         ),
         (tmp_path / "none", f"there is no artifact {tmp_path}/none", "build one first: recipe build RECIPE"),
-        (tmp_path / "empty", f"{tmp_path}/empty is no artifact: it has no {LOCK}", name),
-        (folder.parent, f"{folder.parent} is no artifact: it has no {LOCK}", f"name one of them: {folder}"),
-        (folder / LOCK, f"{folder / LOCK} is no artifact: it has no {LOCK}", name),
+        (tmp_path / "empty", f"{tmp_path}/empty is not an artifact: it has no {LOCK}", name),
+        (
+            folder.parent,
+            f"{folder.parent} is not an artifact: it has no {LOCK}",
+            f"name one of them: {folder}",
+        ),
+        (folder / LOCK, f"{folder / LOCK} is not an artifact: it has no {LOCK}", name),
     ]:
         with pytest.raises(ArtifactError) as caught:
             open_artifact(asked)

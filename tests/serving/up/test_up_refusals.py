@@ -83,11 +83,11 @@ WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no tokenizer": (
         lambda merged: (merged / "tokenizer.json").unlink(),
-        "error: MERGED holds no tokenizer\n  = help: copy the base model's tokenizer files beside it",
+        "error: MERGED holds no tokenizer\n  = help: copy the base model's tokenizer files next to it",
     ),
     "cut off": (
         _cut_off,
-        "error: MERGED/model.safetensors is cut off: 80 of 83 bytes\n  = help: copy or merge it again",
+        "error: MERGED/model.safetensors is truncated: 80 of 83 bytes\n  = help: copy or merge it again",
     ),
     "too long": (
         lambda merged: (merged / "model.safetensors").open("ab").write(b"more"),
@@ -98,7 +98,7 @@ WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda merged: (merged / "model.safetensors").write_text(
             "version https://git-lfs.github.com/spec/v1"
         ),
-        "error: MERGED/model.safetensors is not a safetensors file, or is cut off within its header\n"
+        "error: MERGED/model.safetensors is not a safetensors file, or is truncated within its header\n"
         "  = help: copy or merge it again",
     ),
     "missing shards": (
@@ -168,7 +168,7 @@ def test_adapters_that_are_not_served_or_not_whole_are_refused(
 ) -> None:
     said = refusal(artifact, Options(adapter=tmp_path), DOCKER_HOST=docker.host)
     assert said == (
-        "error: the recipe serves merged weights, without an adapter beside them\n"
+        "error: the recipe serves merged weights, without an adapter\n"
         "  = help: leave --adapter out, or build it with --set serve.weights=adapter"
     )
     served = build(tmp_path, *ADAPTER, name="lora")
@@ -188,7 +188,7 @@ def test_a_server_open_to_others_without_a_key_is_refused(tmp_path: Path, docker
     open_to_all = build(tmp_path, "serve.host=0.0.0.0")
     for environ in ({}, {"VLLM_API_KEY": ""}):
         assert refusal(open_to_all, DOCKER_HOST=docker.host, **environ) == (
-            "error: serve.host is 0.0.0.0, which others can reach: the server wants an API key, and "
+            "error: serve.host is 0.0.0.0, which others can reach: the server needs an API key, and "
             "VLLM_API_KEY is not set\n"
             '  = help: make one with: export VLLM_API_KEY="$(openssl rand -hex 32)"; or serve.host: 127.0.0.1'
         )
@@ -212,19 +212,20 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path, docker: FakeDocker) -> 
     with listening() as port:
         artifact = build(tmp_path, f"serve.port={port}")
         assert refusal(artifact, DOCKER_HOST=docker.host) == (
-            f"error: port {port} of 127.0.0.1 is taken\n"
-            "  = help: stop what listens there, or build the recipe with another port: --set serve.port=8001"
+            f"error: port {port} of 127.0.0.1 is in use\n"
+            "  = help: stop the program that listens there, or build the recipe with another port: --set "
+            "serve.port=8001"
         )
         labels = {"recipec.artifact": "/srv/other", "recipec.port": str(port)}
         docker.add("other", **labels)
         assert refusal(artifact, DOCKER_HOST=docker.host) == (
-            f"error: port {port} is taken by the container other\n"
+            f"error: port {port} is in use by the container other\n"
             "  = help: stop it with: recipe serve down /srv/other; or build the recipe with another port"
         )
         docker.containers.clear()
         docker.add("sample-vllm-1", **{"com.docker.compose.project": "sample"})
         assert refusal(artifact, DOCKER_HOST=docker.host) == (
-            f"error: port {port} is taken, it seems by sample-vllm-1, which docker compose started\n"
+            f"error: port {port} is in use, probably by sample-vllm-1, which docker compose started\n"
             "  = help: stop it with: docker compose down, in the artifact's serve folder"
         )
 
@@ -232,7 +233,7 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path, docker: FakeDocker) -> 
 def test_an_address_of_another_machine_is_refused(tmp_path: Path, docker: FakeDocker) -> None:
     artifact = build(tmp_path, "serve.host=192.0.2.1")
     assert refusal(artifact, DOCKER_HOST=docker.host, VLLM_API_KEY="k") == (
-        "error: serve.host 192.0.2.1 is no address of this machine\n"
+        "error: serve.host 192.0.2.1 is not an address of this machine\n"
         "  = help: serve.host: 127.0.0.1, or 0.0.0.0 for all of its addresses"
     )
 
@@ -257,7 +258,8 @@ def test_a_base_image_that_cannot_be_fetched_is_refused(artifact: Path, docker: 
     )
     assert refusal(artifact, DOCKER_HOST=docker.host) == (
         "error: the base image base:1 is not on this machine and cannot be fetched: manifest unknown\n"
-        "  = help: see that its name is right and its registry reached (docker login, when it is private); "
+        "  = help: check that its name is right and that its registry can be reached (docker login, if it "
+        "is private); "
         "--base-image IMAGE names another"
     )
     assert docker.sent("POST", "/images/create")[0].query == {"tag": "1", "fromImage": "base"}
@@ -279,12 +281,12 @@ ENGINES = {
         f"error: no Docker engine runs here: nothing listens at tcp://127.0.0.1:PORT\n  = help: {START}"
     ),
     "tcp://10.1.2.3:2375": (
-        "error: DOCKER_HOST is tcp://10.1.2.3:2375, the engine of another machine, which has none of this "
-        "one's folders\n  = help: run the command on the machine that serves, with its own engine"
+        "error: DOCKER_HOST is tcp://10.1.2.3:2375, the engine of another machine, which does not have "
+        "this machine's folders\n  = help: run the command on the machine that serves, with its own engine"
     ),
     "ssh://me@there": (
-        "error: DOCKER_HOST is ssh://me@there, the engine of another machine, which has none of this one's "
-        "folders\n  = help: run the command on the machine that serves, with its own engine"
+        "error: DOCKER_HOST is ssh://me@there, the engine of another machine, which does not have this "
+        "machine's folders\n  = help: run the command on the machine that serves, with its own engine"
     ),
     "ftp://x": (
         "error: DOCKER_HOST is `ftp://x`, which is not the address of an engine\n"

@@ -60,7 +60,7 @@ def test_what_no_prompt_reaches_is_said(
     check(fake(["m"], language=Computed(checkpoint)), checkpoint, tokens=1)
     said = " ".join(capsys.readouterr().err.split())
     assert "note: local layers see 8,192 tokens, and no prompt is longer than 1,1" in said
-    assert "--prompts FILE with a longer one compares it" in said
+    assert "--prompts FILE adds longer ones" in said
 
 
 def test_other_weights_are_found(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_other_weights_are_found(fake: Start, checkpoint: Path, tmp_path: Path) 
 def test_an_adapter_that_was_not_merged_is_found(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
     """The base in place of the merged weights: far apart, and other answers."""
     result = check(fake(["m"], language=Computed(made(tmp_path / "base", seed=1))), checkpoint)
-    assert any("answers part from the checkpoint's by more than a tie" in p for p in result["problems"])
+    assert any("answers differ from the checkpoint's by more than a tie" in p for p in result["problems"])
 
 
 def test_another_tokenizer_is_found(fake: Start, checkpoint: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_server_that_refuses_chats_is_found(fake: Start, checkpoint: Path) -> 
 
 def test_a_server_that_does_not_take_the_likeliest_is_found(fake: Start, checkpoint: Path) -> None:
     result = check(fake(["m"], language=Computed(checkpoint, rank=1)), checkpoint)
-    assert any("are not what the server itself thought likeliest" in p for p in result["problems"])
+    assert any("are not the server's own likeliest tokens" in p for p in result["problems"])
 
 
 def test_a_vocabulary_of_another_size_is_found(fake: Start, checkpoint: Path, tmp_path: Path) -> None:

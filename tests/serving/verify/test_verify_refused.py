@@ -53,7 +53,7 @@ def test_an_older_server_that_tells_no_ids_is_refused(checkpoint: Path, fake: St
     server = fake(["m"])
     answer = {"choices": [{"text": "x", "logprobs": None, "token_ids": None}]}
     server.faults.shape["/v1/completions"] = answer
-    assert "tells no token ids" in refusal(lambda: check(server, checkpoint))
+    assert "returns no token ids" in refusal(lambda: check(server, checkpoint))
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])
@@ -92,7 +92,7 @@ def test_a_model_that_memory_does_not_hold_is_refused_before_it_is_loaded(
 
 FOLDERS: list[tuple[str, Callable[[Path], Any], str]] = [
     ("nowhere", lambda folder: None, "nowhere is not there | run merge.py, or name the merged folder"),
-    ("empty", lambda folder: folder.mkdir(), "empty is no checkpoint: it has no config.json"),
+    ("empty", lambda folder: folder.mkdir(), "empty is not a checkpoint: it has no config.json"),
     (
         "odd",
         lambda folder: (folder.mkdir(), (folder / "config.json").write_text("{")),

@@ -1,4 +1,4 @@
-"""Holds v5p-8 against the recipe: devices, numbers, time, a merge.
+"""Compares v5p-8 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe from-base: edit recipe.yaml and build again.
 """
@@ -6,7 +6,7 @@ Made by recipec from the recipe from-base: edit recipe.yaml and build again.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # holds runtime/
 
 from runtime.probe.probe import main
 

@@ -11,7 +11,7 @@ try:
 except ModuleNotFoundError as error:
     sys.exit(f"{error}: pip install -r requirements-train.txt")
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # holds runtime/
 
 from runtime.settings import (
     CheckpointSettings,
@@ -89,12 +89,12 @@ MAX_GRAD_NORM = 1.0
 
 
 def learning_rate(steps: int) -> optax.Schedule:
-    """The learning rate at each optimizer step of a run of `steps`."""
+    """Return the learning rate at each optimizer step of a run of `steps`."""
     return optax.constant_schedule(LEARNING_RATE)
 
 
 def optimizer(schedule: optax.Schedule) -> optax.GradientTransformation:
-    """What turns the gradient of an optimizer step into an update."""
+    """Return the transformation of an optimizer step's gradient into an update."""
     return master_weights(
         optax.chain(
             optax.clip_by_global_norm(MAX_GRAD_NORM),

@@ -7,7 +7,7 @@ Rank, alpha and the adapters' layout come from the checkpoint's own record.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # holds runtime/
 
 from runtime.merging.merge import main
 from runtime.settings import ModelSettings

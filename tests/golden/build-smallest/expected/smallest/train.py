@@ -11,7 +11,7 @@ try:
 except ModuleNotFoundError as error:
     sys.exit(f"{error}: pip install -r requirements-train.txt")
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # holds runtime/
 
 from runtime.model.adapters import LoraSettings
 from runtime.settings import (
@@ -96,12 +96,12 @@ WEIGHT_DECAY = 0.001
 
 
 def learning_rate(steps: int) -> optax.Schedule:
-    """The learning rate at each optimizer step of a run of `steps`."""
+    """Return the learning rate at each optimizer step of a run of `steps`."""
     return optax.cosine_decay_schedule(LEARNING_RATE, steps, alpha=FINAL_RATIO)
 
 
 def optimizer(schedule: optax.Schedule) -> optax.GradientTransformation:
-    """What turns the gradient of an optimizer step into an update."""
+    """Return the transformation of an optimizer step's gradient into an update."""
     return optax.adamw(schedule, b1=B1, b2=B2, eps=EPS, weight_decay=WEIGHT_DECAY)
 
 

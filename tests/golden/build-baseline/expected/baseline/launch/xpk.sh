@@ -12,7 +12,7 @@ values=(
     --zone="${ZONE:-}"
     --tpu-type=v5p-2x2x1
     --num-slices=1
-    # A tag that its publisher may move; a digest pins it.
+    # The publisher may move this tag; a digest pins the image.
     --image=python:3.11-slim-bookworm
     --token=HF_TOKEN
     --max-restarts=20

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What each host of the run does; the other files of this folder call it there.
+# The steps of each host of the run; the other files of this folder call it on the hosts.
 # host.sh --help lists the steps.
 set -euo pipefail
 

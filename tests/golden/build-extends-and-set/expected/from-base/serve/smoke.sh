@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Asks the running server all that its clients will; a line for each check, exit status 1 when one fails.
+# Checks the running server with its clients' requests: a line for each check, exit status 1 if one fails.
 # Usage: smoke.sh [--url URL] [--wait MINUTES] [--base-url URL] [--json FILE]
 set -euo pipefail
 
@@ -15,5 +15,5 @@ arguments=(
     --weights "$model"
 )
 
-# No module is taken from the folder that this is called in.
+# Modules in the current folder are not used.
 PYTHONSAFEPATH=1 PYTHONPATH="$here/../.." exec python3 -m runtime.serving.smoke "${arguments[@]}" "$@"
