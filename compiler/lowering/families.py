@@ -279,6 +279,7 @@ LAYERS = {
     "Gemma4": "Gemma4TextDecoderLayer",
     "Llama4": "Llama4TextDecoderLayer",
     "GPTNeoX": "GPTNeoXLayer",
+    "NemotronH": "NemotronHBlock",
 }
 """The decoder layer's class, where its name does not follow from the causal model's class."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,13 @@ LATER: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 """Keys that are newer than cached plans. They count only if their value is not one of these, so that older
 results keep their names."""
+NEWER = {
+    "Norm": ("weighted",),
+    "Experts": ("balanced", "latent", "summed"),
+    "ExpertTensors": ("boxed", "correction"),
+}
+"""Fields of the parts of a description that are newer than cached plans, by class. They count only if they
+differ from their default."""
 OF_A_COMPILE = (
     *("abstract", "abstract_torchax", "depth", "job"),
     *("kernels", "prices", "results", "schedule", "topology", "torus", "worker"),
@@ -97,11 +104,26 @@ def described(architecture: Architecture) -> dict[str, Any]:
 
     A new field for one family then leaves the cache names of the other families unchanged.
     """
-    values = asdict(architecture)
     return {
-        field.name: values[field.name]
+        field.name: _part(getattr(architecture, field.name))
         for field in fields(architecture)
         if getattr(architecture, field.name) != field.default
+    }
+
+
+def _part(value: Any) -> Any:
+    """Return a part of a description as a JSON value, without the fields of NEWER that have their default."""
+    if isinstance(value, list | tuple):
+        return [_part(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _part(one) for key, one in value.items()}
+    if not is_dataclass(value):
+        return value
+    newer = NEWER.get(type(value).__name__, ())
+    return {
+        field.name: _part(getattr(value, field.name))
+        for field in fields(value)
+        if field.name not in newer or getattr(value, field.name) != field.default
     }
 
 

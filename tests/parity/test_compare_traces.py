@@ -87,12 +87,12 @@ CHANGES: dict[str, tuple[Callable[[Trace], Trace], str, str]] = {
     "missing array": (
         lambda t: replace(t, gradients={B: t.gradients[B]}),
         "gradients",
-        f"tunix alone has {A}",
+        f"only tunix has {A}",
     ),
     "another array": (
         lambda t: replace(t, trained=t.trained | {"x": np.ones(1), "y": np.ones(1)}),
         "trained",
-        "trl alone has x and 1 more",
+        "only trl has x and 1 more",
     ),
     "shape": (
         lambda t: replace(t, trained=t.trained | {A: np.ones((4, 2))}),
@@ -104,7 +104,7 @@ CHANGES: dict[str, tuple[Callable[[Trace], Trace], str, str]] = {
         "trained",
         f"{A} holds values that are not finite",
     ),
-    "nothing trained": (lambda t: replace(t, gradients={}), "gradients", f"tunix alone has {A} and 1 more"),
+    "nothing trained": (lambda t: replace(t, gradients={}), "gradients", f"only tunix has {A} and 1 more"),
 }
 
 
@@ -227,7 +227,7 @@ def test_traces_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Pa
     assert status == 1 and f"error: {tmp_path / 'nothing.npz'}: no such file" in err
     (other,) = files(tmp_path, other=replace(trace(), recipe="large"))
     status, _, err = recipe("--compare", one, other)
-    assert status == 1 and "is of the recipe large" in err
+    assert status == 1 and "is a trace of the recipe large" in err
     (empty,) = files(tmp_path, empty=trace(losses=[]))
     assert "has no steps" in recipe("--compare", one, empty)[2]
 

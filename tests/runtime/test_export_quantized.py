@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from recipec.runtime.merging.quantized import FORMATS, ignored, quantization
+from recipec.runtime.model.families.base import Names
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 
@@ -210,6 +211,7 @@ def test_parts_are_ignored_under_the_names_of_every_loader(root: str, tmp_path: 
 
 def test_an_output_head_within_the_text_model_does_not_make_all_of_it_ignored() -> None:
     base = SimpleNamespace(
+        family=SimpleNamespace(names=Names()),
         prefix="language_model.model.",
         tensors={
             name: SimpleNamespace(shape=(2, 2))

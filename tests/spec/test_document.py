@@ -170,5 +170,5 @@ def test_a_path_is_split_and_joined_again_as_it_was(path: str, parts: tuple[obje
 
 @pytest.mark.parametrize("path", [".a", "a.", "a..b", "[0]", "a[-1]", "a[b]", "a b", "a.[0]", 'a["b]'])
 def test_what_is_no_path_is_refused(path: str) -> None:
-    with pytest.raises(ValueError, match="recipe path"):
+    with pytest.raises(ValueError, match="not a path of a recipe"):
         paths.split(path)
