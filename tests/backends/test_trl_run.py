@@ -200,6 +200,7 @@ def test_the_recipe_s_adapter_is_found_as_its_data_is(tmp_path: Path) -> None:
 @pytest.mark.e2e
 def test_a_signal_ends_a_run_after_its_step(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its checkpoint is kept, and the status is the signal's."""
+    place.import_runtime(monkeypatch)
     from runtime.backends.trl.pieces import Pieces
 
     build = Pieces.of

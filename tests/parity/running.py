@@ -87,6 +87,11 @@ class Place:
         self.run("merge.py", output, *options)
         return self.folder / output / "merged"
 
+    def import_runtime(self, patch: pytest.MonkeyPatch) -> None:
+        """Make `import runtime` mean the artifact's, which its scripts import too."""
+        _forget_other_runtimes(self.artifact.parent)
+        patch.syspath_prepend(self.artifact.parent)
+
     def run(self, script: str, output: str, *options: str | Path) -> None:
         """Runs a script of the artifact as `python SCRIPT OPTIONS` would.
 
@@ -97,7 +102,7 @@ class Place:
 
         torch.set_num_threads(1)  # on models this small, more of them mostly wait for each other
         path = self.artifact / script
-        _forget_other_runtimes(self.artifact)
+        _forget_other_runtimes(self.artifact.parent)
         arguments = ["--model", self.folder / "model", "--output", self.folder / output, *options]
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
             patch.setattr(sys, "argv", [str(path), *map(str, arguments)])
@@ -114,10 +119,10 @@ class Place:
         assert ended.value.code == 0, f"{script} ended with {ended.value.code}"
 
 
-def _forget_other_runtimes(artifact: Path) -> None:
-    """Unload the `runtime` of another artifact, which has another family: one process runs several."""
+def _forget_other_runtimes(folder: Path) -> None:
+    """Unload a `runtime` of another folder, which has another family: one process runs several artifacts."""
     loaded = sys.modules.get("runtime")
-    if loaded is not None and not Path(loaded.__path__[0]).is_relative_to(artifact):
+    if loaded is not None and not Path(loaded.__path__[0]).is_relative_to(folder):
         for name in [name for name in sys.modules if name.partition(".")[0] == "runtime"]:
             del sys.modules[name]
 
