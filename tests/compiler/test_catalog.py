@@ -127,7 +127,7 @@ PUBLISHED = {
     "EleutherAI/gpt-neox-20b": 20_554_567_680,
     "microsoft/phi-2": 2_779_683_840,
     "stabilityai/stablelm-3b-4e1t": 2_795_443_200,
-    "tiiuae/falcon-7b": 6_921_720_704,
+    "tiiuae/falcon-7b": 7_217_189_760 - 65_024 * 4544,  # the checkpoint stores the tied head again
 }
 """Parameters of the published checkpoints, as Hugging Face counts them."""
 GEMMA2: dict[str, tuple[str, dict[str, int]] | None] = {
