@@ -1,4 +1,4 @@
-"""DeepSeek V3 and R1, and Moonlight and Kimi K2, which have the same layers.
+"""DeepSeek V3 and R1, and Moonlight, which has the same layers.
 
 Checkpoints may hold an additional layer, which predicts one more token; it is not changed.
 """

@@ -42,12 +42,17 @@ class Ministral3(DecoderFamily):
     }
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
-        rope = section(config, "rope_scaling") or section(config, "rope_parameters") or YARN
-        growth = None
-        if rope.get("llama_4_scaling_beta") is not None:
-            beta = float(number(rope, "llama_4_scaling_beta", 0.1))
-            growth = Growth(beta, integer(rope, "original_max_position_embeddings"))
+        rope, growth = growing(config, YARN)
         return super().describe({**config, "rope_parameters": rope}, query_growth=growth, **different)
+
+
+def growing(config: Mapping[str, Any], default: Mapping[str, Any]) -> tuple[Mapping[str, Any], Growth | None]:
+    """Return config.json's rotation, or the default one, and how queries grow with their position by it."""
+    rope = section(config, "rope_scaling") or section(config, "rope_parameters") or default
+    if rope.get("llama_4_scaling_beta") is None:
+        return rope, None
+    beta = float(number(rope, "llama_4_scaling_beta", 0.1))
+    return rope, Growth(beta, integer(rope, "original_max_position_embeddings"))
 
 
 FAMILY = Ministral3()

@@ -10,22 +10,13 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ..rope import Rope
+from . import ministral3
 from .base import UnsupportedCheckpoint, integer, number, section
-from .decoder import MULTIMODAL, DecoderArchitecture, Experts, Growth
+from .decoder import MULTIMODAL, DecoderArchitecture, Experts
 from .latent import LatentFamily
 from .rotary import SHARE
 
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10_000.0,
-    "factor": 128.0,
-    "original_max_position_embeddings": 8192,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.1,
-}
+YARN = {**ministral3.YARN, "rope_theta": 10_000.0, "factor": 128.0, "original_max_position_embeddings": 8192}
 """The default of transformers' Mistral4Config without `rope_parameters`."""
 
 
@@ -61,11 +52,7 @@ class Mistral4(LatentFamily):
     }
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
-        rope = section(config, "rope_scaling") or section(config, "rope_parameters") or YARN
-        growth = None
-        if rope.get("llama_4_scaling_beta") is not None:
-            beta = float(number(rope, "llama_4_scaling_beta", 0.1))
-            growth = Growth(beta, integer(rope, "original_max_position_embeddings"))
+        rope, growth = ministral3.growing(config, YARN)
         return super().describe({**config, "rope_parameters": rope}, query_growth=growth, **different)
 
     def ropes(self, config: Mapping[str, Any], kinds: Sequence[str], head_dim: int) -> Mapping[str, Rope]:
