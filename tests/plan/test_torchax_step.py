@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,7 @@ def test_transformers_model_of_fewer_layers_has_the_checkpoints_tensors(
 
     model = catalog.find(name, Path())
     architecture = shortened(model.architecture, layers)
-    config = transformers.AutoConfig.for_model(**with_layers(model.config, layers))
+    config = transformers.AutoConfig.for_model(**deepcopy(with_layers(model.config, layers)))
     with torch.device("meta"):
         module = transformers.AutoModelForCausalLM.from_config(config)
     found = {key: tuple(value.shape) for key, value in module.named_parameters()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def small(name: str, folder: Path) -> tuple[Model, Any]:
     """The text model of one of the catalog at a toy's size, here and in transformers."""
     import transformers
 
-    known = entries()[name]["config"]
+    known = deepcopy(entries()[name]["config"])  # transformers writes into nested values
     text = known.get("text_config", known)
     config = {key: SMALL.get(key, EXPERTS.get(key, value)) for key, value in text.items()}
     if "layer_types" in config:

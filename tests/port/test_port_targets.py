@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def module_names(name: str) -> dict[str, bool]:
     import torch
     import transformers
 
-    config = entries()[name]["config"]
+    config = deepcopy(entries()[name]["config"])  # transformers writes into nested values
     with torch.device("meta"):
         model = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(**config))
     return {path: isinstance(module, torch.nn.Linear) for path, module in model.named_modules() if path}

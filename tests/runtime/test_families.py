@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def hugging_face(config: dict[str, Any], layout: str) -> dict[str, tuple[int, ..
     Args:
         layout: "multimodal", or "text" for the language model alone.
     """
-    text = dict(config.get("text_config", config))
+    text = deepcopy(config.get("text_config", config))
     kind = text["model_type"].removesuffix("_text")
     if layout == "text":
         loaded = transformers.AutoConfig.for_model(**text)
@@ -133,7 +134,7 @@ def test_every_dense_tensor_is_used_once(name: str) -> None:
     """Biases, norms and an untied head included, in two layers."""
     config = with_layers(DENSE_BASES[name], range(2))
     family = family_of(config)
-    loaded = transformers.AutoConfig.for_model(**config)
+    loaded = transformers.AutoConfig.for_model(**deepcopy(config))  # it writes into nested values
     auto = transformers.AutoModelForCausalLM.from_config
     build = (
         transformers.Mistral4ForCausalLM if family.name == "mistral4" else auto
@@ -207,7 +208,7 @@ def test_both_spellings_of_rope_mean_the_same() -> None:
 )
 def test_both_spellings_of_dense_rope_mean_the_same(name: str) -> None:
     old = ENTRIES[name]["config"]
-    new = transformers.AutoConfig.for_model(**old).to_dict()
+    new = transformers.AutoConfig.for_model(**deepcopy(old)).to_dict()
     assert "rope_theta" in old and "rope_theta" not in new
     family = family_of(old)
     assert family.architecture(old) == family.architecture(new)
