@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from emitting import RECIPE, files_of, program_of
 
+from recipec.compiler import __version__
 from recipec.compiler.artifacts import artifact
 from recipec.compiler.artifacts.artifact import IGNORE, LOCK, SCHEMA, check, write
 from recipec.compiler.emitters.backends import Backend
@@ -44,7 +45,7 @@ def test_a_build_is_current(built: Path, files: dict[str, bytes]) -> None:
     lock = json.loads(files[LOCK])
     assert set(lock["files"]) == {*files} - {LOCK}
     assert lock["files"]["train.py"] == artifact.digest((built / "sample/train.py").read_bytes())
-    assert lock["compiler"] == "recipec 0.1.0"
+    assert lock["compiler"] == f"recipec {__version__}"
     assert lock["model"]["family"] == "gemma4" and lock["model"]["architecture"]["hidden_size"] == 5376
     assert lock["recipe"]["train"]["optimizer"]["b2"] == 0.999
     assert lock["packages"]["train"]["jax[tpu]"] == "0.10.2"

@@ -17,4 +17,4 @@ arguments=(
 
 # Modules in the current folder are not used.
 # The wheel is where `recipe pack` puts it; without it, the installed runtime is used.
-PYTHONSAFEPATH=1 PYTHONPATH="$here/../../recipec_runtime-0.1.0-py3-none-any.whl" exec python3 -m runtime.serving.smoke "${arguments[@]}" "$@"
+PYTHONSAFEPATH=1 PYTHONPATH="$here/../../recipec_runtime-0.2.0-py3-none-any.whl" exec python3 -m runtime.serving.smoke "${arguments[@]}" "$@"
