@@ -83,7 +83,9 @@ def shapes(program: Program, row_length: int) -> Shapes:
             layers[number].weights += size * _used_share(program, path)
     by_path = {parameter.path: parameter.shape for parameter in program.parameters}
     family = program.family
-    common = {f"{family.names.attention}.o_proj": OUTPUT, f"{family.feed_forward(a)}.down_proj": DOWN}
+    names, feed_forward = family.names, family.feed_forward(a)
+    common = {f"{names.attention}.{names.out}": OUTPUT}
+    common |= {f"{feed_forward}.{name}": DOWN for name in ("down_proj", names.plain[1])}
     for target in family.lora_targets(a):
         layer, shape = layers[target.layer], by_path[target.weight]
         inputs = math.prod(shape[axis] for axis in target.contract)

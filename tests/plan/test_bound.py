@@ -229,6 +229,21 @@ def test_norms_and_biases_are_no_products() -> None:
     assert shapes(gpt_oss, 64).layers[0].weights == attention + 2880 * 32 + 4 * 3 * 2880**2
 
 
+@pytest.mark.parametrize(
+    ("model", "targets", "hidden"),
+    [
+        ("microsoft/phi-2", "[dense, fc1, fc2]", 2560),
+        ("EleutherAI/pythia-12b", "[dense, dense_h_to_4h, dense_4h_to_h]", 5120),
+    ],
+)
+def test_other_names_of_the_last_projections_count_alike(model: str, targets: str, hidden: int) -> None:
+    data = "data={train: [{path: x.jsonl}], format: text, max_length: 2048}"
+    sets = (f"model.id={model}", "serve=null", f"lora={{rank: 8, targets: {targets}}}", data)
+    layer = shapes(program("llama31-8b-v6e8", *sets), 64).layers[0]
+    assert layer.attended == hidden
+    assert layer.tails == {"self_attn.o_proj": hidden**2, "mlp.down_proj": 4 * hidden**2}
+
+
 def test_model_flops_of_experts_are_those_that_a_token_goes_through() -> None:
     """26B-A4B: 3.8e9 of its 25.2e9 weights, at 4 FLOPs each, and some per cent of attention and adapters."""
     experts = program("gemma4-31b-v5p8", "model.id=google/gemma-4-26B-A4B-it")
