@@ -628,14 +628,19 @@ def targets(config: Config) -> tuple[list[str], str, list[str]]:
         by_layers.setdefault(numbers, []).append(re.escape(slot))
     ways = [rf"{numbers}\.({'|'.join(slots)})" for numbers, slots in by_layers.items()]
     any_of_them = ways[0] if len(ways) == 1 else f"({'|'.join(ways)})"
-    return linear, rf"{re.escape(prefix_of(model))}layers\.{any_of_them}", parameters
+    return linear, rf"{re.escape(_holder(model))}{any_of_them}", parameters
+
+
+def _holder(model: Model) -> str:
+    """Return the names of layers in transformers' model, up to their numbers: "model.layers."."""
+    return f"{prefix_of(model)}{model.family.names.layers}."
 
 
 def _layers(model: Model, names: Iterable[str]) -> dict[str, list[str]]:
     """Return the numbers of the layers that have a projection, by its name within the layer."""
     out: dict[str, list[str]] = {}
     for name in names:
-        layer, _, slot = name.removeprefix(f"{prefix_of(model)}layers.").partition(".")
+        layer, _, slot = name.removeprefix(_holder(model)).partition(".")
         out.setdefault(slot, []).append(layer)
     return out
 

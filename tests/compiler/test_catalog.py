@@ -127,6 +127,10 @@ PUBLISHED = {
     "EleutherAI/gpt-neox-20b": 20_554_567_680,
     "microsoft/phi-2": 2_779_683_840,
     "stabilityai/stablelm-3b-4e1t": 2_795_443_200,
+    "stabilityai/stablelm-2-1_6b": 1_644_515_328,
+    "openbmb/MiniCPM5-1B": 1_080_632_832,
+    "swiss-ai/Apertus-8B-Instruct-2509": 8_053_338_240,
+    "tiiuae/Falcon-H1-7B-Instruct": 7_585_654_880,
     "tiiuae/falcon-7b": 7_217_189_760 - 65_024 * 4544,  # the checkpoint stores the tied head again
 }
 """Parameters of the published checkpoints, as Hugging Face counts them."""

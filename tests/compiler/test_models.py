@@ -26,7 +26,13 @@ def test_all_models_are_listed_with_their_sizes() -> None:
         ("gemma4 31b", ["google/gemma-4-31B", "google/gemma-4-31B-it"]),
         ("unsloth/Qwen3-8B", ["Qwen/Qwen3-8B"]),
         ("unsloth/Qwen3-8B-bnb-4bit", ["Qwen/Qwen3-8B"]),
-        ("StarCoder2", [f"bigcode/starcoder2-{size}" for size in ("3b", "7b", "15b")]),
+        (
+            "StarCoder2",
+            [
+                *(f"bigcode/starcoder2-{size}" for size in ("3b", "7b", "15b")),
+                "HuggingFaceH4/starchat2-15b-sft-v0.1",
+            ],
+        ),
     ],
 )
 def test_a_word_finds_models(word: str, ids: list[str]) -> None:

@@ -236,6 +236,18 @@ def test_a_loss_of_preferences_comes_back(train: dict[str, Any], tool: str, lost
     assert {key: again[key] for key in train} == train
 
 
+def test_layers_of_another_name_come_back() -> None:
+    """Falcon's are `transformer.h`."""
+    data = yaml.safe_load(WHOLE.replace("MODEL", "tiiuae/falcon-7b") + LORA)
+    wanted = ["query_key_value", r"h\.(3|5)\.mlp\.dense_h_to_4h"]
+    data["data"] |= {"format": "text", "fields": {"text": "body"}}
+    data["lora"]["targets"] = wanted
+    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    held("recipe.yaml", "trl")
+    assert r"transformer\.h\." in yaml.safe_load(Path("config.yaml").read_text())["lora_target_modules"][0]
+    assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["targets"] == wanted
+
+
 @pytest.mark.parametrize("tool", TOOLS)
 def test_experts_keep_their_adapters(tool: str) -> None:
     Path("recipe.yaml").write_text(

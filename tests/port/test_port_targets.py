@@ -125,6 +125,19 @@ def test_targets_are_written_as_short_as_they_can_be() -> None:
     assert mixed.targets == (r"layers\.(0|1)\.self_attn\.q_proj", "up_proj") and mixed.layers == "all"
 
 
+def test_layers_may_have_another_name() -> None:
+    """Falcon's are `transformer.h`, which its targets have."""
+    model = model_of("tiiuae/falcon-7b")
+    linear = {key for key, linear in module_names(model.id).items() if linear and key != "lm_head"}
+    own = {key.removeprefix("transformer.") for key in linear}
+    whole = adapters.choose(model, list({key.rpartition(".")[2] for key in linear}))
+    assert whole.layers == "all" and adapted(model, whole) == own
+    mixed = adapters.choose(model, r"transformer\.h\.[01]\.self_attention\.dense|.*query_key_value")
+    assert mixed.targets == ("query_key_value", r"h\.(0|1)\.self_attention\.dense")
+    ends = (".query_key_value", "h.0.self_attention.dense", "h.1.self_attention.dense")
+    assert adapted(model, mixed) == {key for key in own if key.endswith(ends)}
+
+
 def test_a_text_that_is_no_regular_expression_is_refused() -> None:
     with pytest.raises(re.error):
         adapters.choose(model_of(QWEN3), "*.q_proj")

@@ -420,9 +420,9 @@ def express(model: Model, sites: Sequence[str]) -> tuple[tuple[str, ...], str | 
         for slot in site.projections:
             name = site.words[0] if site.words else slot.rpartition(".")[2]
             everywhere.setdefault(name, []).append((site.layer, slot))
-    wanted = set(sites)
+    wanted, holder = set(sites), model.family.names.layers
     by_name = {
-        name: [(layer, slot) for layer, slot in of if f"layers.{layer}.{slot}" in wanted]
+        name: [(layer, slot) for layer, slot in of if f"{holder}.{layer}.{slot}" in wanted]
         for name, of in everywhere.items()
     }
     by_name = {name: found for name, found in by_name.items() if found}
@@ -439,7 +439,7 @@ def express(model: Model, sites: Sequence[str]) -> tuple[tuple[str, ...], str | 
             layers = [layer for layer, its in found if its == slot]
             all_of_them = len(layers) == sum(its == slot for _, its in everywhere[name])
             numbers = r"\d+" if all_of_them else f"({'|'.join(map(str, sorted(layers)))})"
-            out.append(rf"layers\.{numbers}\.{re.escape(slot)}")
+            out.append(rf"{holder}\.{numbers}\.{re.escape(slot)}")
     return tuple(out), "all"
 
 

@@ -82,9 +82,8 @@ def of_layers(
     total = model.architecture.num_layers
     layers = range(max(0, total - count), total) if count > 0 else range(min(-count, total))
     number = f"({'|'.join(map(str, layers))})" if len(layers) != 1 else str(layers[0])
-    inside = [
-        rf"layers\.{number}\..*" if name == "all" else rf"layers\.{number}\.{name}.*" for name in modules
-    ]
+    start = rf"{model.family.names.layers}\.{number}\."
+    inside = [rf"{start}.*" if name == "all" else rf"{start}{name}.*" for name in modules]
     found = [s.module for p in model.family.parameters(model.architecture) if p.trainable for s in p.sources]
     only = [*inside, *extra]
     lacking = [name for name in only if not any(matches(name, module) for module in found)]
