@@ -162,16 +162,22 @@ def left_out(every: Sequence[Row]) -> list[tuple[Row, float]]:
     return out
 
 
-def interval(errors: Sequence[float], what: str) -> dict[str, Any]:
+def interval(errors: Sequence[float], what: str, within: Sequence[float] = ()) -> dict[str, Any]:
     """Return the interval that is assumed to hold four of five steps, as measured over predicted times. It is
-    from Student's t of their logarithms, whose mean is assumed to be 0."""
+    from Student's t of their logarithms, whose mean is assumed to be 0.
+
+    Args:
+        within: errors of the same kind of step, too few for their own interval. The interval holds them.
+    """
     from scipy.stats import t
 
     logs = [math.log(error) for error in errors]
     spread = math.sqrt(sum(log * log for log in logs) / len(logs))
-    far = spread * float(t.ppf(0.9, len(logs)))
-    took = f"{min(errors):.2f} to {max(errors):.2f}" if len(errors) > 1 else f"{errors[0]:.2f}"
-    basis = f"{what} took {took} times what this model says without it."
+    far = max(spread * float(t.ppf(0.9, len(logs))), *(abs(math.log(error)) for error in within), 0.0)
+    took = f"{min(errors):.2f} to {max(errors):.2f} times what this model says without it"
+    basis = f"Of {len(errors)} published steps{what}, each took {took}."
+    if within:
+        basis += f" The one of LoRA took {within[0]:.2f} times."
     return {"low": round(math.exp(-far), 3), "high": round(math.exp(far), 3), "basis": basis}
 
 
@@ -180,21 +186,13 @@ def fit() -> None:
     every, data = rows(), json.loads(rates.DATA.read_text(encoding="utf-8"))
     ratios = [(row, row.seconds / seconds) for row, seconds in left_out(every)]
     generations = sorted({row.generation for row in every})
-    of = {name: [row for row in every if row.generation == name] for name in generations}
-    data["reached"] = {name: vars(fitted(found)) for name, found in of.items()}
-    data["intervals"] = {
-        "all": interval([ratio for _, ratio in ratios], f"Of {len(ratios)} published steps, each"),
-        "lora": interval(
-            [ratio for row, ratio in ratios if row.lora],
-            "The one published step of LoRA that can be compiled",
-        ),
-    } | {
-        name: interval(
-            [ratio for row, ratio in ratios if row.generation == name],
-            f"Of {len(found)} published steps on {name}, each",
-        )
-        for name, found in of.items()
-        if len(found) >= FEW
+    of = {name: [ratio for row, ratio in ratios if row.generation == name] for name in generations}
+    of_all, of_lora = [ratio for _, ratio in ratios], [ratio for row, ratio in ratios if row.lora]
+    data["reached"] = {
+        name: vars(fitted([row for row in every if row.generation == name])) for name in generations
+    }
+    data["intervals"] = {"all": interval(of_all, ""), "lora": interval(of_all, "", of_lora)} | {
+        name: interval(found, f" on {name}") for name, found in of.items() if len(found) >= FEW
     }
     rates.DATA.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
@@ -263,8 +261,8 @@ def main(given: Sequence[str]) -> int:
     elif command == "attention":
         attention()
     else:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}{table()}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        before, _, after = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}{table()}\n{END}{after.partition(END)[2]}", encoding="utf-8")
     return 0
 
 

@@ -341,3 +341,16 @@ def test_a_fused_sum_and_scatter_is_exposed_beside_its_cycles() -> None:
     )
     assert found.steps == (Exposed(0), Work(memory=40 / CLOCK))
     assert (found.transfers[0].kind, found.transfers[0].bytes) == ("reduce-scatter", PART_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        (f"%x = {PART} copy(%w), {cycles(1_000_000)}", 2 * 2 * PART_BYTES / HBM),
+        (f"%x = {PART} copy(%w), {cycles(200)}", 200 / CLOCK),
+        (f"%x = {PART} exponential(%w), {cycles(1_000_000)}", 1_000_000 / CLOCK),
+    ],
+)
+def test_an_operation_that_only_moves_data_takes_at_most_twice_its_bytes(line: str, seconds: float) -> None:
+    (work,) = read(f"{PARAMETER}\n{line}").steps
+    assert isinstance(work, Work) and work.memory == pytest.approx(seconds)

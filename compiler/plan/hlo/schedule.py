@@ -43,6 +43,14 @@ from recipec.compiler.plan.torus import Torus, between_slices
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 HOST = 5
 """Memory space of the host."""
+DATA_MOVEMENT = {
+    *("broadcast", "concatenate", "convert", "copy", "dynamic-slice", "dynamic-update-slice"),
+    *("pad", "reduce", "slice", "transpose"),
+}
+"""Operations that, outside of a fusion, only move or reduce arrays."""
+MOST_OF_BYTES = 2.0
+"""The most that such an operation takes, relative to its bytes at the full rate. libtpu's cycles for them are
+up to 17 times as many, which published steps contradict (docs/planning.md). Fused ones take about 2."""
 THROUGH = ("bitcast", "get-tuple-element", "opt-barrier", "async-update", "copy")
 """Operations that may be between the start of an asynchronous operation and its end."""
 
@@ -235,9 +243,16 @@ class _Reader:
         seconds = 0.0 if exchanged else max(flops / self.rates.flops, moved / self.rates.hbm)
         key, alike, products = self.fingerprints.of(instruction, computation)
         operation = Operation(key, alike, products if flops else "", seconds)
-        cycles = CYCLES.search(instruction.attributes)
-        self.cycles.setdefault(operation, int(cycles[1]) / self.rates.clock if cycles else None)
+        self.cycles.setdefault(operation, self._by_cycles(instruction, operation))
         yield Work(operations=((self.operations.setdefault(operation, len(self.operations)), 1),))
+
+    def _by_cycles(self, instruction: Instruction, operation: Operation) -> float | None:
+        """Return an operation's seconds by libtpu's cycles, or None if it has none."""
+        cycles = CYCLES.search(instruction.attributes)
+        seconds = int(cycles[1]) / self.rates.clock if cycles else None
+        if seconds is None or instruction.opcode not in DATA_MOVEMENT or not operation.seconds:
+            return seconds
+        return min(seconds, MOST_OF_BYTES * operation.seconds)
 
     def _arrays(self, computation: str, name: str) -> tuple[Array, ...]:
         found = self.module.by_name[computation].get(name)
