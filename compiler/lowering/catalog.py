@@ -39,8 +39,8 @@ MAX_CONFIG = 1 << 22
 AGAIN = "copy it again from the model's repository"
 
 _QUANTIZED = re.compile(
-    r"-(?:unsloth-bnb-4bit|(?:bnb-)?[48]bit"
-    r"|(?:awq|exl2|fp8|gguf|gptq|hqq|int[48]|mxfp4|nvfp4|quantized|w\d+a\d+)(?:[-.].*)?)$",
+    r"-(?:unsloth-bnb-4bit|(?:bnb-)?[48]bit|(?:linearized-)?bnb-nf4(?:-bf16)?"
+    r"|(?:aqlm|awq|exl2|fp8|gguf|gptq|hqq|int[48]|mxfp4|nvfp4|quantized|w\d+a\d+)(?:[-.].*)?)$",
     re.IGNORECASE,
 )
 """Suffixes of names of copies that their publisher quantized."""

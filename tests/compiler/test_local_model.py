@@ -168,6 +168,12 @@ def test_copies_are_known_as_their_originals(lowered: Lower) -> None:
         ("TheBloke/Llama-2-7B-GPTQ", "meta-llama/Llama-2-7b-hf"),
         ("nvidia/Qwen3-32B-NVFP4", "Qwen/Qwen3-32B"),
         ("RedHatAI/phi-4-quantized.w8a8", "microsoft/phi-4"),
+        ("hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16", "meta-llama/Llama-3.1-405B"),
+        (
+            "axolotl-quants/Llama-4-Scout-17B-16E-Linearized-bnb-nf4-bf16",
+            "meta-llama/Llama-4-Scout-17B-16E",
+        ),
+        ("ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16", "meta-llama/Meta-Llama-3-8B-Instruct"),
         ("someone/Llama-2-7b-tuned", None),
     ],
 )

@@ -88,6 +88,15 @@ def test_a_quantized_base_is_taken_over_with_what_differs(tmp_path: Path) -> Non
     assert verdict(plain, "load_in_4bit") is Verdict.EXACT
 
 
+@pytest.mark.parametrize("linear", [False, True])
+def test_experts_in_linear_layers_are_quantized_there_too(tmp_path: Path, linear: bool) -> None:
+    name = "axolotl-quants/Llama-4-Scout-17B-16E-Linearized-bnb-nf4-bf16"
+    run = {"base_model": name, "adapter": "qlora", "load_in_4bit": True, "llama4_linearized_experts": linear}
+    made = port(tmp_path, **run, lora_target_modules=["q_proj"])
+    assert made.value("model.id") == "meta-llama/Llama-4-Scout-17B-16E"
+    assert ("experts" in finding(made, "load_in_4bit").note) is not linear
+
+
 def test_evaluations_are_taken_over_in_steps(tmp_path: Path) -> None:
     made = port(tmp_path, val_set_size=0.1, eval_steps=0.25, max_steps=80, evals_per_epoch=None)
     assert made.value("train.eval_every") == 20

@@ -338,7 +338,7 @@ def _experts_too(keys: Keys, quantized: bool) -> bool:
     key = "quantize_moe_experts"
     if not keys.flag(key):
         keys.same(key, note="off")
-        return False
+        return bool(keys.flag("llama4_linearized_experts"))
     if keys.flag("lora_target_linear"):
         message = "`lora_target_linear` with `quantize_moe_experts`, which Axolotl refuses"
         keys.refuse(key, "E1145", message, "name lora_target_modules in place of lora_target_linear")
