@@ -103,7 +103,7 @@ def say(keys: Keys, key: str, found: Sequence[Rows], names: Sequence[str] = ()) 
     """
     ways = {(rows.format, *sorted(rows.fields.items()), rows.transform): rows for rows in found}
     if len(ways) > 1:
-        message = "the data sets' rows are of different forms, which one run does not mix here"
+        message = "the data sets have rows of different forms, which recipec does not mix in one run"
         way = "keep those of one form" + (f", as {names[0]} has" if names else "")
         keys.refuse(key, "E1142", message, way)
     if len(ways) != 1:
