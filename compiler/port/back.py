@@ -222,12 +222,12 @@ def _lost(path: str, came: Mapping[str, Any], config: Config) -> tuple[str, str]
     if path in ("data.fields", "data.transform"):
         return PREPARED, AS_MESSAGES
     if path in ("data.train", "data.eval") or path not in came:
-        return "it has no key for these sources" if path in came else "it has no such key", ""
+        return "it has no key for these sources" if path in came else "it has no key for this", ""
     there = flow(came[path])
     return f"the tool would use {there}", f"--set {shlex.quote(f'{path}={there}')}"
 
 
-PREPARED = "rows have to be prepared beforehand, with the columns that the tool reads"
+PREPARED = "prepare the rows beforehand, with the columns that the tool reads"
 AS_MESSAGES = "write them as `messages` into a file that data.train names"
 AS_TURNS = {
     "trl": "write them as `prompt` and `completion`, a list of messages each, into a file that data.train"
@@ -235,7 +235,7 @@ AS_TURNS = {
     "axolotl": f"{AS_MESSAGES}, with data.format: chat",
 }
 """What to do with instruction rows, by tool: TRL trains on the completion, Axolotl on each answer."""
-CONSEQUENCE = "as the format"
+CONSEQUENCE = "follows from data.format"
 OF_ROWS = ("data.format", "data.fields", "data.transform", "data.loss_on")
 
 

@@ -286,7 +286,7 @@ class _Laid:
         Raises:
             Refused: the path leads through something that is not a section.
         """
-        help = "set the section itself"
+        help = "set the section itself instead"
         key = shown(key) or '""'
         way = parts(key) if _KEY.fullmatch(key) else [key]  # not a name, so no key of any tool
         put(self.data, way, value, Diagnostic("E0031", f"`{key}` is not inside a section", key, help, span))
@@ -386,7 +386,7 @@ class _Script:
         try:
             self.shell.read()
         except Unreadable as error:
-            help = "bash -n SCRIPT shows what it makes of it"
+            help = "bash -n SCRIPT shows what bash cannot read"
             raise self.refused("E1183", str(error), help, self.span(error.at, error.at + 1)) from None
         programs = [found for each in self.shell.statements if (found := _program(each))]
         if not programs:
@@ -421,7 +421,7 @@ class _Script:
                 f"the name of the training script contains `{missing}`, which is known only when this "
                 "script runs"
             )
-            help = "write the script's name out"
+            help = "write out the name of the script"
         return self.refused("E1184", message, help, self.place(program.head))
 
     def _main(self, program: Program, dialect: str) -> tuple[Source, list[Word]]:

@@ -31,6 +31,7 @@ learned label_smoothing_factor=0: recipec smooths labels only with train.objecti
 learned rope_scaling: recipec uses config.json unchanged, with its own rotary embedding
 lost fp8: recipec uses bfloat16 instead: products are more precise, and slower
 lost streaming: recipec reads the whole data set first, and shuffles all of it
+exact do_train: a run of a recipe always trains
 exact loraplus_lr_embedding: recipec puts no adapters on embeddings
 files access_token adapter_folder cache_dir data_shared_file_system dataset_keep_in_memory dataset_num_proc
     dataset_prepared_path dataset_processes hf_hub_token hf_use_auth_token ignore_bias_buffers is_preprocess
@@ -80,7 +81,7 @@ checkpoints auto_resume_from_checkpoints dynamic_checkpoint enable_async_checkpo
     greater_is_better ignore_data_skip metric_for_best_model restore_callback_states_from_checkpoint resume
     resume_from_checkpoint save_adapter_weights_only save_first_step save_on_each_node save_only_model
     save_steps save_strategy save_total_limit
-evaluation batch_eval_metrics bf16_full_eval do_eval do_predict do_train eval_accumulation_steps
+evaluation batch_eval_metrics bf16_full_eval do_eval do_predict eval_accumulation_steps
     eval_batch_size eval_delay eval_do_concat_batches eval_on_start eval_use_gather_object fp16_full_eval
     include_for_metrics per_device_eval_batch_size prediction_loss_only
 export export_device export_dir export_hub_model_id export_legacy_format export_quantization_bit

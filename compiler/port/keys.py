@@ -220,7 +220,9 @@ class Keys:
             else:
                 self.ledger.exact(self.source, path, sets)
         elif self.stands(key):
-            self.ledger.exact(self.source, path, sets, f"null: as without the key{note and '; ' + note}")
+            self.ledger.exact(
+                self.source, path, sets, f"null: the same as without the key{note and '; ' + note}"
+            )
         elif sets:
             whose = f"{self.tool}'s default"
             self.ledger.defaulted(path, self.value(key), sets, f"{whose}; {note}" if note else whose)
@@ -244,7 +246,9 @@ class Keys:
         if key in self.said or self.given(key):
             self.say(key, sets)
         elif self.stands(key):
-            self.ledger.exact(self.source, self.prefix + key, sets, f"null: as without the key; {note}")
+            self.ledger.exact(
+                self.source, self.prefix + key, sets, f"null: the same as without the key; {note}"
+            )
         else:
             self.ledger.defaulted(self.prefix + key, value, sets, note)
         self.said.add(key)
@@ -304,7 +308,7 @@ class Keys:
             if found is MISSING or name in self.said or (isinstance(found, dict) and found):
                 continue
             if not found and found is not False:
-                self.same(name, note="empty: as without the key")
+                self.same(name, note="empty: the same as without the key")
             else:
                 self.refuse(
                     name, "E1160", f"{name} is not a mapping of keys", f"write the keys of {name} below it"

@@ -121,8 +121,8 @@ def tell(ledger: Ledger, before: Batch) -> None:
     way = Arrangement(axes["fsdp"], axes["tp"], micro, rows)
     shared = f", {way.tp} devices sharing each row" if way.tp > 1 else ""
     product = (
-        f"{plural(rows, 'row')} a step: {micro} x fsdp {way.fsdp} x "
-        f"{way.accumulation} micro-batch{'' if way.accumulation == 1 else 'es'}{shared}"
+        f"{plural(rows, 'row')} per step: {micro} x fsdp {way.fsdp} x {way.accumulation} "
+        f"micro-batch{'' if way.accumulation == 1 else 'es'}{shared}"
     )
     if rows == before.rows:
         means = ledger.value("train.loss_normalization") == "micro_batches"

@@ -223,7 +223,7 @@ def _read(paths: Sequence[Path], asked: Asked) -> tuple[list[Source], list[Diagn
     for path in sorted(paths, key=lambda each: not is_command(each)):
         real = os.path.realpath(path)  # unlike Path.resolve, it accepts circular links
         if real in seen:
-            found.append(Diagnostic("E1117", f"{display(path)} is named twice", help="name it once"))
+            found.append(Diagnostic("E1117", f"{display(path)} is given twice", help="give it once"))
             continue
         seen.add(real)
         if path in taken:

@@ -207,7 +207,7 @@ def _unknown(file: Source) -> Diagnostic:
         stages = isinstance(file.data, list) and all(isinstance(item, dict) for item in file.data)
         if stages and len(file.data) > 1:
             return _pipeline(file, f"a list of {len(file.data)} mappings")
-        message = f"{file.file} is no mapping of `key: value` lines, as every config is"
+        message = f"{file.file} is not a mapping of `key: value` lines, as a config must be"
         return Diagnostic(
             "E1101", message, help=f"looked for keys of\n{looked}", span=Span(file.file, 1, 1, "")
         )
@@ -257,7 +257,7 @@ def _several(mains: Sequence[Source], known: Sequence[Sequence[Module]]) -> Diag
 
 
 def _unclear(file: Source, fitting: Sequence[Module]) -> Diagnostic:
-    message = f"{file.file} may be of {listing([dialect.TITLE for dialect in fitting], 'or')}"
+    message = f"{file.file} may be a config of {listing([dialect.TITLE for dialect in fitting], 'or')}"
     help = f"name its tool: --from {fitting[0].NAME}"
     return Diagnostic("E1103", message, help=help, span=file.top())
 

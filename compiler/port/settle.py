@@ -183,7 +183,7 @@ def older_beside(ledger: Ledger, dialect: str) -> Iterator[Diagnostic]:
             continue
         stands = source.older.get(new, new)
         if value is None or value == source.get(new):
-            says = "has no effect, because it is null" if value is None else f"says the same as {stands}"
+            says = "has no effect, because it is null" if value is None else f"has the same value as {stands}"
             ledger.exact(source, old, note=f"an older name of {new}, which {says}")
             continue
         note = f"an older name of {new}; the value of {stands} applies"

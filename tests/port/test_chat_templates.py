@@ -52,7 +52,7 @@ def test_a_template_is_the_models_own_or_written_out_or_told_why_not() -> None:
     assert not templates.unsloth("llama-3.1", qwen).known
     found = templates.of("swift", "glm5_2", qwen)
     assert templates.unknown("the template", "glm5_2", found) == (
-        "recipec cannot write out the template `glm5_2`: GLM5_2Template writes it by code of its own"
+        "recipec cannot write out the template `glm5_2`: GLM5_2Template writes it with its own code"
     )
     assert templates.unknown("the template", "none", templates.of("swift", "none", qwen)).endswith(
         "the template `none`"

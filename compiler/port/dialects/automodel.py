@@ -81,7 +81,7 @@ padding padding pad_to_max_length
 derived tokenizer
 exact mask_history answer_only_loss_mask use_hf_chat_template column_mapping path_or_dataset
     path_or_dataset_id dataset_name: a setting of another kind of data set
-exact fp8 start_of_turn_token unshifted shuffle_seed skip_invalid_samples: how rows are read
+exact fp8 start_of_turn_token unshifted shuffle_seed skip_invalid_samples: it affects how rows are read
 lost mask_reasoning_content=false mask_generation_prompt=false: recipec trains on reasoning as on the rest of
     an answer
 """)
@@ -233,7 +233,7 @@ def _data(keys: Keys, named: Named | None) -> None:
     if what is not None and (made := _source(section)) is not None:
         keys.ledger.set("data.train", [made])
     rows.say(section, "_target_", [what] if what is not None else [])
-    section.same("_target_", note="how rows are read")
+    section.same("_target_", note="it affects how rows are read")
     if what is not None and keys.given("step_scheduler") and keys.value("validation_dataset"):
         held = keys.below("validation_dataset")
         if held.value("_target_") == section.value("_target_") and (made := _source(held)) is not None:
@@ -260,7 +260,8 @@ def _data(keys: Keys, named: Named | None) -> None:
             "truncation", False, sets, "NeMo AutoModel truncates nothing; recipec stops at a longer sample"
         )
     packed.passive(
-        ("split_across_pack", "max_packs", "packing_strategy", "drop_long_samples"), "how rows are filled"
+        ("split_across_pack", "max_packs", "packing_strategy", "drop_long_samples"),
+        "it affects how samples fill a row",
     )
     section.follow(OF_DATA)
     shuffle = keys.source.get("dataloader.shuffle", True)
@@ -344,7 +345,7 @@ def _rows(keys: Keys, named: Named | None) -> Rows | None:
 def _steps(keys: Keys) -> None:
     rows_, each = keys.integer("global_batch_size"), keys.integer("local_batch_size") or 1
     if rows_ is None:
-        keys.refuse("global_batch_size", "E1144", "there is no global_batch_size", "global_batch_size: 32")
+        keys.refuse("global_batch_size", "E1144", "global_batch_size is missing", "global_batch_size: 32")
     keys.say("global_batch_size", {"train.global_batch_size": rows_ or each})
     keys.say("local_batch_size", {"train.micro_batch_size": each})
     keys.ledger.set(
@@ -365,7 +366,7 @@ def _steps(keys: Keys) -> None:
             keys.same(
                 key, {path: count} if key == "ckpt_every_steps" or keys.ledger.value("data.eval") else None
             )
-    keys.passive(("ckpt_every_steps", "val_every_steps", "max_steps"), "as without the key")
+    keys.passive(("ckpt_every_steps", "val_every_steps", "max_steps"), "the same as without the key")
     keys.follow(OF_STEPS)
 
 
@@ -373,7 +374,7 @@ def _optimizer(keys: Keys) -> None:
     optimizer = keys.below("optimizer")
     name = optimizer.text("_target_")
     if name is None:
-        optimizer.refuse("_target_", "E1144", "there is no optimizer", "_target_: torch.optim.AdamW")
+        optimizer.refuse("_target_", "E1144", "the file has no optimizer", "_target_: torch.optim.AdamW")
     training.say_torch_optimizer(optimizer, name or "torch.optim.AdamW", optimizer, "_target_")
     clip = keys.below("clip_grad_norm", {"max_norm": 1.0})
     clip.say("max_norm", {"train.optimizer.max_grad_norm": clip.number("max_norm") or None})
@@ -382,7 +383,7 @@ def _optimizer(keys: Keys) -> None:
         optimizer.number("lr") or 0.0,
     )
     if not keys.given("lr_scheduler"):
-        keys.same("lr_scheduler", note="null: as without the key")
+        keys.same("lr_scheduler", note="null: the same as without the key")
         sets = {"train.schedule.name": "constant", "train.schedule.warmup_steps": 0}
         keys.ledger.defaulted("lr_scheduler", None, sets, f"{TITLE}'s default: a constant learning rate")
         return

@@ -176,7 +176,7 @@ def _refused(keys: Keys) -> None:
     for why, names in REFUSED.items():
         for name in names.split():
             if keys.given(name) and keys.value(name) is not False:
-                keys.refuse(name, "E1149", f"`{name}` makes another kind of run: {why}", help)
+                keys.refuse(name, "E1149", f"`{name}` starts another kind of run: {why}", help)
             keys.same(name, note="off")
     for name in VISION:
         if keys.given(name):
@@ -350,10 +350,12 @@ def _experts_too(keys: Keys, quantized: bool) -> bool:
         keys.same(key, note="off")
         return False
     if keys.flag("lora_target_linear"):
-        message = "`lora_target_linear` with `quantize_moe_experts`, which Axolotl refuses"
+        message = "`lora_target_linear` with `quantize_moe_experts`: Axolotl refuses the two together"
         keys.refuse(key, "E1145", message, "use lora_target_modules instead of lora_target_linear")
     if not quantized:
-        message = "`quantize_moe_experts` without `load_in_4bit` or `load_in_8bit`, which Axolotl requires"
+        message = (
+            "`quantize_moe_experts` without `load_in_4bit` or `load_in_8bit`: Axolotl requires one of the two"
+        )
         keys.refuse(key, "E1145", message, "load_in_4bit: true")
     keys.same(key, note="lora.quantize stores all weights of the layers in the same way")
     return True
@@ -441,7 +443,7 @@ def _batches(keys: Keys, launch: Launch) -> None:
     if keys.ledger.value("train.objective") is None:
         # Axolotl's trainer does not count a step's tokens if the model's forward has no `num_items_in_batch`.
         kept = "tokens" if made.rows == made.per_device else "micro_batches"
-        note = "Axolotl's loss is the mean of the means of a step's micro-batches, on each device"
+        note = "Axolotl takes the mean of the means of a step's micro-batches, on each device"
         keys.ledger.defaulted("loss", "mean of means", {"train.loss_normalization": kept}, note)
 
 
@@ -450,7 +452,7 @@ def _length(keys: Keys) -> None:
     if steps and steps > 0:
         note = "recipec runs this many steps, even if num_epochs ends sooner"
         keys.say("max_steps", {"train.steps": steps}, note)
-        keys.same("num_epochs", note="max_steps ends the run")
+        keys.same("num_epochs", note="max_steps sets the length of the run")
         return
     keys.same("max_steps", note="no bound")
     if epochs is not None and epochs > 0:
@@ -768,10 +770,10 @@ lost hub_model_id hub_strategy hub_revision push_dataset_to_hub: {training.UPLOA
 """Keys for which a row of a table is enough."""
 
 REFUSED = {
-    "a reward model is trained for another stage": "reward_model process_reward_model",
+    "it trains a reward model for another stage": "reward_model process_reward_model",
     "distillation needs a teacher's logits": "kd_trainer",
     "reinforcement learning with environments needs answers while training": "nemo_gym_enabled",
-    "the training runs on another service": "hatchery",
+    "another service runs the training": "hatchery",
 }
 """Keys that turn the run into another kind, by reason."""
 

@@ -270,7 +270,7 @@ def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> None:
     names = ("chat_template", "chat_template_jinja")
     if formats <= {"prompt_completion", "text"}:
         for below in (keys, *(each.keys for each in train)):
-            below.passive(names, "plain text has no template; it is for chatting")
+            below.passive(names, "plain text has no template; a template is for conversations")
         keys.passive(("eot_tokens",), "plain text has no turns")
         return
     chats = [each for each in train if each.kind is not None and each.kind.format in ("chat", "preference")]
@@ -355,9 +355,9 @@ def _ends(keys: Keys, model: Model, written: str) -> None:
 def _evaluation(keys: Keys) -> None:
     size = keys.number("val_set_size")
     if not size:
-        keys.same("val_set_size", note="nothing is held out")
+        keys.same("val_set_size", note="the run holds out no rows")
         if not keys.stands("val_set_size"):
-            keys.default("val_set_size", 0.0, {}, "Axolotl's default: nothing is held out")
+            keys.default("val_set_size", 0.0, {}, "Axolotl's default: no rows are held out")
         return
     seed = keys.integer("seed")
     sets = datasets.evaluation(size)
@@ -470,7 +470,7 @@ def _beside(keys: Keys, mapping: Mapping[str, Any], fields: Mapping[str, str]) -
     """Record what chat_template reads of messages in addition to role and content."""
     others = [name for name, given in mapping.items() if name not in ("role", "content") and name != given]
     if others:
-        note = f"{', '.join(others)}: messages keep their other keys' own names"
+        note = f"{', '.join(others)}: messages keep the names of these keys"
         keys.say("message_property_mappings", {}, note)
     keys.same("message_property_mappings", {"data.fields": fields} if fields and mapping else None)
     keys.follow(OF_MESSAGES)
@@ -658,10 +658,10 @@ UNPORTED = {
     "explainchoice": "recipec has no format for its lists of choices",
     "concisechoice": "recipec has no format for its lists of choices",
     "reflection": "recipec has no format for its reflections",
-    "jeopardy": "its answers are rewritten",
+    "jeopardy": "it rewrites answers",
     "bradley_terry": "it is for reward models",
     "stepwise_supervised": "it is for reward models",
-    "_synthetic": "its tokens are drawn at random",
+    "_synthetic": "it draws tokens at random",
     "pretrain": "it is for pre-training",
 }
 """Types that Axolotl has, or had, and why they are not ported."""

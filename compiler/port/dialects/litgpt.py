@@ -34,7 +34,7 @@ number lora_dropout -> lora.dropout
 """)
 OF_DATA = table("""
 lost ignore_index=-100: recipec has no number for tokens without loss
-exact num_workers download_dir file_url file_name repo_id: how it is read
+exact num_workers download_dir file_url file_name repo_id: it affects how the data is read, not its content
 """)
 
 FLAGS = {
@@ -217,7 +217,9 @@ def _optimizer(keys: Keys) -> None:
         training.say_torch_optimizer(arguments, name, keys.below("optimizer"), "class_path")
     else:
         training.say_torch_optimizer(arguments, str(found), keys, "optimizer")
-    keys.ledger.set("train.optimizer.max_grad_norm", None, "litgpt does not clip when it fine-tunes")
+    keys.ledger.set(
+        "train.optimizer.max_grad_norm", None, "litgpt does not clip gradients when it fine-tunes"
+    )
 
 
 def _precision(keys: Keys, lora: bool) -> None:
@@ -302,7 +304,7 @@ def _data(keys: Keys, train: Keys, named: Named | None) -> None:
     known = f"litgpt.data.{name}"
     section.defaults = defaults_of(NAME, known) if known in tools()[NAME]["sections"] else {}
     datasets.length(train, "max_seq_length")
-    keys.ledger.set("data.packing", False, "litgpt packs no samples when it fine-tunes")
+    keys.ledger.set("data.packing", False, "litgpt does not pack samples when it fine-tunes")
     if name not in (*SOURCES, "JSON"):
         names = listing([f"litgpt.data.{one}" for one in ("JSON", *SOURCES)], "or")
         message = f"the data module {name} has no counterpart in recipec"
@@ -312,12 +314,12 @@ def _data(keys: Keys, train: Keys, named: Named | None) -> None:
         return
     source = _json(section) if name == "JSON" else datasets.source(f"hf://{SOURCES[name]}")
     if isinstance(found, dict):
-        copy = "the hub's copy of the same rows, which may have been corrected"
+        copy = "the Hugging Face Hub's copy of the same rows, which may have been corrected"
         note = "" if name in ("JSON", "Alpaca2k") else copy
         keys.below("data").say("class_path", {"data.train": [source]}, note)
     else:
         keys.defaults = {**keys.defaults, "data": "litgpt.data.Alpaca"}
-        keys.say("data", {"data.train": [source]}, "the hub's copy of the same rows")
+        keys.say("data", {"data.train": [source]}, "the Hugging Face Hub's copy of the same rows")
     _held_out(section, name)
     _prompts(section, named)
     on = "completion" if section.flag("mask_prompt") else "all"
@@ -340,7 +342,7 @@ def _json(section: Keys) -> Any:
     for split in ("train", "val"):
         lines = (folder / f"{split}.jsonl").is_file() and not (folder / f"{split}.json").is_file()
         files[split] = f"{path.rstrip('/')}/{split}.json{'l' if lines else ''}"
-    section.same("json_path", {"data.eval": [files["val"]]}, "a folder with train and val")
+    section.same("json_path", {"data.eval": [files["val"]]}, "a folder with the files train and val")
     return files["train"]
 
 
@@ -350,7 +352,7 @@ def _held_out(section: Keys, name: str) -> None:
         section.defaults = {**section.defaults, "val_split_fraction": DEFAULT_FRACTION}
     share = section.number("val_split_fraction")
     if folder or share is None:
-        section.same("val_split_fraction", note="the folder has its own rows to evaluate on")
+        section.same("val_split_fraction", note="the folder has its own evaluation rows")
         return
     if not 0 < share < 1:
         message = f"val_split_fraction is {share:g}, and must be between 0 and 1"

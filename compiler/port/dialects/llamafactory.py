@@ -112,7 +112,7 @@ def _stage(keys: Keys) -> str:
     only = next((key for key in ("do_predict", "do_eval") if keys.flag(key)), None)
     idle = "do_train" if keys.given("do_train") else only
     if idle and not keys.flag("do_train"):
-        message = "the file trains nothing: `do_train` is off"
+        message = "the file does not train: `do_train` is off"
         keys.refuse(idle, "E1149", message, "--set do_train=true, if the run is to train")
     if stage not in ("sft", "dpo", "kto", "pt"):
         message = f"`stage: {stage}` is another kind of training: recipes have {listing(OBJECTIVES)}"
@@ -386,7 +386,7 @@ def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) 
             keys.ledger.set("data.fields", dict(first.fields))
         if first.transform:
             keys.ledger.files[conversion.FILE] = first.transform
-            why = "LLaMA-Factory's own way of joining columns"
+            why = "LLaMA-Factory joins columns in its own way"
             keys.ledger.set("data.transform", conversion.TRANSFORM, why)
     return found[: len(chosen)]
 
@@ -417,13 +417,13 @@ def _template(keys: Keys, model: Model | None, stage: str) -> None:
     name, system, thinking = keys.text("template"), keys.text("default_system"), keys.flag("enable_thinking")
     if stage == "pt":
         of_chats = ("template", "default_system", "enable_thinking", "preserve_thinking")
-        keys.passive(of_chats, "texts have no template")
+        keys.passive(of_chats, "plain text has no template")
         return
     found = templates.llamafactory(name, model, thinking, system)
     if not found.known:
         near = get_close_matches(str(name), templates.LLAMAFACTORY, n=3, cutoff=0.0)
         message = templates.unknown("the template", name, found)
-        way = "leave it out for the tokenizer's own template"
+        way = "leave it out to use the tokenizer's own template"
         keys.refuse("template", "E1147", message, f"{way}; similar names are {listing(near)}")
     elif keys.given("template"):
         notes = (found.note, templates.PIECES, TURN_ENDS if found.last else "")
@@ -443,7 +443,7 @@ def _lengths(keys: Keys, stage: str) -> None:
     # Packing takes one token off only if the file asks for it. The stage pt switches it on after that point.
     sets: dict[str, Any] = {"data.max_length": length - 1 if asked else length}
     if keys.given("cutoff_len"):
-        keys.same("cutoff_len", sets, "one less, because LLaMA-Factory packs with one less" if asked else "")
+        keys.same("cutoff_len", sets, "LLaMA-Factory packs rows of one token less" if asked else "")
     else:
         keys.default("cutoff_len", length, sets)
     keys.ledger.set("data.overlong", "truncate", BLOCKS if stage == "pt" else CUT)
@@ -483,7 +483,7 @@ def _held_out(keys: Keys, others: bool) -> None:
         keys.say("val_size", {**made, "data.eval_seed": keys.integer("seed") or 0})
     elif size >= 1:
         keys.unless("val_size", (0, 0.0), datasets.ROWS_HELD_OUT)
-    keys.same("val_size", note="nothing is held out")
+    keys.same("val_size", note="the run holds out no rows")
 
 
 COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "messages": "conversations"}

@@ -203,7 +203,7 @@ def _data(keys: Keys, model: Model | None) -> None:
     forms = list(dict.fromkeys(form for form, _ in entries if form))
     if len(forms) > 1:
         message = f"the data sets have several forms: {listing(forms)}"
-        keys.refuse("train_dataset", "E1142", message, "train on those of one form")
+        keys.refuse("train_dataset", "E1142", message, "use only data sets of one form")
     keys.same("train_dataset", note=f"read from {file.file}" if file else "")
     keys.ledger.set("data.train", [entry for _, entry in entries if entry])
     if forms:
@@ -219,7 +219,7 @@ def _data(keys: Keys, model: Model | None) -> None:
         message = templates.unknown("the template", chosen, found)
         keys.refuse("template", "E1147", message, "template: qwen3_nothink")
     keys.same("template", note="custom_chat_template holds")
-    keys.same("custom_chat_template", note="null: as without the key")
+    keys.same("custom_chat_template", note="null: the same as without the key")
     datasets.length(keys, "cutoff_len")
     keys.ledger.set("data.packing", False, "LLaMA-Factory makes one sample of each row")
 
@@ -257,7 +257,9 @@ def _precision(keys: Keys, adapts: bool) -> None:
     half = keys.flag("bf16") or adapts
     keys.say("bf16", {"model.dtype": "bfloat16" if half else "float32"})
     if half and not adapts:
-        keys.ledger.set("train.optimizer.master_weights", True, "float32 weights, rounded for each product")
+        keys.ledger.set(
+            "train.optimizer.master_weights", True, "the weights are float32, rounded for each product"
+        )
     fused = keys.value("flash_attn") == "flash_attention_2"
     keys.same("flash_attn", {"model.attention": "splash"} if fused else None, "the same attention")
     on = keys.flag("enable_activation_checkpointing")

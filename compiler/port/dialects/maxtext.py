@@ -42,14 +42,14 @@ exact add_bos add_eos use_truncation: fine-tuning writes only the tokens of the 
     max_target_length
 exact enable_dropout: dropout_rate gives the rate
 exact enable_checkpointing save_checkpoint_on_start save_checkpoint_on_completion: recipec keeps checkpoints
-exact use_sft use_dpo use_grpo use_multimodal: a fine-tuning on text
+exact use_sft use_dpo use_grpo use_multimodal: it selects fine-tuning on text
 exact max_segments_per_seq grain_packing_type: it decides which samples share a row
 exact abort_on_nan_loss abort_on_inf_loss: a loss that is not finite stops the run
 exact override_model_config override_logical_axis_rules: it allows keys next to the model's name
 lost quantization: recipec computes products in model.dtype, not in 8 bits: more precise
 lost grad_dtype=float32: recipec keeps gradients in float32
 lost mu_dtype=float32: recipec keeps the first moment in float32
-lost matmul_precision=default: the accelerator's own precision for products of model.dtype
+lost matmul_precision=default: products of model.dtype have the accelerator's own precision
 lost logits_dot_in_fp32 float32_qk_product float32_logits activations_in_float32: recipec sums products in
     float32, and multiplies in model.dtype
 lost cast_logits_to_fp32=true: recipec's logits are float32
@@ -117,7 +117,7 @@ BALANCED = (
     "recipec computes it over all tokens of a micro-batch and all layers; MaxText "
     "computes it for each row and layer by itself"
 )
-STREAM = "other draws; MaxText shuffles a stream, within 1000 rows"
+STREAM = "recipec draws another order; MaxText shuffles a stream, within 1000 rows"
 ROUNDS = "recipec writes all rounds at once; MaxText writes each round as its own conversation"
 SOONER = "MaxText reaches the last step's learning rate one step sooner"
 
@@ -162,7 +162,7 @@ def _told(keys: Keys) -> None:
     key = found or "use_sft"
     what = OTHERS[found] if found else "a run of MaxText's pre-training"
     message = f"this is {what}, as `{key}` says; recipec reads only MaxText's supervised fine-tuning"
-    says = "" if found else "; --set use_sft=true says that it is one"
+    says = "" if found else "; --set use_sft=true makes it one"
     help = f"port a file of post_train.sft.train_sft{says}"
     raise Refused(Diagnostic("E1149", message, key, help, keys.source.place(key)))
 
@@ -177,7 +177,7 @@ def _model(keys: Keys) -> Named | None:
     tokenizer = keys.text("tokenizer_path") or ""
     hub = tokenizer if re.fullmatch(r"[\w.-]+/[\w.-]+", tokenizer) and "tokenizer" not in tokenizer else ""
     named = models.resolve(ids.get(str(name)) or hub or str(name), keys.source.path.parent)
-    keys.same("model_name", {"model.id": named.id}, named.note or "MaxText's name of the model")
+    keys.same("model_name", {"model.id": named.id}, named.note or "MaxText's name for the model")
     copy = "recipec uses the Hugging Face Hub's weights of this model; name others in model.id"
     keys.say("load_parameters_path", None, copy)
     if hub and hub != named.id:
@@ -262,7 +262,7 @@ def _batch(keys: Keys) -> None:
         return
     micro = max(int(per_device * mesh.tp), 1)
     made = {"train.micro_batch_size": micro, "train.global_batch_size": rows}
-    product = f"{per_device:g} x {mesh.devices} devices x {accumulation} micro-batches: {rows} rows a step"
+    product = f"{per_device:g} x {mesh.devices} devices x {accumulation} micro-batches: {rows} rows per step"
     keys.say("per_device_batch_size", made)
     keys.same("gradient_accumulation_steps", note=product)
     keys.ledger.set("train.global_batch_size", rows, product)
@@ -353,7 +353,7 @@ def _length(keys: Keys) -> None:
         message = (
             f"the schedule has {whole} steps and the run {steps}: recipec's schedule is as long as the run"
         )
-        help = "--set learning_rate_schedule_steps=-1 makes it as long"
+        help = "--set learning_rate_schedule_steps=-1 makes the schedule as long"
         keys.refuse("learning_rate_schedule_steps", "E1163", message, help)
     keys.same("learning_rate_schedule_steps", note="as long as the run")
     warm = int(steps * (keys.number("warmup_steps_fraction") or 0.0))

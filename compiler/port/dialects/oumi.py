@@ -67,7 +67,7 @@ integer lora_r -> lora.rank
 number lora_alpha -> lora.alpha
 lost lora_task_type=CAUSAL_LM: recipec trains language models
 export peft_save_mode
-exact bnb_4bit_quant_storage llm_int8_skip_modules: how the same numbers are stored
+exact bnb_4bit_quant_storage llm_int8_skip_modules: it affects how the same numbers are stored
 exact lora_exclude_modules: part of lora.targets
 """)
 OF_FSDP = table("""
@@ -258,7 +258,7 @@ def _quantized(keys: Keys, model: Any, kind: str) -> None:
         keys.say("bnb_4bit_compute_dtype", {}, "recipec computes products of the base model in model.dtype")
     keys.passive(details, "part of lora.quantize")
     if kind.startswith("trl"):
-        keys.ledger.set("lora.dtype", "bfloat16", "TRL trains bfloat16 adapters on a quantized base")
+        keys.ledger.set("lora.dtype", "bfloat16", "TRL trains bfloat16 adapters on a quantized base model")
 
 
 def _data(keys: Keys, run: Keys, inner: Keys, named: Named | None, kind: str) -> None:

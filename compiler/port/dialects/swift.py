@@ -170,14 +170,16 @@ def port(ledger: Ledger) -> None:
     )
     say_tokens(keys, "new_special_tokens")
     say_common(keys, NAME, training.OFF)
-    keys.passive(keys_of(NAME, "rlhf"), "a setting of another kind of rlhf")
+    keys.passive(keys_of(NAME, "rlhf"), "a setting of another rlhf_type")
 
 
 def _start(keys: Keys) -> None:
     """Record the start adapter. For preferences, it is also the reference if ref_adapters equals it."""
     if keys.flag("resume_only_model") and keys.given("resume_from_checkpoint"):
         say_start(keys, "resume_from_checkpoint", of_base=True)
-        keys.same("resume_only_model", note="a new optimizer, and the data from its beginning")
+        keys.same(
+            "resume_only_model", note="recipec starts with a new optimizer, and at the beginning of the data"
+        )
     alike = keys.given("adapters") and keys.value("adapters") == keys.value("ref_adapters")
     say_start(keys, "adapters", of_base=not alike)
     if alike and "adapters" in keys.said:
@@ -284,8 +286,8 @@ def _lora(keys: Keys, named: Named | None, objective: str) -> Run:
     if objective == "sft":
         adapters.say_dropout(keys, chosen)
     else:
-        keys.ledger.set("lora.dropout", 0.0, "TRL's trainers of preferences switch dropout off")
-        keys.same("lora_dropout", note="TRL's trainers of preferences switch it off")
+        keys.ledger.set("lora.dropout", 0.0, "TRL's preference trainers switch dropout off")
+        keys.same("lora_dropout", note="TRL's preference trainers switch it off")
     method, bits = keys.text("quant_method"), keys.integer("quant_bits")
     dtype = (keys.text("lora_dtype") or "float32").removeprefix("torch.")
     keys.ledger.set(
@@ -390,7 +392,7 @@ def _prefix(keys: Keys) -> str:
     if len(prefixes) > 1:
         message = "ms-swift removes a word from the answers of only one of the data sets"
         keys.said.discard("dataset")
-        keys.refuse("dataset", "E1142", message, "keep those of one kind")
+        keys.refuse("dataset", "E1142", message, "keep only data sets of one kind")
     return max(prefixes, default="")
 
 
@@ -436,7 +438,7 @@ def _held_out(keys: Keys) -> None:
     elif share and evaluates:
         sets = {"data.eval_fraction": share, "data.eval_seed": keys.integer("data_seed") or 0}
         keys.say("split_dataset_ratio", sets, "another random generator: other rows")
-    keys.passive(("val_dataset", "cached_val_dataset", "split_dataset_ratio"), "nothing is held out")
+    keys.passive(("val_dataset", "cached_val_dataset", "split_dataset_ratio"), "the run holds out no rows")
 
 
 def _scale(keys: Keys, ranking: bool) -> list[str]:

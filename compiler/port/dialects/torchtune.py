@@ -134,7 +134,7 @@ def _batch(keys: Keys) -> None:
     if not keys.stands("batch_size"):
         keys.refuse("batch_size", "E1144", "the file gives no batch_size", "batch_size: 2")
     keys.say("batch_size", {"train.micro_batch_size": made.per_device})
-    note = f"{made.rows} rows a step: {made}; the launcher's GPUs are --devices"
+    note = f"{made.rows} rows per step: {made}; the launcher's GPUs are --devices"
     keys.same("gradient_accumulation_steps", {"train.global_batch_size": made.rows}, note)
     keys.ledger.set("train.global_batch_size", made.rows, str(made))
     keys.ledger.set("train.loss_normalization", "tokens")
@@ -282,11 +282,13 @@ def _named(keys: Keys, section: Keys, component: str | None, plain: str) -> Mode
         return None
     if any(part in component for part in ("vision", ".clip.", ".flux.", ".t5.")):
         message = f"{component} is not a text-only model"
-        section.refuse("_component_", "E1150", message, "port the configuration of a text model")
+        section.refuse("_component_", "E1150", message, "port a configuration of a text-only model")
         return None
     if "_reward_" in component:
         message = f"{component} builds a reward model, which another stage uses"
-        section.refuse("_component_", "E1149", message, "port the stage of lora_dpo, or a supervised one")
+        section.refuse(
+            "_component_", "E1149", message, "port a configuration of lora_dpo, or a supervised one"
+        )
         return None
     if ids is None:
         builders = listing(sorted({name.partition(".")[0] for name in BUILDERS}))
@@ -298,7 +300,7 @@ def _named(keys: Keys, section: Keys, component: str | None, plain: str) -> Mode
     of_folder = [id for id in ids if folder and id.rpartition("/")[2].lower() == folder.lower()]
     named = of_folder[0] if of_folder else original_of(folder) if folder else None
     if named is not None and named not in ids:
-        message = f"the builder is of {ids[0]}, and the checkpoint's folder of {named}"
+        message = f"the builder is for {ids[0]}, and the checkpoint's folder for {named}"
         help = "make the builder and checkpointer.checkpoint_dir agree"
         section.refuse("_component_", "E1145", message, help)
     chosen = models.resolve(named or ids[0], keys.source.path.parent)
@@ -500,7 +502,7 @@ def _one(keys: Keys, entry: Keys, objective: str, path: str) -> tuple[Any, dict[
         return None
     if (kind == "preference") != (objective == "dpo"):
         message = f"{builder} does not fit the loss: {objective} needs other rows"
-        entry.refuse("_component_", "E1145", message, "make dataset and loss agree")
+        entry.refuse("_component_", "E1145", message, "choose a dataset and a loss that fit each other")
         return None
     entry.defaults = {**defaults_of("torchtune", PREFIX + builder), "split": "train"}
     if builder in SOURCES:
@@ -511,7 +513,7 @@ def _one(keys: Keys, entry: Keys, objective: str, path: str) -> tuple[Any, dict[
         settings["data.loss_on"] = "all"
         entry.same("train_on_input", note="the loss covers all of a text")
     elif kind == "preference":
-        entry.unless("train_on_input", (False,), "the prompt carries no loss in dpo")
+        entry.unless("train_on_input", (False,), "the loss does not cover the prompt in dpo")
     else:
         settings["data.loss_on"] = "all" if entry.flag("train_on_input") else "assistant"
         several = settings["data.loss_on"] == "all" and keys.integer("gradient_accumulation_steps") != 1

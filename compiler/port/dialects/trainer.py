@@ -31,7 +31,7 @@ files config_name tokenizer_name cache_dir use_fast_tokenizer token use_auth_tok
     preprocessing_num_workers overwrite_cache streaming trust_remote_code low_cpu_mem_usage keep_linebreaks
 exact torch_dtype dtype: model.dtype takes it together with bf16 and fp16
 exact dataset_config_name validation_file validation_split_percentage: the run does not evaluate
-exact model_type: the model is that of model_name_or_path
+exact model_type: model_name_or_path gives the model
 learned config_overrides: recipec uses config.json unchanged
 exact attn_implementation: the same attention, without a fused kernel
 exact max_train_samples max_eval_samples: a limit of the evaluation, or no limit
@@ -43,9 +43,9 @@ switch use_rslora -> lora.rslora: alpha / sqrt(rank)
 switch use_dora -> lora.kind=dora
 """)
 ADAPTER = table("""
-exact peft_type task_type auto_mapping peft_version base_model_name_or_path: what it is
+exact peft_type task_type auto_mapping peft_version base_model_name_or_path: it describes the adapter
 exact revision inference_mode runtime_config megatron_core: it does not affect training
-lost megatron_config=null: transformers' layers, not Megatron's
+lost megatron_config=null: recipec uses transformers' layers, not Megatron's
 lost fan_in_fan_out=false: no model that recipec trains stores its weights as [in, out]
 exact qalora_group_size ensure_weight_tying loftq_config: a setting of a feature that is off
 exact eva_config corda_config lora_ga_config: of init_lora_weights
@@ -136,7 +136,7 @@ def _format(keys: Keys, key: str, name: str) -> tuple[str, str]:
         made = "chat"
     if made is not None:
         return made, "run_clm reads rows of text" if blocks else f"from the columns of {name}"
-    message = "the format of the data is a guess: the script that reads it is not among the files"
+    message = "the format of the data is a guess: the script that reads the data is not among the files"
     help = "set data.format and data.loss_on in the recipe: chat, instruction, prompt_completion or text"
     keys.ledger.diagnostics.append(Diagnostic("W1168", message, key, help, keys.source.span(key)))
     return "chat", "not known from the files"

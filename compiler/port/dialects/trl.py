@@ -182,7 +182,7 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> Chosen | None:
     if made.value is not None:
         keys.say("load_in_4bit" if four else "load_in_8bit", {"lora.quantize": made.value}, made.note)
         rounded = keys.tool == TITLE
-        why = "TRL trains bfloat16 adapters on a quantized base" if rounded else ""
+        why = "TRL trains bfloat16 adapters on a quantized base model" if rounded else ""
         keys.ledger.set("lora.dtype", "bfloat16" if rounded else "float32", why)
     else:
         keys.ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
@@ -347,7 +347,7 @@ def _refuse(keys: Keys, chosen: str) -> None:
             others = [f"--script {script}" for script in SCRIPTS if script in having]
             keys.refuse(key, "E1171", message, listing([f"--set {key}=null", *others], "or"))
         elif having and chosen not in having:
-            keys.same(key, note="null: as without the key")
+            keys.same(key, note="null: the same as without the key")
 
 
 def _nearest(used: Mapping[str, set[str]], foreign: list[str]) -> Iterable[str]:
@@ -421,7 +421,7 @@ def _read(keys: Keys, evaluates: bool) -> str | None:
         return _handbook(keys)
     if keys.value("dataset_mixer"):
         return _mixer(keys)
-    keys.same("dataset_mixture", note="null: as without the key")
+    keys.same("dataset_mixture", note="null: the same as without the key")
     return _mixture(keys) if keys.value("datasets") else _single(keys, evaluates)
 
 
@@ -501,7 +501,7 @@ def _held_out(keys: Keys, seed: Mapping[str, Any]) -> None:
     """Record `test_split_size`, a share of the rows. Here the same seed draws other rows."""
     share = keys.number("test_split_size")
     if share is None:
-        keys.same("test_split_size", note="no rows are held out")
+        keys.same("test_split_size", note="the run holds out no rows")
     elif 0 < share < 1:
         made = {"data.eval_fraction": share, **seed}
         keys.say("test_split_size", made, "another random generator: other rows")
@@ -518,7 +518,7 @@ def _single(keys: Keys, evaluates: bool) -> str | None:
         return None
     place = datasets.place(name)
     if place.path is None:
-        message = f"`{name}` cannot be a source: {place.note}"
+        message = f"recipec cannot read the data set `{name}`: {place.note}"
         keys.refuse("dataset_name", "E1143", message, "name a file or a data set")
         return None
     config, split = keys.text("dataset_config"), keys.text("dataset_train_split")

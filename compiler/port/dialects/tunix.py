@@ -259,7 +259,7 @@ def _data(keys: Keys, run: Keys, named: Named | None) -> None:
     rows.say(keys, "dataset_name", [Rows("prompt_completion", transform=TRANSLATED)])
     keys.ledger.set("data.loss_on", "completion", "the loss covers only the translation")
     keys.ledger.set("data.packing", False, "one sample per row")
-    keys.ledger.set("data.shuffle_seed", None, "rows come in their order")
+    keys.ledger.set("data.shuffle_seed", None, "the rows keep their order")
     length = {"data.max_length": keys.integer("max_target_length") or 256, "data.overlong": "drop"}
     keys.say("max_target_length", length)
     every = run.integer("eval_every_n_steps")
@@ -281,7 +281,7 @@ def _length(keys: Keys, run: Keys) -> int | None:
         keys.same("num_train_epochs", note="max_steps sets the length of the run")
     else:
         keys.say("num_train_epochs", {"train.epochs": epochs})
-        run.same("max_steps", note="as without the key")
+        run.same("max_steps", note="the same as without the key")
     kept = run.below("checkpointing_options", run.defaults.get("checkpointing_options"))
     for key, target in (("save_interval_steps", "every_steps"), ("max_to_keep", "keep")):
         if count := kept.integer(key):

@@ -22,17 +22,17 @@ from recipec.runtime.model.families.decoder import DecoderArchitecture
 from recipec.spec.language.lora import PROJECTIONS
 
 FEATURES = table("""
-learned lora_bias=null/false: no bias of B is trained
-learned bias=null/none: biases stay frozen
-learned trainable_token_indices=null: the embedding stays frozen: new tokens are not learned
-learned layer_replication=null: the model keeps its own layers
-learned alora_invocation_tokens=null: the adapter applies to all tokens
-learned use_qalora=null/false: A takes all inputs, not pooled ones
-learned use_bdlora=null/false: A and B are whole, not block-diagonal
-learned arrow_config=null: one adapter, without a router
-learned kasa_config=null: the base's weights stay as they are
-learned monteclora_config=null: nothing is sampled besides A and B
-learned velora_config=null: activations are kept whole
+learned lora_bias=null/false: recipec does not train biases of B
+learned bias=null/none: recipec keeps biases frozen
+learned trainable_token_indices=null: recipec keeps the embedding frozen: it does not train new tokens
+learned layer_replication=null: recipec keeps the model's own layers
+learned alora_invocation_tokens=null: recipec applies the adapter to all tokens
+learned use_qalora=null/false: recipec gives A all inputs, not pooled ones
+learned use_bdlora=null/false: recipec has full matrices A and B, not block-diagonal ones
+learned arrow_config=null: recipec has one adapter, without a router
+learned kasa_config=null: recipec leaves the base model's weights unchanged
+learned monteclora_config=null: recipec samples nothing besides A and B
+learned velora_config=null: recipec keeps activations in full
 """)
 """Keys of PEFT that go beyond A and B and have no counterpart."""
 
@@ -108,7 +108,7 @@ def say_targets(
     return chosen
 
 
-DOUBLED = "gate and up of an expert are one parameter in transformers: PEFT gives it the ranks of both"
+DOUBLED = "transformers stores an expert's gate and up as one parameter, and PEFT gives it both ranks"
 
 
 def _doubled(keys: Keys, names: Sequence[str]) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def say_loftq(keys: Keys, key: str, config: Any) -> None:
     if bits != 4:
         keys.learned(key, (), f"recipec computes LoftQ only for nf4, not for {bits} bits")
         return
-    notes = [] if iterations == 1 else [f"one iteration, not {iterations}"]
+    notes = [] if iterations == 1 else [f"recipec makes one iteration, not {iterations}"]
     if keys.ledger.value("lora.alpha") != keys.ledger.value("lora.rank"):
         notes.append(
             "in recipec, B A times alpha / rank makes up for nf4's error; in the tool, B A alone does"

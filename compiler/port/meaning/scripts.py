@@ -135,24 +135,26 @@ exact finetune_attention_modules finetune_mlp_modules: part of lora.targets
 exact finetune_vision_layers finetune_audio_layers: recipec's model has no tower for them
 lost finetune_last_n_layers=null: recipec puts adapters on all layers
 learned qat_scheme=null: recipec rounds nothing during training
-learned embedding_learning_rate=null: one learning rate for all that is trained
+learned embedding_learning_rate=null: recipec uses one learning rate for all parameters
 learned float32_mixed_precision=null/false/true: model.dtype sets the precision
 learned optimizers=null: another optimizer than the arguments name
 learned optimizer_cls_and_kwargs=null: another optimizer than the arguments name
 learned compute_loss_func=null: another loss
 learned ref_model=null: recipec's reference is the model that training starts from
-learned resize_model_vocab=null: no new tokens are learned
+learned resize_model_vocab=null: recipec does not train new tokens
 learned text_only=false/true: recipec trains only the text model
 log callbacks
 evaluation compute_metrics preprocess_logits_for_metrics eval_dataset
 learned data_collator=null/DataCollatorForSeq2Seq/DataCollatorForLanguageModeling/default_data_collator:
     recipec only pads rows
-learned resize_token_embeddings: no new tokens are learned: tokenizer and embeddings are the model's own
+learned resize_token_embeddings: recipec does not train new tokens: tokenizer and embeddings are the model's
+    own
 learned loftq_config=null/{}: recipec's initial adapters do not compensate for quantization errors
 learned init_lora_weights=true/null/default: the adapters start as PEFT's do by default
-learned layers_to_transform=null layers_pattern=null exclude_modules=null: adapters on all layers alike
-learned rank_pattern=null/{} alpha_pattern=null/{}: one rank and one alpha for all
-exact peft_type inference_mode auto_mapping: what the adapters are
+learned layers_to_transform=null layers_pattern=null exclude_modules=null: recipec puts the same adapters on
+    all layers
+learned rank_pattern=null/{} alpha_pattern=null/{}: recipec has one rank and one alpha for all adapters
+exact peft_type inference_mode auto_mapping: it describes the adapters
 files token use_auth_token fix_tokenizer use_exact_model_name data_files
 speed max_memory use_safetensors offload_embedding fast_inference gpu_memory_utilization max_lora_rank
     float8_kv_cache disable_log_stats unsloth_tiled_mlp bnb_4bit_compute_dtype llm_int8_threshold

@@ -144,7 +144,7 @@ def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | Non
 
 
 _CLUSTER = table("""
-exact num_machines: num_processes counts the machines too
+exact num_machines: num_processes counts the processes of all machines
 speed dynamo_config dynamo_backend
 launch compute_environment debug use_cpu machine_rank gpu_ids main_process_ip main_process_port rdzv_backend
     same_network main_training_function enable_cpu_affinity mpirun_config downcast_bf16 tpu_name tpu_zone
@@ -228,7 +228,7 @@ log steps_per_print wall_clock_breakdown dump_state memory_breakdown flops_profi
 checkpoints checkpoint
 exact fp16 bf16 amp torch_autocast: loss scaling and casts are part of the precision, which model.dtype sets
 exact optimizer scheduler: the trainer's own argument applies
-exact zero_allow_untested_optimizer: a check of DeepSpeed's own
+exact zero_allow_untested_optimizer: DeepSpeed's own check
 exact data_types: recipec accumulates gradients in float32
 """)
 

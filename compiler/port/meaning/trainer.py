@@ -133,7 +133,7 @@ def batch(keys: Keys, launch: Launch) -> None:
     keys.same("split_batches", note="off")
     keys.say("per_device_train_batch_size", {"train.micro_batch_size": made.per_device})
     rows = {"train.global_batch_size": made.rows}
-    keys.same("gradient_accumulation_steps", rows, f"{made.rows} rows a step: {made}")
+    keys.same("gradient_accumulation_steps", rows, f"{made.rows} rows per step: {made}")
     keys.ledger.set("train.global_batch_size", made.rows, f"{made}")
     given = keys.value("average_tokens_across_devices") is not None
     tokens = keys.flag("average_tokens_across_devices") if given else True
@@ -360,7 +360,7 @@ def evaluation(keys: Keys) -> bool:
         name = "eval_steps" if keys.given("eval_steps") else "logging_steps"
         keys.ledger.set("train.eval_every", int(every))
         keys.same(name, {"train.eval_every": int(every)})
-    keys.same("eval_steps", note="how often it evaluates")
+    keys.same("eval_steps", note="it affects how often the run evaluates")
     return strategy != "no"
 
 
@@ -377,7 +377,7 @@ speed dispatch_batches fp16_backend fp16_opt_level fsdp_min_num_params fsdp_tran
     half_precision_backend jit_mode_eval mp_parameters past_index ray_scope torchdynamo tpu_metrics_debug
     tpu_num_cores use_ipex use_legacy_prediction_loop use_mps_device xpu_backend
 exact optim_target_modules: the optimizer updates all trained parameters
-exact lr_scheduler_kwargs: part of the schedule above
+exact lr_scheduler_kwargs: part of the schedule
 lost liger_kernel_config=null: kernels of the same arithmetic
 lost auto_find_batch_size=false: recipec stops at a batch that does not fit, and halves nothing
 exact dataloader_drop_last: it affects at most the last step of an epoch

@@ -117,7 +117,7 @@ same adamw_torch_4bit ao_adamw_4bit adamw4bit -> adamw: recipec keeps the optimi
     bits: the same rule, more precise, with more memory
 same lion_8bit paged_lion_8bit lion8bit pagedlion8bit -> lion: recipec keeps the optimizer state in float32,
     not in 8 bits: the same rule, more precise, with more memory
-same adam -> adamw: Adam adds its weight decay to the gradient, AdamW takes it from the weights
+same adam -> adamw: Adam adds weight decay to the gradient; AdamW subtracts it from the weights
 same cpuoffloadoptimizer -> adamw: recipec keeps the optimizer state on the devices, not on the host
 same adamw_anyprecision -> adamw: recipec keeps the optimizer state in float32, without Kahan summation
 same optimi_adamw -> adamw: recipec computes the update in float32, without Kahan summation
@@ -225,7 +225,8 @@ learned bias_correction=true: recipec corrects the moments for their start at ze
 learned decouple_lr=false: recipec's weight decay follows the learning rate
 exact fused foreach capturable differentiable is_paged block_wise bf16_stochastic_round optim_bits
     min_8bit_size percentile_clipping args offload_gradients store_param_remainders quantize
-    compress_state_dict check_numerics use_decoupled_grad set_grad_none: how the same update is computed
+    compress_state_dict check_numerics use_decoupled_grad set_grad_none: it affects how the same update is
+    computed
 """)
 
 
