@@ -87,7 +87,7 @@ def llamafactory(package: Package) -> dict[str, Row | str]:
 
 def _llamafactory(given: Mapping[str, ast.expr], kind: str) -> Row:
     if kind not in CLASSES:
-        raise ValueError(f"{kind} writes it by code of its own")
+        raise ValueError(f"{kind} writes it with its own code")
 
     def slots(key: str, default: str) -> str:
         if key not in given:
@@ -125,7 +125,7 @@ def _slot(node: ast.expr) -> str:
     if isinstance(found, set):
         return "".join(f"{{{name}}}" for name in found if name in ("bos_token", "eos_token"))
     if isinstance(found, dict):
-        raise ValueError("its marks are tokens by their names, whatever the tokenizer has")
+        raise ValueError("it names the tokens of its markers, whatever the tokenizer has")
     return str(found)
 
 
@@ -242,7 +242,7 @@ def _meant(key: str, node: ast.expr, names: Names) -> Any:
     try:
         return ast.literal_eval(node)
     except ValueError:
-        raise ValueError(f"its {key} is made by code: {ast.unparse(node)[:60]}") from None
+        raise ValueError(f"its {key} comes from code: {ast.unparse(node)[:60]}") from None
 
 
 def _swift(meta: Mapping[str, Any], classes: Mapping[str, ast.ClassDef]) -> Row:
@@ -250,14 +250,14 @@ def _swift(meta: Mapping[str, Any], classes: Mapping[str, ast.ClassDef]) -> Row:
     for base in lineage(classes, meta["template_cls"]):
         own = {node.name for node in classes[base].body if isinstance(node, ast.FunctionDef)}
         if base != "Template" and own.intersection(OWN_WAY):
-            raise ValueError(f"{base} writes it by code of its own")
+            raise ValueError(f"{base} writes it with its own code")
     empty = meta["non_thinking_prefix"]
     if meta["preserve_thinking"] is False:
-        raise ValueError("it takes the thoughts out of earlier answers")
+        raise ValueError("it removes the reasoning from earlier answers")
     if empty and not (empty.startswith(THOUGHT[0]) and THOUGHT[1] in empty):
-        raise ValueError("it writes an empty thought otherwise than one that is there")
+        raise ValueError("it writes an empty thought differently from other thoughts")
     if meta["chat_sep"] is None:
-        raise ValueError("it is for one question and its answer alone")
+        raise ValueError("it is only for one question and its answer")
     keys = ("prefix", "prompt", "chat_sep", "suffix", "system_prefix")
     prefix, prompt, between, suffix, system = (_prompt(meta[key]) for key in keys)
     if "{{ROUND" in prompt:
@@ -267,11 +267,11 @@ def _swift(meta: Mapping[str, Any], classes: Mapping[str, ast.ClassDef]) -> Row:
     if SYSTEM in prefix:
         prefix, system = prefix.replace(SYSTEM, ""), prefix
     if not system.startswith(prefix) and system:
-        raise ValueError("with a system message it begins otherwise")
+        raise ValueError("it begins differently with a system message")
     user, opening = split(prompt.replace(QUERY, "{}"))
     ends = between.startswith(suffix)
     if suffix and not ends and (between + user).startswith(suffix):
-        raise ValueError("its answers learn what the next question begins with")
+        raise ValueError("its loss covers the beginning of the next question")
     return row(
         {
             "user": user,
@@ -370,7 +370,7 @@ TOLD = [{"role": "system", "content": "\2system0\2"}, *TALK]
 def turns(jinja: str, learned: Callable[[Row], Row] = dict) -> Row | str:
     """Return a Jinja template as turns, or the reason why it cannot be."""
     if "strftime_now" in jinja:
-        return "it writes the day of the run"
+        return "it writes the date of the run"
     try:
         template = ChatTemplate(jinja, {"bos_token": BOS, "eos_token": EOS})
         made = learned(row(_probed(template)))
@@ -405,7 +405,7 @@ def _texts(template: ChatTemplate, talk: Talk, opened: bool = False) -> list[str
 def _probed(template: ChatTemplate) -> Row:
     before, opening, next_one, again, end = _texts(template, TALK)
     if again != opening:
-        raise ValueError("it opens answers differently, as with thoughts")
+        raise ValueError("it opens answers differently, for example with reasoning")
     if next_one.startswith(end) and before.endswith(next_one.removeprefix(end)):
         tail, head, between, last = end, next_one.removeprefix(end), "", ""
     else:
@@ -416,7 +416,7 @@ def _probed(template: ChatTemplate) -> Row:
         elif rest.startswith(end):
             tail, between, last = end, rest.removeprefix(end), ""
         else:
-            raise ValueError("its last answer ends otherwise")
+            raise ValueError("its last answer ends differently")
     prefix = before.removesuffix(head)
     user, opens = split(f"{head}{{}}{opening}")
     made = {"user": user, "opening": opens, "assistant": "{}" + tail, "between": between, "last": last}
@@ -424,9 +424,9 @@ def _probed(template: ChatTemplate) -> Row:
     if asked != opening:
         made["generation"] = asked.removeprefix(after := user.partition("{}")[2])
         if not asked.startswith(after):
-            raise ValueError("it opens answers otherwise where they are asked for")
+            raise ValueError("it opens an answer differently if it asks for one")
     if len(prefix) > LONGEST:
-        raise ValueError("what it begins with is too long to be written out")
+        raise ValueError("its beginning is too long to write out")
     made["trims"] = tuple(role for role in ROLES if _trims(template, role))
     return made | _system(template, prefix, head)
 
@@ -445,13 +445,13 @@ def _system(template: ChatTemplate, prefix: str, head: str) -> Row:
     if first == prefix + head:
         return {"prefix": prefix, "system": "{}" + second, "in_user": True}
     if not second.endswith(head):
-        raise ValueError("with a system message its first question is written otherwise")
+        raise ValueError("it writes the first question differently with a system message")
     after = second.removesuffix(head)
     if first.startswith(prefix):
         return {"prefix": prefix, "system": first.removeprefix(prefix) + "{}" + after}
     default = prefix.removeprefix(first).removesuffix(after)
     if not prefix.startswith(first) or not default:
-        raise ValueError("without a system message it begins otherwise")
+        raise ValueError("it begins differently without a system message")
     bos = "{bos_token}" if first.startswith("{bos_token}") else ""
     return {"prefix": bos, "system": first.removeprefix(bos) + "{}" + after, "default_system": default}
 

@@ -33,39 +33,40 @@ from recipec.spec.language import VERSION, Data, DataSource, Recipe, Section
 from recipec.spec.load import Loaded, display, load
 
 LEFT = table("""
-exact recipe: the version of the language
-exact extends: what it takes from there is written with the rest
-exact name: the folder of results has it
-exact mesh: the TPU's; --devices says how many GPUs there are
-exact sharding: how weights lie on the TPU's mesh; accelerate's file says it of GPUs
-exact cache: what is kept between runs here
-exact checkpoint.local: checkpoints on hosts' own disks
-exact launch cost: of the TPU's machines
-exact xla: flags of the TPU's compiler
-exact model.attention_block: how the TPU's kernel goes through the same attention
-exact train.log.mlflow_experiment: MLflow's name of an experiment; MLFLOW_EXPERIMENT_NAME is what the Trainer
-    asks
-exact train.log.wandb_project: Weights & Biases' name of a project; WANDB_PROJECT is what the Trainer asks
-exact data.max_invalid_ratio: malformed rows stop the run there, or are trained on
-exact merge: what becomes of the weights afterwards; the tool's own merge does it
-unused serve benchmark evaluate: of the server, which the training does not read
-near remat.policy: each layer is computed again there: the same numbers, with other memory and time
-near model.attention: another kernel of the same attention, which keeps samples of a row apart
-near model.dtype: weights and products in another precision there
-near train.optimizer.master_weights: weights in another precision there, by which small updates may be rounded
-    off
-near lora.dtype: adapters of another precision there
-near data.eval_seed: the rows that are held out are drawn by another seed there
+exact recipe: the version of the recipe language
+exact extends: its values are written with the rest
+exact name: the output folder has the name
+exact mesh: the mesh is for TPUs; --devices gives the number of GPUs
+exact sharding: sharding on the TPU mesh; accelerate's file configures it for GPUs
+exact cache: recipec's cache between runs
+exact checkpoint.local: checkpoints on the hosts' local disks
+exact launch cost: a setting of TPU machines
+exact xla: flags of the TPU compiler
+exact model.attention_block: how the TPU kernel computes the same attention
+exact train.log.mlflow_experiment: the name of the MLflow experiment; the Trainer reads it from
+    MLFLOW_EXPERIMENT_NAME
+exact train.log.wandb_project: the name of the Weights & Biases project; the Trainer reads it from
+    WANDB_PROJECT
+exact data.max_invalid_ratio: the tool stops at malformed rows, or trains on them
+exact merge: what happens to the weights after training; the tool has its own merge
+unused serve benchmark evaluate: a setting of the server, which training does not read
+near remat.policy: the tool computes each layer again: the same numbers, with other memory and time
+near model.attention: another attention kernel, which also keeps the samples of a row apart
+near model.dtype: the tool stores weights and computes products in another precision
+near train.optimizer.master_weights: the tool stores weights in another precision, which may round small
+    updates off
+near lora.dtype: the tool stores adapters in another precision
+near data.eval_seed: the tool draws the held-out rows with another seed
 near data.shuffle_seed: another order of the samples
-near train.loss_normalization: a step's loss is the mean over its tokens in one of the two, and of its
-    micro-batches' means in the other
-near train.micro_batch_size: rows of a GPU at once; those of a step are the same
-lost data.eval data.eval_fraction: it evaluates on other rows there, or on none; what is trained is the same
-lost train.eval_every: nothing is evaluated there
-lost train.early_stopping: the run goes on to its last step there, or stops by another rule
-lost train.samples: no prompts are answered while it trains there
-lost checkpoint.keep_best: the checkpoint of the best evaluation is not kept there
-lost data.overlong: longer samples are cut at their end there, and learned as far as that
+near train.loss_normalization: one of the two takes a step's loss as the mean over its tokens, the other as
+    the mean over its micro-batches' means
+near train.micro_batch_size: rows per GPU; the rows per step are the same
+lost data.eval data.eval_fraction: the tool evaluates on other rows, or on none; what is trained is the same
+lost train.eval_every: the tool does not evaluate
+lost train.early_stopping: the tool runs until its last step, or stops by another rule
+lost train.samples: the tool answers no prompts during training
+lost checkpoint.keep_best: the tool does not keep the checkpoint of the best evaluation
+lost data.overlong: the tool truncates longer samples at their end, and trains on the rest
 lost checkpoint.directory checkpoint.every_steps checkpoint.keep: where and when checkpoints are kept
 lost train.log: what is logged, and how often
 """)
@@ -78,7 +79,7 @@ VERDICTS = {
     "lost": Verdict.UNSUPPORTED,
     "unused": Verdict.UNUSED,
 }
-ONE = "one GPU is assumed: --devices N says otherwise, and keeps the rows of a step"
+ONE = "recipec assumes one GPU; --devices N sets another number, and keeps the rows per step"
 
 
 @dataclass(frozen=True)
@@ -205,8 +206,10 @@ def _trains(path: str) -> bool:
 
 
 def _learned(source: Source, path: str, why: str, title: str, way: str = "") -> Diagnostic:
-    message = f"`{path}` cannot be said in {title}'s config: {why}" if path else f"{title} refuses it: {why}"
-    help = f"{way and f'{way}; '}--partial writes the config all the same, whose first line says so"
+    message = f"{title}'s config cannot express `{path}`: {why}" if path else f"{title} refuses it: {why}"
+    help = (
+        f"{way and f'{way}; '}--partial writes the config anyway, and its first line says that it is partial"
+    )
     return Diagnostic("E1198", message, path, help, source.place(path))
 
 
@@ -219,12 +222,12 @@ def _lost(path: str, came: Mapping[str, Any], config: Config) -> tuple[str, str]
     if path in ("data.fields", "data.transform"):
         return PREPARED, AS_MESSAGES
     if path in ("data.train", "data.eval") or path not in came:
-        return "it has no key for such sources" if path in came else "it has no such key", ""
+        return "it has no key for these sources" if path in came else "it has no key for this", ""
     there = flow(came[path])
-    return f"it would be {there} there", f"--set {shlex.quote(f'{path}={there}')}"
+    return f"the tool would use {there}", f"--set {shlex.quote(f'{path}={there}')}"
 
 
-PREPARED = "rows have to be prepared beforehand, with the columns that the tool reads"
+PREPARED = "prepare the rows beforehand, with the columns that the tool reads"
 AS_MESSAGES = "write them as `messages` into a file that data.train names"
 AS_TURNS = {
     "trl": "write them as `prompt` and `completion`, a list of messages each, into a file that data.train"
@@ -232,13 +235,13 @@ AS_TURNS = {
     "axolotl": f"{AS_MESSAGES}, with data.format: chat",
 }
 """What to do with instruction rows, by tool: TRL trains on the completion, Axolotl on each answer."""
-CONSEQUENCE = "as the format"
+CONSEQUENCE = "follows from data.format"
 OF_ROWS = ("data.format", "data.fields", "data.transform", "data.loss_on")
 
 
-ONE_BREAK = "one line break stands between an instruction and its input there, and a blank line here"
-UNNAMED = "not read there, without a name in data.fields: {names}"
-AFTER = "what the template writes after the end of the answer is not learned there"
+ONE_BREAK = "the tool puts one line break between an instruction and its input; recipec puts a blank line"
+UNNAMED = "the tool does not read these columns without a name in data.fields: {names}"
+AFTER = "the tool does not train on what the template writes after the end of an answer"
 
 
 def _retold(path: str, recipe: Recipe, returned: Ledger) -> str | None:

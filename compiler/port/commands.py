@@ -54,7 +54,7 @@ PROGRAMS: tuple[tuple[str, str, str], ...] = (
     (r"-m verl\.\S+", "", "verl"),
     (r"xtuner train", "", "XTuner"),
     (r"automodel finetune|(?:.*/)?nemo_automodel/recipes/llm/train_ft\.py", "automodel", "NeMo AutoModel"),
-    (r"automodel \S+|(?:.*/)?nemo_automodel/\S+\.py", "", "NeMo AutoModel beside its finetuning"),
+    (r"automodel \S+|(?:.*/)?nemo_automodel/\S+\.py", "", "NeMo AutoModel outside fine-tuning"),
     (r"-m tunix\.cli\.peft_main|(?:.*/)?peft_main\.py", "tunix", "Tunix"),
     (r"-m tunix\.\S+|tunix \S+", "", "Tunix's RL"),
     (r"(?:.*/)?(?:pretrain|finetune)_(?:gpt|llama)\.py", "", "Megatron-LM"),
@@ -286,10 +286,10 @@ class _Laid:
         Raises:
             Refused: the path leads through something that is not a section.
         """
-        help = "set the section itself"
+        help = "set the section itself instead"
         key = shown(key) or '""'
         way = parts(key) if _KEY.fullmatch(key) else [key]  # not a name, so no key of any tool
-        put(self.data, way, value, Diagnostic("E0031", f"`{key}` leads nowhere", key, help, span))
+        put(self.data, way, value, Diagnostic("E0031", f"`{key}` is not inside a section", key, help, span))
         self._forget(key)
         for path in _below(value, key):
             self.spans[path], self.keys[path] = at or span, span
@@ -381,12 +381,12 @@ class _Script:
         if "\0" in self.text:
             at = self.text.index("\0")
             raise self.refused(
-                "E1183", "this is no text: it holds a zero byte", "name the script", self.span(at, at)
+                "E1183", "this is not a text file: it has a zero byte", "name the script", self.span(at, at)
             )
         try:
             self.shell.read()
         except Unreadable as error:
-            help = "bash -n SCRIPT shows what it makes of it"
+            help = "bash -n SCRIPT shows what bash cannot read"
             raise self.refused("E1183", str(error), help, self.span(error.at, error.at + 1)) from None
         programs = [found for each in self.shell.statements if (found := _program(each))]
         if not programs:
@@ -401,7 +401,7 @@ class _Script:
                 f"--command {index}: {each.name} (line {self.place(each.head).line})"
                 for index, each in enumerate(programs[:20], 1)
             ]
-            message = f"{self.file} has {plural(len(programs), 'training command')}; a recipe is one"
+            message = f"{self.file} has {plural(len(programs), 'training command')}; a recipe is for one"
             help = "choose one:\n" + "\n".join(f"  {line}" for line in lines)
             raise self.refused(
                 "E1181", message, help, self.place(programs[-1 if len(programs) == 1 else 1].head)
@@ -411,14 +411,17 @@ class _Script:
     def _unread(self, program: Program) -> Refused:
         read = listing([dialect.TITLE for dialect in dialects.every()])
         if program.tool:
-            message = f"`{program.name}` is a command of {program.tool}, which is not read yet"
-            help = f"begin a recipe by hand: recipe new my-run; read are commands of {read}"
+            message = f"`{program.name}` is a command of {program.tool}, which recipec does not read yet"
+            help = f"start a recipe by hand: recipe new my-run; recipec reads commands of {read}"
             return self.refused("E1193", message, help, self.place(program.head))
-        message = f"`{shown(program.name)}` is a script of its own: what its flags mean stands in it"
-        help = "port the script itself; or --from trl, if its flags are those of TRL's command line"
+        message = f"`{shown(program.name)}` is your own script: only the script says what its flags mean"
+        help = "port the script itself, or add --from trl if its flags are those of TRL's command line"
         if missing := unknown(program.name):
-            message = f"which script trains takes `{missing}`, which is not known before this one runs"
-            help = "write the script's name out"
+            message = (
+                f"the name of the training script contains `{missing}`, which is known only when this "
+                "script runs"
+            )
+            help = "write out the name of the script"
         return self.refused("E1184", message, help, self.place(program.head))
 
     def _main(self, program: Program, dialect: str) -> tuple[Source, list[Word]]:
@@ -454,7 +457,7 @@ class _Script:
             elif word.text.startswith("~") and dialect == "torchtune":
                 laid.remove(word.text[1:])
             elif word not in named and dialect != "litgpt":
-                message = f"nothing is made of `{shown(word.text)}`: it is no flag"
+                message = f"recipec cannot use `{shown(word.text)}`: it is not a flag"
                 self.found.append(Diagnostic("W1186", message, help="remove it", span=self.place(word)))
         path = Path("command.sh") if str(self.path) == "-" else self.path
         if config is not None and path.stem in ("run", "launch", "command"):
@@ -465,11 +468,11 @@ class _Script:
         """Return Tunix's arguments; an overriding config file replaces base_config.yaml."""
         base = next((word for word in plain if word.text.endswith(CONFIGS) and word is not over), None)
         if base is not None and PurePosixPath(base.text).name not in OWN["tunix"]:
-            message = f"two configs: {shown(base.text)}, and what overrides it"
+            message = f"two configs: {shown(base.text)}, and one that overrides it"
             raise self.refused("E1110", message, "merge them into one file", self.place(base))
         if base is not None and self._beside(base.text, self.place(base), "W1186", says=False) is not None:
-            message = f"{shown(base.text)} is taken for Tunix's own, whatever it says here"
-            help = "put what you changed there into the file that overrides it"
+            message = f"recipec uses Tunix's own {shown(base.text)}, and ignores this copy"
+            help = "move your changes into the file that overrides it"
             self.found.append(Diagnostic("W1186", message, help=help, span=self.place(base)))
         named = replace(over, text=over.text.removeprefix(OVER))
         return [named, *(word for word in plain if word not in (base, over))]
@@ -550,7 +553,7 @@ class _Script:
         """
         text = shown(name)
         if missing := unknown(name):
-            message = f"the file's name takes `{missing}`, which is not known before the script runs"
+            message = f"the file's name contains `{missing}`, which is known only when the script runs"
             self.found.append(Diagnostic(code, message, help="write the name out", span=span))
             return None
         if (written := self.shell.written.get(name)) is not None:
@@ -572,23 +575,26 @@ class _Script:
             present = given[0]
             self.taken.add(present)
         elif not inside and says:
-            message = f"`{text}` leads out of the script's folder and of the folder you are in"
-            help = "copy it beside the script, or name it on the command line"
+            message = f"`{text}` is outside the script's folder and the current folder"
+            help = "copy it next to the script, or name it on the command line"
             raise Refused(Diagnostic("E1187", message, help=help, span=span))
         if present is not None:
             source, problems = read(present)
             if source is None:
                 raise Refused(problems[-1])
             if not isinstance(source.data, dict):
-                message = f"{source.file} is no mapping of `key: value` lines, as every config is"
+                message = f"{source.file} is not a mapping of `key: value` lines, as a config must be"
                 raise Refused(Diagnostic("E1101", message, help="name a config", span=source.top()))
             self.found += problems
             return source
         if says:
-            message = f"there is no file `{text}` beside the script, nor below the folder you are in"
-            help = "run the port in the folder in which the script runs, or name the file on the command line"
+            message = f"the file `{text}` is neither next to the script nor below the current folder"
+            help = "run the port in the folder where the script runs, or name the file on the command line"
             if "://" in text:
-                message, help = f"`{text}` is not downloaded", "download it, and name the file in its place"
+                message, help = (
+                    f"recipec does not download `{text}`",
+                    "download it, and name the file instead",
+                )
             elif not text.endswith(CONFIGS):
                 help = f"if it is torchtune's own: tune cp {text} config.yaml, and --config config.yaml"
             self.found.append(Diagnostic(code, message, help=help, span=span))

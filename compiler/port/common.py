@@ -17,19 +17,22 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 """Matches an id OWNER/NAME."""
 
 COMMON = table("""
-learned use_dora peft_use_dora: no adapter is trained, whose magnitudes these would be
-learned modules_to_save lora_modules_to_save additional_target: there are no adapters, beside which these are
-    trained
-learned loraplus_lr_ratio lorap_lr_ratio: no adapter is trained, whose B it would give a higher learning rate
-learned lora_model_dir adapter_name_or_path: training starts from one adapter here, and trains that one on
-learned neftune_noise_alpha noisy_embedding_alpha: no noise is added to the embeddings of preferences here:
+learned use_dora peft_use_dora: the run trains no adapter, so it has no magnitudes
+learned modules_to_save lora_modules_to_save additional_target: the run has no adapters, and these modules are
+    trained only next to adapters
+learned loraplus_lr_ratio lorap_lr_ratio: the run trains no adapter, so there is no B to give a higher
+    learning rate
+learned lora_model_dir adapter_name_or_path: recipec starts from one adapter, and continues to train that
+    adapter
+learned neftune_noise_alpha noisy_embedding_alpha: recipec adds no noise to the embeddings of preferences:
     less regularization
-learned z_loss_multiplier=0: the loss is the cross-entropy alone
-learned label_smoothing_factor=0: the targets are smoothed with train.objective: sft alone here
-learned rope_scaling: config.json is taken as it is, with its own rotary embedding
-lost fp8: bfloat16 in its place: products are more precise, and take longer
-lost streaming: the data set is read as a whole here, and shuffled as a whole
-exact loraplus_lr_embedding: embeddings carry no adapter here
+learned z_loss_multiplier=0: recipec's loss is only the cross-entropy
+learned label_smoothing_factor=0: recipec smooths labels only with train.objective: sft
+learned rope_scaling: recipec uses config.json unchanged, with its own rotary embedding
+lost fp8: recipec uses bfloat16 instead: products are more precise, and slower
+lost streaming: recipec reads the whole data set first, and shuffles all of it
+exact do_train: a run of a recipe always trains
+exact loraplus_lr_embedding: recipec puts no adapters on embeddings
 files access_token adapter_folder cache_dir data_shared_file_system dataset_keep_in_memory dataset_num_proc
     dataset_prepared_path dataset_processes hf_hub_token hf_use_auth_token ignore_bias_buffers is_preprocess
     logging_dir media_dir ms_hub_token num_dataset_shards_to_save offload_folder om_hub_token overwrite_cache
@@ -78,7 +81,7 @@ checkpoints auto_resume_from_checkpoints dynamic_checkpoint enable_async_checkpo
     greater_is_better ignore_data_skip metric_for_best_model restore_callback_states_from_checkpoint resume
     resume_from_checkpoint save_adapter_weights_only save_first_step save_on_each_node save_only_model
     save_steps save_strategy save_total_limit
-evaluation batch_eval_metrics bf16_full_eval do_eval do_predict do_train eval_accumulation_steps
+evaluation batch_eval_metrics bf16_full_eval do_eval do_predict eval_accumulation_steps
     eval_batch_size eval_delay eval_do_concat_batches eval_on_start eval_use_gather_object fp16_full_eval
     include_for_metrics per_device_eval_batch_size prediction_loss_only
 export export_device export_dir export_hub_model_id export_legacy_format export_quantization_bit
@@ -93,18 +96,23 @@ media audio_sampling_rate crop_to_patches freeze_mm_modules freeze_multi_modal_p
 
 METHODS = table("""
 number loraplus_lr_ratio lorap_lr_ratio -> lora.plus_ratio
-number neftune_noise_alpha -> train.neftune_noise_alpha: it shrinks with the root of a row's tokens, padding
-    among them, of which there may be others here
+number neftune_noise_alpha -> train.neftune_noise_alpha: the noise shrinks with the square root of a row's
+    tokens; padding counts, and recipec may pad differently
 number z_loss_multiplier -> train.z_loss
-number label_smoothing_factor -> train.label_smoothing: the Trainer takes each micro-batch's mean there, and
-    adds them up in a step; here a step has one mean over its tokens
+number label_smoothing_factor -> train.label_smoothing: the Trainer adds up the means of a step's
+    micro-batches; recipec takes one mean over the step's tokens
 """)
 """Keys whose number a recipe has too: LoRA's if adapters are trained, the others with sft only."""
 SINGLE = ("embed_tokens", "lm_head")
 """Modules of which a model has only one. PEFT matches other names against the end of every module's name."""
-WHOLE = "kept in lora.dtype here, and in the base's type by PEFT, unless the tool casts them"
-TIED = "the embedding is the output head too, and is trained as both; PEFT trains copies apart of those named"
-UNDECAYED = "PEFT's optimizer for LoRA+, which Axolotl takes, decays no weights"
+WHOLE = (
+    "recipec keeps them in lora.dtype; PEFT keeps them in the base model's type, unless the tool casts them"
+)
+TIED = (
+    "the embedding is also the output head, and recipec trains one tensor as both; PEFT "
+    "trains a separate copy of each named module"
+)
+UNDECAYED = "Axolotl uses PEFT's optimizer for LoRA+, which has no weight decay"
 
 
 def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> None:
@@ -144,8 +152,8 @@ def _tied(keys: Keys) -> bool:
 
 
 FREE = (
-    "dpo and kto here compare with the model that training starts from, and TRL has no loss without it any "
-    "more"
+    "recipec's dpo and kto compare with the model that training starts from, and TRL no "
+    "longer has a loss without a reference"
 )
 FREELY = (
     "--set reference_free=false; or, without a reference, `objective: cpo`, which is SimPO with "
@@ -165,18 +173,21 @@ def say_start(keys: Keys, key: str, *, of_base: bool = False) -> None:
         return
     objective = OBJECTIVES[keys.ledger.value("train.objective") or "sft"]
     if of_base and objective.reference:
-        note = "the reference is the base without it there, and a copy of it here"
+        note = (
+            "the tool's reference is the base model without the adapter; recipec's reference has "
+            "a copy of the adapter"
+        )
         keys.learned(key, (), note)
         return
-    note = "it must be just what the recipe trains"
+    note = "the adapter must match what the recipe trains"
     if HUB_ID.fullmatch(names[0]):
-        note = "taken for a folder; one of the hub is hf://OWNER/NAME"
+        note = "recipec reads it as a folder; an adapter of the Hugging Face Hub is hf://OWNER/NAME"
     keys.say(key, {"lora.start_from": names[0].removeprefix("./")}, note)
 
 
 SPARE = (
-    "they take rows of the embedding that no token has, untrained as they are; where there are none, "
-    "the run stops, and names the model.vocab_size that adds some"
+    "new tokens take untrained rows of the embedding that no token has; if there are "
+    "none, the run stops and names the model.vocab_size that adds some"
 )
 
 

@@ -268,7 +268,7 @@ class Follower:
         """Return an expression's value."""
         self.steps += 1
         if self.steps > MOST_STEPS:
-            return Unknown("the script is too long to be followed")
+            return Unknown("the script is too long to follow")
         try:
             return self.expression(node, env)
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError):
@@ -693,7 +693,7 @@ class Follower:
         if "fn_kwargs" in named and isinstance(named["fn_kwargs"].value, dict):
             given = {key: Arg(value, node, node) for key, value in named["fn_kwargs"].value.items()}
         row, self.changed_within = Row(dict(made.rows)), ""
-        out = Unknown("it picks rows") if name == "filter" else self.inline(node, function, [row], given)
+        out = Unknown("it selects rows") if name == "filter" else self.inline(node, function, [row], given)
         if self.changed_within:
             out = Unknown(self.changed_within)
         batched = "batched" in named and bool(named["batched"].value)
@@ -702,7 +702,7 @@ class Follower:
             made.told |= {key: each for key, each in out.told.items()}
             found = {"text": out.rows["text"]}
         if found is None or not all(map(is_content, found.values())):
-            why = out.why if isinstance(out, Unknown) else "what it gives is no text and no conversation"
+            why = out.why if isinstance(out, Unknown) else "it returns neither a text nor a conversation"
             return made.but(by_hand=(*made.by_hand, self.by_hand(function, why)))
         made.rows |= found
         return made

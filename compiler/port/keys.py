@@ -35,19 +35,20 @@ OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", "none", [], {})
 """Values at which a feature does nothing."""
 
 REASONS = {
-    "files": "how files are found, read and kept, not what they hold",
-    "log": "a log, or a report beside the training",
-    "speed": "how fast it runs and where memory lies, not what it computes",
-    "kernels": "the same arithmetic in fused or compiled kernels; XLA compiles the whole step",
-    "launch": "how processes are started and find each other; a TPU's hosts have their own way",
-    "mesh": "the mesh is chosen for the accelerator: its fsdp axis splits weights and optimizer state",
+    "files": "how files are found, read and kept, not their content",
+    "log": "it affects logs and reports, not training",
+    "speed": "it affects speed and memory, not the numbers",
+    "kernels": "fused or compiled kernels of the same arithmetic; XLA compiles the whole step",
+    "launch": "how processes start and find each other; TPU hosts do this in their own way",
+    "mesh": "recipec chooses the mesh for the accelerator; its fsdp axis splits weights and optimizer state",
     "padding": "padding is neither trained on nor attended to",
-    "derived": "what the tool finds out about the model by itself",
-    "checkpoints": "how checkpoints are kept; here with the optimizer's state, at checkpoint.every_steps",
-    "evaluation": "how it evaluates, which trains nothing",
-    "export": "what becomes of the weights afterwards; merge.py does it by the recipe's merge section",
-    "generation": "a setting of generation, which trains nothing",
-    "media": "images and sound are not read: the model here has no tower for them",
+    "derived": "the tool finds this out about the model by itself",
+    "checkpoints": "how checkpoints are kept; recipec saves them with the optimizer's state, at "
+    "checkpoint.every_steps",
+    "evaluation": "how the tool evaluates, which does not affect training",
+    "export": "what happens to the weights after training; merge.py follows the recipe's merge section",
+    "generation": "a setting of generation, which does not affect training",
+    "media": "recipec does not read images and sound: its model has no tower for them",
     "method": "a setting of another stage or method",
 }
 """Reasons why a key does not affect any number here. In a table's row, such a word stands for `exact` with
@@ -219,7 +220,9 @@ class Keys:
             else:
                 self.ledger.exact(self.source, path, sets)
         elif self.stands(key):
-            self.ledger.exact(self.source, path, sets, f"null: as without the key{note and '; ' + note}")
+            self.ledger.exact(
+                self.source, path, sets, f"null: the same as without the key{note and '; ' + note}"
+            )
         elif sets:
             whose = f"{self.tool}'s default"
             self.ledger.defaulted(path, self.value(key), sets, f"{whose}; {note}" if note else whose)
@@ -243,7 +246,9 @@ class Keys:
         if key in self.said or self.given(key):
             self.say(key, sets)
         elif self.stands(key):
-            self.ledger.exact(self.source, self.prefix + key, sets, f"null: as without the key; {note}")
+            self.ledger.exact(
+                self.source, self.prefix + key, sets, f"null: the same as without the key; {note}"
+            )
         else:
             self.ledger.defaulted(self.prefix + key, value, sets, note)
         self.said.add(key)
@@ -274,7 +279,10 @@ class Keys:
         """
         if self._switched_on(key, idle):
             name = self.prefix + key
-            help = f"--set {name}=null ports the run without it; --partial writes the recipe, which says so"
+            help = (
+                f"--set {name}=null ports the run without it; --partial writes the recipe, and its "
+                "first line says that it is partial"
+            )
             self.refuse(key, "E1180", f"`{name}` changes what is learned: {note}", help)
 
     def _switched_on(self, key: str, idle: Iterable[Any]) -> bool:
@@ -300,10 +308,10 @@ class Keys:
             if found is MISSING or name in self.said or (isinstance(found, dict) and found):
                 continue
             if not found and found is not False:
-                self.same(name, note="empty: as without the key")
+                self.same(name, note="empty: the same as without the key")
             else:
                 self.refuse(
-                    name, "E1160", f"{name} is no mapping of keys", f"write the keys of {name} below it"
+                    name, "E1160", f"{name} is not a mapping of keys", f"write the keys of {name} below it"
                 )
 
     def follow(self, rows: Iterable[Row], off: tuple[Any, ...] = ()) -> None:
@@ -338,9 +346,9 @@ class Keys:
                         made = {target: value if equals else True}
                         keys.same(key, made if keys.flag(key) else None, row.note)
                     case "setting" if keys.given(row.target) and keys.value(row.target) not in off:
-                        keys.unless(key, (), f"a setting of {row.target}, which there is not here")
+                        keys.unless(key, (), f"a setting of {row.target}, which recipec does not have")
                     case "setting":
-                        keys.same(key, note=f"without {row.target} it says nothing")
+                        keys.same(key, note=f"it has no effect without {row.target}")
                     case kind:
                         keys.say(key, {row.target: getattr(keys, kind)(key)}, row.note)
 
@@ -366,7 +374,7 @@ def words(text: str) -> frozenset[str]:
 
 def keeps(key: str, value: Any) -> str:
     """Return the help for data sets that do not go together: what keeps those of the first one's form."""
-    return f"--set {shlex.quote(f'{key}={flow(value)}')} keeps those of the first one's form"
+    return f"--set {shlex.quote(f'{key}={flow(value)}')} keeps the data sets of the first one's form"
 
 
 def as_number(value: Any) -> float | None:

@@ -71,7 +71,7 @@ def choose(ledger: Ledger, accelerator: Accelerator, examine: Examine) -> Batch:
             return before
         refused = refused or found
     _apply(ledger, ways[0], batched)
-    message = f"no way to arrange the devices of {accelerator.name} takes this run: {refused[0].message}"
+    message = f"no arrangement of the devices of {accelerator.name} fits this run: {refused[0].message}"
     help = "ask for a larger --accelerator"
     ledger.diagnostics.append(Diagnostic(NONE, message, refused[0].path, help))
     return before
@@ -121,22 +121,25 @@ def tell(ledger: Ledger, before: Batch) -> None:
     way = Arrangement(axes["fsdp"], axes["tp"], micro, rows)
     shared = f", {way.tp} devices sharing each row" if way.tp > 1 else ""
     product = (
-        f"{plural(rows, 'row')} a step: {micro} x fsdp {way.fsdp} x "
-        f"{way.accumulation} micro-batch{'' if way.accumulation == 1 else 'es'}{shared}"
+        f"{plural(rows, 'row')} per step: {micro} x fsdp {way.fsdp} x {way.accumulation} "
+        f"micro-batch{'' if way.accumulation == 1 else 'es'}{shared}"
     )
     if rows == before.rows:
         means = ledger.value("train.loss_normalization") == "micro_batches"
         differs = means and micro * way.fsdp != (ledger.means or before.micro)
-        note = f"{product}; the mean of each micro-batch's mean is over other rows" if differs else product
+        note = f"{product}; the mean of each micro-batch's mean covers other rows" if differs else product
         amend(ledger, MICRO, Verdict.APPROXIMATED if differs else Verdict.EXACT, note)
         _comment(ledger, MICRO, note)
         return
-    why = f"{before.rows} in the source, which no mesh of these devices takes"
+    why = f"the source has {before.rows}, which no mesh of these devices can split"
     _comment(ledger, ROWS, why)
     amend(ledger, ROWS, Verdict.APPROXIMATED, f"{why}; {product}")
     place = next((f.span for f in ledger.findings if ROWS in f.recipe and f.span), None)
-    message = f"an optimizer step takes {plural(rows, 'row')} in place of {before.rows}"
-    help = "another --accelerator keeps them: its devices divide them, or its tp splits the model's heads"
+    message = f"an optimizer step takes {plural(rows, 'row')} instead of {before.rows}"
+    help = (
+        "to keep them, choose an --accelerator whose number of devices divides them, or "
+        "whose tp splits the model's heads"
+    )
     ledger.diagnostics.append(Diagnostic("W1116", message, ROWS, help, place))
 
 

@@ -56,8 +56,8 @@ def plan(made: Ported, asked: Asked, search: Callable[[Program], Search]) -> Non
         found = search(program)
     choice = best(found.points)
     if choice is None:
-        message = "no configuration that was compiled fits the memory; the mesh is the checks' choice"
-        help = "ask for a larger --accelerator; `recipe plan` says what takes the memory"
+        message = "no compiled configuration fits the memory; the mesh is the choice of the checks"
+        help = "ask for a larger --accelerator; `recipe plan` shows what takes the memory"
         made.ledger.diagnostics.append(Diagnostic("W1118", message, "mesh.axes", help))
     else:
         _take(made.ledger, choice)
@@ -82,5 +82,5 @@ def _take(ledger: Ledger, choice: Choice) -> None:
         changes[path] = parse_yaml(Tree(text, "--plan"))
     for path, value in changes.items():
         if path == MICRO:
-            amend(ledger, MICRO, Verdict.EXACT, f"{value} in place of {ledger.value(MICRO)}: {choice.note}")
+            amend(ledger, MICRO, Verdict.EXACT, f"{value} instead of {ledger.value(MICRO)}: {choice.note}")
         ledger.set(path, value, choice.note)

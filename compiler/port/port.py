@@ -139,7 +139,7 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
         return Ported(diagnostics=in_order([*found, *recognized]))
     dialect, sources = recognized.dialect, recognized.sources
     if asked.script and not dialects.KNOWN[dialect.NAME].scripts:
-        message = f"--script is for TRL's files, and {sources.main.file} is of {dialect.TITLE}"
+        message = f"--script is for TRL's files, and {sources.main.file} is a file of {dialect.TITLE}"
         return Ported(diagnostics=[Diagnostic("E1173", message, help="leave --script out")])
     sources, problems = overridden(sources, asked.sets)
     if problems:
@@ -223,7 +223,7 @@ def _read(paths: Sequence[Path], asked: Asked) -> tuple[list[Source], list[Diagn
     for path in sorted(paths, key=lambda each: not is_command(each)):
         real = os.path.realpath(path)  # unlike Path.resolve, it accepts circular links
         if real in seen:
-            found.append(Diagnostic("E1117", f"{display(path)} is named twice", help="name it once"))
+            found.append(Diagnostic("E1117", f"{display(path)} is given twice", help="give it once"))
             continue
         seen.add(real)
         if path in taken:
@@ -392,7 +392,9 @@ def _moved_to_source(found: Diagnostic, ledger: Ledger, name: str) -> Diagnostic
     span = _key_of(found.path, ledger)
     if found.code == FOLDERS:
         span = ledger.sources.main.place(ledger.folder)
-        found = replace(found, help=f"--set {ledger.folder}=gs://bucket/run, a place that all hosts reach")
+        found = replace(
+            found, help=f"--set {ledger.folder}=gs://bucket/run, a place that all hosts can reach"
+        )
     if span is not None:
         return replace(found, span=span)
     return replace(found, span=replace(found.span, file=name) if found.span else None)
@@ -431,14 +433,15 @@ def in_the_way(
     for name, content in files.items():
         if not writes:
             message = (
-                f"the {what} needs {name} beside it, which is not written where the {what} goes to stdout"
+                f"the {what} needs {name} next to it, which recipec does not write if the {what} goes "
+                "to stdout"
             )
             yield Diagnostic("W1119", message, help=f"-o {what}.yaml writes both")
         elif not force and _content(folder / name) not in (None, content):
             message = (
-                f"{display(folder / name)} is there already, and the {what} needs another one of that name"
+                f"{display(folder / name)} already exists, and the {what} needs another file of that name"
             )
-            yield Diagnostic("E1112", message, help="--force replaces it; or give -o another folder")
+            yield Diagnostic("E1112", message, help="--force replaces it; -o names another folder")
 
 
 @contextmanager
@@ -494,7 +497,7 @@ def _placed(ledger: Ledger, folder: Path) -> None:
             text = entry.get("path") if isinstance(entry, Mapping) else entry
             if isinstance(text, str) and escapes(text):
                 below = _below(text, folder) or taken.setdefault(text, _free(text, taken.values()))
-                notes += [f"put a copy of {text} beside the recipe, as {below}"] if text in taken else []
+                notes += [f"put a copy of {text} next to the recipe, as {below}"] if text in taken else []
                 entry = {**entry, "path": below} if isinstance(entry, Mapping) else below
             made.append(entry)
         note = "; ".join(dict.fromkeys(notes))

@@ -67,7 +67,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
 
 
 SUFFIXES = (".py", ".ipynb")
-NO_TRAINER = "constructs no trainer that is read"
+NO_TRAINER = "constructs no trainer that recipec reads"
 
 
 def read_script(path: Path) -> tuple[Source | None, list[Diagnostic]]:
@@ -106,10 +106,10 @@ def _parsed(code: Code) -> ast.Module:
             made: ast.Module = compile("\n".join(code.lines) + "\n", code.tree.file, "exec", flags)
     except SyntaxError as error:
         span = code.at(error.lineno or 1, max((error.offset or 1) - 1, 0))
-        help = "Python 3 refuses it too; for a script of Python 2, 2to3 writes it anew"
+        help = "Python 3 refuses it too; 2to3 converts a script of Python 2"
         raise code.tree.refused("E1179", f"not valid Python: {error.msg}", help, span) from None
     except (ValueError, RecursionError, MemoryError):
-        message = "not valid Python: it holds NUL, or brackets too deep within each other"
+        message = "not valid Python: it has a NUL character, or brackets are nested too deep"
         raise code.tree.refused("E1179", message, "is it a script?", code.tree.span(0, 0)) from None
     return made
 
@@ -125,8 +125,8 @@ def _cells(code: Code) -> None:
     data = parse_json(tree)
     cells = data.get("cells") if isinstance(data, dict) else None
     if not isinstance(cells, list):
-        message = f"{tree.file} is no notebook: it has no list of cells"
-        help = "save it as a notebook of version 4; jupyter nbconvert --to notebook writes an older one anew"
+        message = f"{tree.file} is not a notebook: it has no list of cells"
+        help = "save it as a notebook of version 4; jupyter nbconvert --to notebook converts an older one"
         raise tree.refused("E1179", message, help, tree.span(0, 0))
     raw = re.split(r"\r\n|[\n\r\x85\u2028\u2029]", tree.text)
     for number, cell in enumerate(cells):
@@ -276,7 +276,7 @@ class _Assembly:
         if lora is not None and isinstance(lora.value, Made):
             self.put_all("lora", lora.value.args)
         elif lora is not None and lora.value is not None:
-            message = f"`{self.code.shown(lora.node)}` is no LoraConfig that stands in the script"
+            message = f"`{self.code.shown(lora.node)}` is not a LoraConfig that the script constructs"
             raise self.refused(
                 "E1149", message, "a recipe trains LoRA's adapters, or the whole model", lora.node
             )
@@ -317,34 +317,37 @@ class _Assembly:
         if len(every) > 1 or any("unsure" in each.told for each in every):
             second = every[1] if len(every) > 1 else every[0]
             what = "trains in a loop" if len(every) < 2 else f"has {len(every)} trainers"
-            message = f"{file} {what}, and a recipe is one run"
+            message = f"{file} {what}, and a recipe is for one run"
             help = (
-                "make a script of each run, and port each: the next one's model is what the first one leaves"
+                "make a script of each run, and port each: the next run's model is the result of the "
+                "one before"
             )
             raise self.refused("E1176", message, help, second.node)
         if others:
             kind, read = others[0].kind, listing([f"`{name}`" for name in TRAINERS], "or")
             if FOREIGN.fullmatch(kind):
-                message = f"this is a run of TRL's {kind}, which recipes have no counterpart of"
-                raise self.refused("E1171", message, f"a recipe trains as {read} does", others[0].node)
-            message = f"{file} trains with `{kind.removeprefix('class ')}`, whose own steps are not followed"
-            raise self.refused("E1175", message, f"read are runs of {read}", others[0].node)
+                message = f"this is a run of TRL's {kind}, which has no counterpart in recipes"
+                raise self.refused("E1171", message, f"recipes train like {read}", others[0].node)
+            message = (
+                f"{file} trains with `{kind.removeprefix('class ')}`, and recipec does not follow its steps"
+            )
+            raise self.refused("E1175", message, f"recipec reads runs of {read}", others[0].node)
         if not found:
             read = listing([f"`{name}`" for name in TRAINERS], "or")
-            help = f"read are scripts that construct {read}; port the config of another one"
+            help = f"recipec reads scripts that construct {read}; for another script, port its config"
             raise self.refused("E1175", f"{file} {NO_TRAINER}", help)
         return found[0]
 
     def made_by(self, model: Made) -> None:
         seen = re.search(r"[\"'](images?|audios?|videos?|pixel_values)[\"']", "\n".join(self.code.lines))
         if seen and re.search("ImageTextToText|ConditionalGeneration", self.code.shown(model.node)):
-            message = f"`{self.code.shown(model.node)}` with {seen[1]}, and the models here read text"
-            raise self.refused("E1150", message, "train on text alone", model.node)
+            message = f"`{self.code.shown(model.node)}` with {seen[1]}, and recipec's models read text"
+            raise self.refused("E1150", message, "train only on text", model.node)
         if model.kind.startswith("class "):
             name = model.kind.removeprefix("class ")
-            message = f"`{name}` loads no language model that reads text alone, which is what is trained here"
+            message = f"`{name}` does not load a text-only language model, which is what recipec trains"
             raise self.refused(
-                "E1175", message, "a recipe trains what AutoModelForCausalLM loads", model.node
+                "E1175", message, "recipes train models that AutoModelForCausalLM loads", model.node
             )
 
     def arguments(self, config: Arg) -> dict[str, Arg]:
@@ -356,8 +359,8 @@ class _Assembly:
         made = config.value
         if not isinstance(made, Made) or not CONFIG.fullmatch(made.kind):
             if isinstance(made, Made) and made.kind.startswith("class "):
-                message = f"the training arguments are of a class of their own, {made.kind[6:]}"
-                help = f"construct the class that {made.kind[6:]} is made from, with its values"
+                message = f"the training arguments have their own class, {made.kind[6:]}"
+                help = f"construct the class that {made.kind[6:]} inherits from, with its values"
                 raise self.refused("E1177", message, help, config.node)
             where = made.why if isinstance(made, Unknown) else "the command line"
             message = f"the training arguments are not in the script: they come from {where}"
@@ -511,12 +514,12 @@ class _Assembly:
         self.put("formatting_func", key if function is None else replace(key, value=_name_of(key.value)))
         if function is not None:
             follower = self.follower
-            out: Any = Unknown("it is no function of the script")
+            out: Any = Unknown("it is not a function of the script")
             if isinstance(function.value, Function):
                 out = follower.inline(function.node, function.value, [Row(made)], {})
                 out = out[0] if isinstance(out, list) and len(out) == 1 else out
                 if not isinstance(out, Text | Column | Chat) or not is_content(out):
-                    why = out.why if isinstance(out, Unknown) else "what it gives is no text"
+                    why = out.why if isinstance(out, Unknown) else "it does not return a text"
                     by_hand = (*by_hand, follower.by_hand(function.value, why))
                     out = Column("text")
             content = out if not isinstance(out, Unknown) else None
@@ -535,9 +538,9 @@ class _Assembly:
                 content = Chat(Column("messages")) if "assistant_only_loss" in self.data else Column(column)
         for each in by_hand:
             if seen := re.search(r"\b(images?|audios?|videos?)\b", "\n".join(each.lines)):
-                message = f"`{each.name}` is about {seen[1]}, and the models here read text"
+                message = f"`{each.name}` is about {seen[1]}, and recipec's models read text"
                 raise Refused(
-                    Diagnostic("E1150", message, "formatting_func", "train on text alone", each.span)
+                    Diagnostic("E1150", message, "formatting_func", "train only on text", each.span)
                 )
         return Rows(content, by_hand, ("formatting_func",))
 

@@ -94,13 +94,11 @@ class Tree:
         """
         self.count += 1
         if depth > MAX_DEPTH:
-            message = f"lists and mappings lie more than {MAX_DEPTH} deep"
+            message = f"lists and mappings are nested more than {MAX_DEPTH} deep"
             raise self.refused("E0015", message, "is it a config?", span)
         if self.count > MOST_VALUES:
-            message = f"the file holds more than {MOST_VALUES:,} values, what aliases repeat counted"
-            raise self.refused(
-                "E1109", message, "is it a config? write out what aliases of aliases stand for", span
-            )
+            message = f"the file has more than {MOST_VALUES:,} values, counting what aliases repeat"
+            raise self.refused("E1109", message, "is it a config? write out the values of aliases", span)
 
     def value(self, text: str, path: str) -> str:
         """Return the text at a path, with stars in place of values that look like tokens."""
@@ -115,7 +113,7 @@ class Tree:
     def repeated(self, key: str, path: str, span: Span) -> None:
         """Warn about a key that its section has twice."""
         first = self.keys[path].line
-        message = f"`{key}` is given twice: it stands on line {first} already, and the last one counts"
+        message = f"`{key}` is given twice: line {first} already has it, and the last value counts"
         self.diagnostics.append(Diagnostic("W1115", message, path, "remove one of the two", span))
 
     def forget(self, path: str) -> None:
@@ -167,7 +165,7 @@ _KNOWN = {
 _MERGE = f"{_TAG}merge"
 _NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+")
 _JINJA = re.compile(r"\{\{|\{%")
-JINJA_HELP = "render the template first, and port what comes of it"
+JINJA_HELP = "render the template first, and port the result"
 
 
 def parse_yaml(tree: Tree) -> Any:
@@ -184,7 +182,7 @@ def parse_yaml(tree: Tree) -> Any:
     except yaml.MarkedYAMLError as error:
         raise _syntax(tree, error) from None
     except RecursionError:
-        message = f"lists and mappings lie more than {MAX_DEPTH} deep"
+        message = f"lists and mappings are nested more than {MAX_DEPTH} deep"
         raise tree.refused("E0015", message, "is it a config?", tree.span(0, 0)) from None
     if root is None or (isinstance(root, ScalarNode) and root.tag == f"{_TAG}null"):
         raise tree.refused("E0005", "the file is empty", _START, tree.span(0, 0))
@@ -204,7 +202,7 @@ class _Loader(yaml.SafeLoader):
         self.depth += 1
         if self.depth > MAX_DEPTH + 2:
             mark = event.start_mark
-            message = f"lists and mappings lie more than {MAX_DEPTH} deep"
+            message = f"lists and mappings are nested more than {MAX_DEPTH} deep"
             raise self.tree.refused(
                 "E0015", message, "is it a config?", self.tree.span(mark.line, mark.column)
             )
@@ -234,7 +232,7 @@ class _Builder:
                 self.tree.spans[path] = self.span(node)
             return self.scalar(node, path)
         if id(node) in self.open:
-            message = "an alias stands within what it stands for, which has no end"
+            message = "an alias refers to a value that contains the alias"
             raise self.tree.refused("E1109", message, "write the value out", self.span(node))
         self.open.add(id(node))
         if node.flow_style or "[" in path[-6:]:
@@ -279,7 +277,7 @@ class _Builder:
             self.agree(parts)
             return [pair for part in parts for pair in part]
         if not isinstance(node, MappingNode):
-            message = "`<<` takes over a mapping, and this is none"
+            message = "`<<` needs a mapping, and this is not one"
             raise self.tree.refused("E0006", f"not valid YAML: {message}", "<<: *anchor", self.span(node))
         self.tree.count += len(node.value)
         further = [
@@ -295,9 +293,9 @@ class _Builder:
                 other = known.setdefault(str(key.value), value)
                 if (other.tag, other.value) != (value.tag, value.value):
                     message = (
-                        f"`<<` takes over two values of `{key.value}`, and which one holds hangs on PyYAML"
+                        f"`<<` gives two values of `{key.value}`, and which one applies depends on PyYAML"
                     )
-                    help_ = "take it out of one of the mappings, or write their keys out in place of `<<`"
+                    help_ = "remove it from one of the mappings, or write their keys out instead of `<<`"
                     raise self.tree.refused("E1120", message, help_, self.span(key))
 
     def scalar(self, node: ScalarNode, path: str) -> Any:
@@ -348,7 +346,7 @@ def _syntax(tree: Tree, error: yaml.MarkedYAMLError) -> Refused:
 def _jinja(tree: Tree, line: int) -> Refused:
     at = _JINJA.search(tree.lines[line])
     assert at is not None
-    message = f"the file is a Jinja template: `{at[0]}` starts an expression, whose value stands elsewhere"
+    message = f"the file is a Jinja template: `{at[0]}` starts an expression, whose value is elsewhere"
     return tree.refused("E1106", message, JINJA_HELP, tree.span(line, at.start(), 2))
 
 
@@ -388,7 +386,7 @@ class _Reader:
         value, at = self.value(self.skip(0), "", 0)
         at = self.skip(at)
         if at < len(self.text):
-            raise self.fault("more follows after the end of the value", at)
+            raise self.fault("more text follows after the end of the value", at)
         return value
 
     def value(self, at: int, path: str, depth: int) -> tuple[Any, int]:
@@ -470,7 +468,7 @@ class _Reader:
         """Return the error to raise. At the text's end, its place is the open bracket."""
         if at >= len(self.text) and start is not None:
             at, what = start, f"the `{self.text[start]}` that opens here is not closed"
-        help = "json.load of Python refuses it too; the file may have been cut off, or hold comments"
+        help = "json.load of Python refuses it too; the file may be truncated, or have comments"
         return self.tree.refused("E1105", f"not valid JSON: {what}", help, self.span(min(at, len(self.text))))
 
     def span(self, at: int, length: int = 1) -> Span:

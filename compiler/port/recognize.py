@@ -69,13 +69,13 @@ ROLES = {
     "dataset_info": Role(
         "LLaMA-Factory's dataset_info.json",
         words("hf_hub_url ms_hub_url om_hub_url script_url cloud_file_name file_name"),
-        "it says where data sets lie, not what is trained on them",
+        "it says where data sets are, not what is trained on them",
         "name the run's own config before it: recipe port config.yaml {file} -o recipe.yaml",
     ),
     "v1_datasets": Role(
         "a description of LLaMA-Factory v1's data sets",
         words("converter source"),
-        "it says where data sets lie, not what is trained on them",
+        "it says where data sets are, not what is trained on them",
         "name the run's own config before it: recipe port config.yaml {file} -o recipe.yaml",
     ),
 }
@@ -186,11 +186,11 @@ def _unread(file: Source) -> Diagnostic | None:
     if len(found[tool]) < LEAST_MARKS:
         return None
     keys = listing([f"`{key}`" for key in found[tool][:MOST_NAMED]])
-    message = f"{file.file} is a file of {tool}, which is not read yet: {keys} tell it"
+    message = f"{file.file} is a file of {tool}, which recipec does not read yet, judging by {keys}"
     read = listing([dialect.TITLE for dialect in dialects.every()])
     help = (
-        f"begin a recipe by hand: recipe new my-run; read are files of {read}, and --from DIALECT reads "
-        "this one as one of them"
+        f"start a recipe by hand: recipe new my-run; recipec reads files of {read}, and "
+        "--from DIALECT reads this one as one of them"
     )
     return Diagnostic("E1193", message, help=help, span=file.keys.get(found[tool][0]))
 
@@ -207,7 +207,7 @@ def _unknown(file: Source) -> Diagnostic:
         stages = isinstance(file.data, list) and all(isinstance(item, dict) for item in file.data)
         if stages and len(file.data) > 1:
             return _pipeline(file, f"a list of {len(file.data)} mappings")
-        message = f"{file.file} is no mapping of `key: value` lines, as every config is"
+        message = f"{file.file} is not a mapping of `key: value` lines, as a config must be"
         return Diagnostic(
             "E1101", message, help=f"looked for keys of\n{looked}", span=Span(file.file, 1, 1, "")
         )
@@ -215,9 +215,9 @@ def _unknown(file: Source) -> Diagnostic:
         inner = file.get(key)
         if isinstance(inner, list | dict) and len(inner) > 1:
             return _pipeline(file, f"`{key}` with {len(inner)} of them")
-    message = f"{file.file} is in no dialect that is known here"
+    message = f"{file.file} is not a config of a tool that recipec reads"
     return Diagnostic(
-        "E1101", message, help=f"looked for keys of\n{looked}\nor say whose it is by --from", span=file.top()
+        "E1101", message, help=f"looked for keys of\n{looked}\nor name its tool with --from", span=file.top()
     )
 
 
@@ -236,7 +236,8 @@ def _looked_for(file: Source) -> Iterator[str]:
 def _pipeline(file: Source, what: str) -> Diagnostic:
     message = f"{file.file} is a pipeline of several stages ({what}); a recipe is one of them"
     help = (
-        "make a file of each stage, and port each: the next one's model.id is merge.output of the one before"
+        "make a file of each stage, and port each: the next stage's model.id is merge.output "
+        "of the one before"
     )
     return Diagnostic("E1110", message, help=help, span=file.top())
 
@@ -251,13 +252,13 @@ def _several(mains: Sequence[Source], known: Sequence[Sequence[Module]]) -> Diag
             "as model.id"
         )
         return Diagnostic("E1110", message, help=help, span=second.top())
-    message = f"two dialects at once: {first.file} is of {names[0]}, {second.file} of {names[1]}"
+    message = f"files of two tools: {first.file} is of {names[0]}, {second.file} of {names[1]}"
     return Diagnostic("E1103", message, help=f"port one of them: recipe port {first.file}", span=second.top())
 
 
 def _unclear(file: Source, fitting: Sequence[Module]) -> Diagnostic:
-    message = f"{file.file} may be of {listing([dialect.TITLE for dialect in fitting], 'or')}"
-    help = f"say whose it is: --from {fitting[0].NAME}"
+    message = f"{file.file} may be a config of {listing([dialect.TITLE for dialect in fitting], 'or')}"
+    help = f"name its tool: --from {fitting[0].NAME}"
     return Diagnostic("E1103", message, help=help, span=file.top())
 
 
@@ -265,8 +266,8 @@ def _useless(dialect: Module, roles: dict[str, Source]) -> Iterator[Diagnostic]:
     known = dialects.KNOWN[dialect.NAME].roles
     for role, file in roles.items():
         if role not in known:
-            message = f"{dialect.TITLE} has no use for {file.file}, which is {ROLES[role].title}"
-            yield Diagnostic("E1104", message, help="leave it out", span=file.top())
+            message = f"{dialect.TITLE} does not use {file.file}, which is {ROLES[role].title}"
+            yield Diagnostic("E1104", message, help="leave the file out", span=file.top())
 
 
 LEAST = 5
@@ -293,20 +294,20 @@ def say_unread(ledger: Ledger, dialect: Module) -> Iterator[Diagnostic]:
             if leaf not in names:
                 yield _no_key(ledger, source, key, title, nearest(leaf, sorted(names)))
             elif failed:
-                ledger.unsupported(source, key, "not looked at, for the errors in other keys")
+                ledger.unsupported(source, key, "not checked, because other keys have errors")
             else:
-                ledger.unsupported(source, key, "nothing is made of this value")
-                message = f"nothing is made of the value of `{key}`"
+                ledger.unsupported(source, key, "recipec does not use this value")
+                message = f"recipec does not use the value of `{key}`"
                 yield Diagnostic(
                     "W1114", message, key, f"correct it: it is a key of {title}", source.span(key)
                 )
 
 
 def _no_key(ledger: Ledger, source: Source, key: str, title: str, close: str | None) -> Diagnostic:
-    ledger.unsupported(source, key, f"no key of {title}{f': nearly `{close}`' if close else ''}")
-    help = f"did you mean `{close}`?" if close else "remove it, or say whose file it is by --from"
+    ledger.unsupported(source, key, f"not a key of {title}{f': nearly `{close}`' if close else ''}")
+    help = f"did you mean `{close}`?" if close else "remove it, or name the file's tool with --from"
     place = source.keys.get(key) or source.span(key)
-    return Diagnostic("W1114", f"`{key}` is no key of {title}", key, help, place)
+    return Diagnostic("W1114", f"`{key}` is not a key of {title}", key, help, place)
 
 
 def nearest(key: str, names: Sequence[str]) -> str | None:

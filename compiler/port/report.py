@@ -23,8 +23,8 @@ from recipec.spec.paths import split
 
 MEANINGS = {
     Verdict.EXACT: "the run is the same",
-    Verdict.APPROXIMATED: "the nearest there is; the note says how it differs",
-    Verdict.DEFAULTED: "not in the files: the tool's default, written out",
+    Verdict.APPROXIMATED: "the closest counterpart; the note says how it differs",
+    Verdict.DEFAULTED: "not in the files; recipec writes out the tool's default",
     Verdict.UNSUPPORTED: "not taken over; the note says what that changes",
     Verdict.UNUSED: "the run of the files does not read it either",
 }

@@ -44,7 +44,12 @@ def _applied(main: Source, argument: str, number: int) -> Source:
     tree = Tree(text, "--set")
     value = None if text in ("", "null", "~") else parse_yaml(tree)
     data = deepcopy(main.data)
-    put(data, parts(key), value, Diagnostic("E0031", f"`{key}` leads nowhere", key, "set its section", span))
+    put(
+        data,
+        parts(key),
+        value,
+        Diagnostic("E0031", f"`{key}` is not inside a section", key, "set its section", span),
+    )
     below = (f"{key}.", f"{key}[")
     spans = {known: place for known, place in main.spans.items() if not known.startswith(below)}
     secrets = {known: what for known, what in main.secrets.items() if not f"{known}.".startswith(below)}
@@ -178,12 +183,14 @@ def older_beside(ledger: Ledger, dialect: str) -> Iterator[Diagnostic]:
             continue
         stands = source.older.get(new, new)
         if value is None or value == source.get(new):
-            says = "says nothing, being null" if value is None else f"says the same as {stands}"
+            says = "has no effect, because it is null" if value is None else f"has the same value as {stands}"
             ledger.exact(source, old, note=f"an older name of {new}, which {says}")
             continue
-        note = f"an older name of {new}: {stands} holds"
+        note = f"an older name of {new}; the value of {stands} applies"
         ledger.unsupported(source, old, note)
-        message = f"`{old}` is an older name of `{new}`, and `{stands}: {flow(source.get(new))}` is taken"
+        message = (
+            f"`{old}` is an older name of `{new}`, and recipec takes `{stands}: {flow(source.get(new))}`"
+        )
         yield Diagnostic("W1194", message, old, f"remove `{old}`, or `{stands}`", source.span(old))
 
 
@@ -207,7 +214,7 @@ _VARIABLE = re.compile(r"\$\{[^{}]*\}?|(?<![\w$\\])\$[A-Z][A-Z0-9_]+")
 _TEMPLATES = re.compile(r"template|jinja|format|prompt|regex|pattern", re.IGNORECASE)
 """Matches keys whose values may contain Jinja or `$` literally."""
 
-SECRET_HELP = "write what the key is for in its place; revoke the token if the file was shared"
+SECRET_HELP = "write what the key is for instead of the secret; revoke the token if the file was shared"
 
 MOST_STEPS = 100
 """The most references that are followed for one value."""
@@ -288,14 +295,16 @@ class _Settler:
 
     def text(self, text: str, path: str) -> Any:
         if why := self.source.unknown.get(path):
-            message = f"`{path}` depends on {why}, which is not known before the script runs"
-            raise _Unreadable("E1174", message, f"say what it is: --set {path}=VALUE")
+            message = f"`{path}` depends on {why}, which is known only when the script runs"
+            raise _Unreadable("E1174", message, f"give its value: --set {path}=VALUE")
         if found := self.source.secrets.get(path):
             raise _Unreadable("E0702", f"`{path}` looks like {found}", SECRET_HELP)
         if _TEMPLATES.search(path) or self.source.script:
             return text
         if sign := _JINJA.search(text):
-            message = f"`{path}` is a Jinja template: what `{sign[0]}` starts is filled in elsewhere"
+            message = (
+                f"`{path}` is a Jinja template: something else fills in the value that `{sign[0]}` starts"
+            )
             raise _Unreadable("E1106", message, JINJA_HELP)
         value = self.resolved(text, path, 0) if self.interpolates else text
         if isinstance(value, str) and (variable := _VARIABLE.search(value)):
@@ -305,16 +314,14 @@ class _Settler:
     def resolved(self, text: str, path: str, steps: int) -> Any:
         """Fill in each `${key}` of a text. If the whole text is one reference, return the value itself."""
         if steps > MOST_STEPS:
-            raise _Unreadable(
-                "E1108", f"the references of `{path}` go round in a circle", "write the value out"
-            )
+            raise _Unreadable("E1108", f"the references of `{path}` form a circle", "write the value out")
         whole = _BRACES.fullmatch(text)
         if whole:
             return deepcopy(self.followed(whole[1], path, steps))
         for match in _BRACES.finditer(text):
             value = self.followed(match[1], path, steps)
             if isinstance(value, dict | list):
-                message = f"`{match[0]}` in `{path}` stands for a section, and a text is made of it"
+                message = f"`{match[0]}` in `{path}` is a section, and a text needs a value"
                 raise _Unreadable("E1108", message, "write the value out")
             text = text.replace(match[0], _shown(value), 1)
         return text
@@ -326,7 +333,7 @@ class _Settler:
         target = _absolute(name.strip(), path)
         found = self.source.get(target)
         if found is MISSING:
-            message = f"`${{{name}}}` in `{path}` names a key that the file has not"
+            message = f"`${{{name}}}` in `{path}` names a key that the file does not have"
             raise _Unreadable("E1108", message, "write the value out")
         self.used.add(target)
         return self.inner(found, target, steps + 1)
@@ -357,6 +364,6 @@ def _shown(value: Any) -> str:
 def _environment(path: str, reference: str) -> _Unreadable:
     return _Unreadable(
         "E1107",
-        f"`{path}` takes `{reference}` from the environment, which is not known here",
-        f"write the value in its place: {path.rpartition('.')[2]}: ...",
+        f"`{path}` takes `{reference}` from the environment, which recipec does not know",
+        f"write the value instead: {path.rpartition('.')[2]}: ...",
     )

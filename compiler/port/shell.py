@@ -322,7 +322,7 @@ class Shell:
         start, text = self.at, ""
         self.open += 1
         if self.open > MOST_OPEN:
-            raise Unreadable("quotes and brackets lie too deep in each other", start)
+            raise Unreadable("quotes and brackets are nested too deep", start)
         self.at += 1
         while self.at < len(self.text):
             character = self.text[self.at]
@@ -408,7 +408,7 @@ class Shell:
         value = self.variables.get(name, _marked(name))
         self.spent += len(value) if isinstance(value, str) else sum(len(word.text) + 1 for word in value)
         if self.spent > MOST:
-            raise Unreadable("the variables expand to more than any command has", self.at)
+            raise Unreadable("the variables expand to more text than any command has", self.at)
         return value
 
     def _expanded(self, text: str) -> str:

@@ -48,13 +48,15 @@ def test_a_template_is_the_models_own_or_written_out_or_told_why_not() -> None:
     assert templates.unsloth("llama-3.1", llama).sets == {
         "model.tokenizer": "meta-llama/Llama-3.2-1B-Instruct"
     }
-    assert "no tokens of Qwen 3 8B" in templates.unsloth("llama-3", qwen).note
+    assert "not tokens of Qwen 3 8B" in templates.unsloth("llama-3", qwen).note
     assert not templates.unsloth("llama-3.1", qwen).known
     found = templates.of("swift", "glm5_2", qwen)
     assert templates.unknown("the template", "glm5_2", found) == (
-        "the template `glm5_2` is not written out here: GLM5_2Template writes it by code of its own"
+        "recipec cannot write out the template `glm5_2`: GLM5_2Template writes it with its own code"
     )
-    assert templates.unknown("the template", "none", templates.of("swift", "none", qwen)).endswith("out here")
+    assert templates.unknown("the template", "none", templates.of("swift", "none", qwen)).endswith(
+        "the template `none`"
+    )
     beginning = [
         templates.of("swift", "phi3", model).sets["data.chat_template"].count("bos_token")
         for model in (qwen, llama)

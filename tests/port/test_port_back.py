@@ -177,7 +177,11 @@ def test_a_recipe_of_the_repository_comes_back(name: str, tool: str) -> None:
     if (name, tool) == ("qwen3-8b-dpo-v5e8", "llama-factory"):
         shutil.copy(ROOT / "recipes" / f"{name}.yaml", "recipe.yaml")
         status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
-        assert status == 1 and "error[E1198]: `data.format`" in errors and not Path("config.yaml").exists()
+        assert (
+            status == 1
+            and "config cannot express `data.format`" in errors
+            and not Path("config.yaml").exists()
+        )
         return
     shutil.copy(ROOT / "recipes" / f"{name}.yaml", "recipe.yaml")
     told = held("recipe.yaml", tool)
@@ -229,7 +233,7 @@ def test_a_loss_of_preferences_comes_back(train: dict[str, Any], tool: str, lost
     Path("recipe.yaml").write_text(yaml.safe_dump(data))
     if lost:
         status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
-        assert status == 1 and f"error[E1198]: `{lost}`" in errors
+        assert status == 1 and f"config cannot express `{lost}`" in errors
         return
     held("recipe.yaml", tool)
     again = yaml.safe_load(Path("again.yaml").read_text())["train"]
@@ -257,7 +261,7 @@ def test_experts_keep_their_adapters(tool: str) -> None:
     )
     if tool == "llama-factory":  # it has no key for parameters
         status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
-        assert status == 1 and "error[E1198]: `lora.targets`" in errors
+        assert status == 1 and "config cannot express `lora.targets`" in errors
         return
     held("recipe.yaml", tool)
     assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["targets"] == [
@@ -356,7 +360,7 @@ def test_sources_of_several_formats_go_to_axolotl_and_back() -> None:
     assert returned(told, "axolotl", "sft")["data"]["train"] == MIXED
     for tool in ("trl", "llama-factory"):
         status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml", "--force")
-        assert status == 1 and "`data.train` cannot be said" in errors, errors
+        assert status == 1 and "config cannot express `data.train`" in errors, errors
 
 
 @pytest.mark.parametrize(
@@ -372,7 +376,7 @@ def test_what_no_tool_but_axolotl_says_of_turns_and_sources_is_told(key: str, va
         if (tool, key) == ("axolotl", "data.loss_on"):
             assert status == 0, errors
         else:
-            assert status == 1 and f"`{key}` cannot be said" in errors, (tool, errors)
+            assert status == 1 and f"config cannot express `{key}`" in errors, (tool, errors)
 
 
 @pytest.mark.parametrize("tool", ["llama-factory"])
@@ -428,7 +432,7 @@ def test_a_value_of_an_extended_recipe_stands_at_its_line_there(folder: Path) ->
     assert places["lora.kv"] == ("recipe.yaml", 2) and places["lora.rank"] == ("base.yaml", 20)
     Path("recipe.yaml").write_text("extends: base.yaml\ndata: {train: [{path: data/x.array_record}]}\n")
     status, _, errors = run("recipe.yaml", "--to", "trl")
-    assert status == 1 and "error[E1198]: `data.train`" in errors and "recipe.yaml:2" in errors
+    assert status == 1 and "config cannot express `data.train`" in errors and "recipe.yaml:2" in errors
 
 
 def test_paths_are_those_of_the_config_s_folder(folder: Path) -> None:
@@ -475,7 +479,7 @@ def test_an_adapter_to_start_from_comes_back(tool: str) -> None:
     Path("recipe.yaml").write_text(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + begun)
     if tool == "trl":  # its scripts begin with fresh ones
         status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
-        assert status == 1 and "error[E1198]: `lora.start_from`" in errors
+        assert status == 1 and "config cannot express `lora.start_from`" in errors
         return
     held("recipe.yaml", tool)
     assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["start_from"] == "adapters/first"
@@ -495,4 +499,4 @@ def test_axolotl_takes_templates_of_sources_back() -> None:
     assert again["data"]["train"][1]["chat_template"] == written
     assert "chat_template" not in again["data"]
     status, printed, _ = run("recipe.yaml", "--to", "trl", "-o", "config.yaml", "--format", "json", "--force")
-    assert status == 1 and "`data.train` cannot be said in TRL's config" in printed
+    assert status == 1 and "TRL's config cannot express `data.train`" in printed

@@ -200,7 +200,7 @@ def test_rows_that_no_mesh_takes_are_rounded_up(ported: Port) -> None:
     )
     assert value(made, "mesh.axes") == {"fsdp": 8, "tp": 1} and value(made, "train.global_batch_size") == 8
     assert "W1116" in codes(made) and verdicts(made)["fake_rows"] is Verdict.APPROXIMATED
-    assert "3 in the source" in made.text and made.whole
+    assert "the source has 3" in made.text and made.whole
 
 
 def test_a_model_that_fits_no_mesh_is_a_partial_port(ported: Port) -> None:
@@ -330,7 +330,7 @@ def test_data_that_lies_elsewhere_has_a_place_beside_the_recipe(ported: Port, tm
     placed = ["data/chats.json", "data/chats-2.json", "data/more.jsonl", "here.jsonl", "there.jsonl"]
     assert value(made, "data.train") == [{"path": path} for path in placed]
     assert set(codes(made)) == {"W0401"} and made.whole
-    assert "put a copy of /data/chats.json beside the recipe, as data/chats.json" in made.rows[3].note
+    assert "put a copy of /data/chats.json next to the recipe, as data/chats.json" in made.rows[3].note
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_a_file_alone_has_the_data_sets_that_llamafactory_ships(tmp_path: Path) 
     assert codes(made) == []
     paths = ["data/identity.json", "hf://llamafactory/alpaca_en"]
     assert made.value("data.train") == [{"path": path, "limit": 7} for path in paths]
-    where = "data/identity.json is LLaMA-Factory's own: take it from its repository at v0.9.5"
+    where = "data/identity.json is LLaMA-Factory's own: get it from its repository at v0.9.5"
     assert finding(made, "dataset").note == where
     talks = port(tmp_path, None, dataset="ultrachat_200k")
     assert talks.value("data.train") == [{"path": "hf://HuggingFaceH4/ultrachat_200k", "split": "train_sft"}]
@@ -181,7 +181,7 @@ def test_a_file_alone_of_v1_has_the_data_that_llamafactory_ships(tmp_path: Path)
         {"path": "data/alpaca_en_demo.json", "limit": 500},
     ]
     note = finding(made, "train_dataset").note
-    assert "a line is between instruction and input here" in note and "data/identity.json is" in note
+    assert "a line break between instruction and input" in note and "data/identity.json is" in note
 
 
 def test_full_fine_tuning_keeps_float32_weights(tmp_path: Path) -> None:

@@ -130,6 +130,6 @@ def test_projections_within_one_are_named_by_it(tmp_path: Path) -> None:
     assert tokenizer_of(model) == "phi4_mini"
     made, note = fused(model, ["q_proj", "v_proj", "o_proj", "up_proj"])
     assert made == ["qkv_proj", "o_proj", "gate_up_proj"]
-    assert note.startswith("q_proj, v_proj and up_proj lie within qkv_proj and gate_up_proj")
+    assert note.startswith("q_proj, v_proj and up_proj are parts of qkv_proj and gate_up_proj")
     for other in (None, find("Qwen/Qwen3-0.6B", Path())):
         assert fused(other, ["q_proj", "o_proj"]) == (["q_proj", "o_proj"], "")

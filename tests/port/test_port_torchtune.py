@@ -306,6 +306,6 @@ def test_the_log_is_taken_over(tmp_path: Path) -> None:
 def test_an_epoch_ends_with_its_last_whole_step(tmp_path: Path) -> None:
     ledger = ported("torchtune", tmp_path, LORA)
     assert verdict(ledger, "epochs") is Verdict.APPROXIMATED
-    assert "there they are passed over" in finding(ledger, "epochs").note
+    assert "torchtune skips them" in finding(ledger, "epochs").note
     counted = ported("torchtune", tmp_path, {**LORA, "epochs": 1, "max_steps_per_epoch": 10})
-    assert "where an epoch has fewer" in finding(counted, "max_steps_per_epoch").note
+    assert "if an epoch has fewer" in finding(counted, "max_steps_per_epoch").note

@@ -39,11 +39,11 @@ speed compile te_fp8
 evaluation validation_dataloader
 exact dataloader: part of data.shuffle_seed; padding is neither trained on nor attended to
 exact rng: the seed of the run
-exact recipe: finetuning for the next token
-lost fp8.enabled=false: bfloat16 in its place: products are more precise, and take longer
+exact recipe: fine-tuning on the next token
+lost fp8.enabled=false: recipec uses bfloat16 instead: products are more precise, and slower
 setting fp8.recipe_name fp8.filter_fqns fp8.emulate fp8.enable_fsdp_float8_all_gather
     fp8.precompute_float8_dynamic_scale_for_fsdp fp8.force_recompute_fp8_weight_in_bwd -> fp8.enabled
-learned qat teacher_model kd_loss_fn=null: the loss is that of the next token alone
+learned qat teacher_model kd_loss_fn=null: recipec's loss is only next-token cross-entropy
 """)
 OF_MODEL = table("""
 kernels backend use_liger_kernel
@@ -51,27 +51,28 @@ exact attn_implementation: the same attention, without a fused kernel
 derived trust_remote_code config force_hf
 files cache_dir
 speed use_cache low_cpu_mem_usage output_hidden_states
-lost text_config=null: config.json is taken as it is
+lost text_config=null: recipec uses config.json unchanged
 """)
 OF_STEPS = table("""
 speed gc_every_steps
 log log_remote_every_steps loss_average_window_steps
 checkpoints save_checkpoint_every_epoch preemption_signal
 evaluation validate_on_checkpoint
-exact start_step start_epoch: from the first step on
+exact start_step start_epoch: training starts at the first step
 """)
 OF_LORA = table("""
 integer dim -> lora.rank
 number alpha -> lora.alpha
 kernels use_triton use_memory_efficient_lora
-learned moe_rank_scaling=false: adapters of experts have the rank of all others
-lost expert_weight_format=unquantized: experts stay in model.dtype
+learned moe_rank_scaling=false: recipec gives adapters of experts the same rank as all others
+lost expert_weight_format=unquantized: recipec keeps experts in model.dtype
 """)
 OF_QUANTIZED = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
 OF_SCHEDULE = table("""
 checkpoints use_checkpoint_opt_param_scheduler override_opt_param_scheduler
-lost start_wd=null end_wd=null wd_incr_steps=null wd_incr_style=constant: the weight decay stays as it is here
-lost lr_decay_steps=null wsd_decay_steps=null lr_wsd_decay_style=null: the decay ends with the run here
+lost start_wd=null end_wd=null wd_incr_steps=null wd_incr_style=constant: recipec keeps the weight decay
+    constant
+lost lr_decay_steps=null wsd_decay_steps=null lr_wsd_decay_style=null: recipec's decay ends with the run
 """)
 OF_DATA = table("""
 exact split name limit_dataset_samples num_samples_limit: part of data.train
@@ -80,13 +81,20 @@ padding padding pad_to_max_length
 derived tokenizer
 exact mask_history answer_only_loss_mask use_hf_chat_template column_mapping path_or_dataset
     path_or_dataset_id dataset_name: a setting of another kind of data set
-exact fp8 start_of_turn_token unshifted shuffle_seed skip_invalid_samples: how rows are read
-lost mask_reasoning_content=false mask_generation_prompt=false: thoughts carry loss as the rest of an answer
+exact fp8 start_of_turn_token unshifted shuffle_seed skip_invalid_samples: it affects how rows are read
+lost mask_reasoning_content=false mask_generation_prompt=false: recipec trains on reasoning as on the rest of
+    an answer
 """)
 
 WILD = {"cosine": "cosine", "linear": "linear", "constant": "constant"}
-DROPPED = "what an adapter gives is dropped out there, and what it is given here: the same share"
-NORMAL = "A starts uniform with the bound 1/sqrt(fan_in) here, and normal by xavier_normal_ there"
+DROPPED = (
+    "NeMo AutoModel applies dropout to an adapter's output; recipec applies it to the "
+    "input, with the same rate"
+)
+NORMAL = (
+    "recipec starts A uniform with the bound 1/sqrt(fan_in); NeMo AutoModel starts it "
+    "normal with xavier_normal_"
+)
 
 SQUAD_ROWS = '''"""Rows of SQuAD as NeMo AutoModel asks them."""
 
@@ -116,7 +124,7 @@ def port(ledger: Ledger) -> None:
     kind = str(keys.source.get("recipe._target_", kind))
     if kind and not kind.endswith("TrainFinetuneRecipeForNextTokenPrediction"):
         message = (
-            f"the recipe {kind.rpartition('.')[2]} has no counterpart: a language model is finetuned here"
+            f"the recipe {kind.rpartition('.')[2]} has no counterpart: recipec fine-tunes language models"
         )
         keys.refuse("recipe", "E1149", message, "recipe: TrainFinetuneRecipeForNextTokenPrediction")
     model = keys.below("model", {"torch_dtype": "auto"})
@@ -137,16 +145,20 @@ def _model(keys: Keys) -> Named | None:
     target = str(keys.value("_target_") or "NeMoAutoModelForCausalLM.from_pretrained")
     if not target.endswith("NeMoAutoModelForCausalLM.from_pretrained"):
         if target.endswith("from_config"):
-            message = "`model._target_` changes what is learned: training starts from new weights there"
+            message = (
+                "`model._target_` changes what is learned: NeMo AutoModel starts from new weights, "
+                "recipec from the checkpoint's"
+            )
             help = "model._target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained"
             keys.refuse("_target_", "E1180", message, help)
         else:
             code = "E1150" if "Image" in target or "Multimodal" in target else "E1149"
             message = (
-                f"{target.rpartition('.')[0].rpartition('.')[2]} has no counterpart: a language model is here"
+                f"{target.rpartition('.')[0].rpartition('.')[2]} has no counterpart: recipec trains "
+                "language models"
             )
             keys.refuse("_target_", code, message, "NeMoAutoModelForCausalLM.from_pretrained")
-    keys.same("_target_", note="a language model of the Hugging Face hub")
+    keys.same("_target_", note="a language model of the Hugging Face Hub")
     models.say_flash(keys)
     return models.say_model(keys, "pretrained_model_name_or_path", "revision")
 
@@ -169,7 +181,7 @@ def _lora(keys: Keys, named: Named | None) -> None:
     bits = 4 if quantized.flag("load_in_4bit") else 8 if quantized.flag("load_in_8bit") else None
     key = "load_in_4bit" if bits == 4 else "load_in_8bit"
     if not keys.given("peft"):
-        keys.ledger.set("lora", None, "full fine-tuning: there is no peft")
+        keys.ledger.set("lora", None, "full fine-tuning: the file has no peft section")
         adapters.refuse_quantized(quantized, key, "add peft, or remove quantization")
     else:
         peft.same("_target_", note="the lora section")
@@ -193,13 +205,15 @@ def _lora(keys: Keys, named: Named | None) -> None:
         dropout = peft.number("dropout") or 0.0
         after = dropout and str(peft.value("dropout_position")) == "post"
         peft.say("dropout", {"lora.dropout": dropout}, DROPPED if after else "")
-        peft.same("dropout_position", note="where it is dropped out")
+        peft.same("dropout_position", note="where dropout is applied")
         uniform = str(peft.value("lora_A_init")) != "xavier"
         peft.say("lora_A_init", {"lora.init": "peft"}, "" if uniform else NORMAL)
         dtype = str(peft.value("lora_dtype") or "bfloat16").removeprefix("torch.")
         peft.say("lora_dtype", {"lora.dtype": "float32" if dtype == "float32" else "bfloat16"})
         keys.ledger.set(
-            "lora.dtype", "float32" if dtype == "float32" else "bfloat16", "as the base's weights there"
+            "lora.dtype",
+            "float32" if dtype == "float32" else "bfloat16",
+            "the base model's type, as in the tool",
         )
         if bits is not None and chosen is not None:
             code = str(quantized.value("bnb_4bit_quant_type") or "fp4")
@@ -219,16 +233,16 @@ def _data(keys: Keys, named: Named | None) -> None:
     if what is not None and (made := _source(section)) is not None:
         keys.ledger.set("data.train", [made])
     rows.say(section, "_target_", [what] if what is not None else [])
-    section.same("_target_", note="how rows are read")
+    section.same("_target_", note="it affects how rows are read")
     if what is not None and keys.given("step_scheduler") and keys.value("validation_dataset"):
         held = keys.below("validation_dataset")
         if held.value("_target_") == section.value("_target_") and (made := _source(held)) is not None:
             keys.ledger.set("data.eval", [made])
         held.follow(OF_DATA)
         held.passive(
-            ("_target_", "chat_template", "column_mapping", "answer_only_loss_mask"), "as of dataset"
+            ("_target_", "chat_template", "column_mapping", "answer_only_loss_mask"), "the same as in dataset"
         )
-        held.passive(("mask_history", "use_hf_chat_template"), "as of dataset")
+        held.passive(("mask_history", "use_hf_chat_template"), "the same as in dataset")
     packed = keys.below("packed_sequence", {"packed_sequence_size": 0})
     size = packed.integer("packed_sequence_size") or 0
     packed.say("packed_sequence_size", {"data.packing": size > 0})
@@ -243,10 +257,11 @@ def _data(keys: Keys, named: Named | None) -> None:
             "data.overlong": "error",
         }
         section.default(
-            "truncation", False, sets, "nothing is cut off there; a longer sample is an error here"
+            "truncation", False, sets, "NeMo AutoModel truncates nothing; recipec stops at a longer sample"
         )
     packed.passive(
-        ("split_across_pack", "max_packs", "packing_strategy", "drop_long_samples"), "how rows are filled"
+        ("split_across_pack", "max_packs", "packing_strategy", "drop_long_samples"),
+        "it affects how samples fill a row",
     )
     section.follow(OF_DATA)
     shuffle = keys.source.get("dataloader.shuffle", True)
@@ -260,9 +275,9 @@ def _source(keys: Keys) -> Any:
         "dataset_name",
     )
     text = keys.text(name) or ("squad" if "squad" in str(keys.value("_target_")) else None)
-    place = datasets.place(text) if text else datasets.Place(None, "it names nothing")
+    place = datasets.place(text) if text else datasets.Place(None, "it has no name")
     if place.path is None:
-        keys.refuse(name, "E1143", f"it cannot be a source: {place.note}", f"{name}: OWNER/NAME")
+        keys.refuse(name, "E1143", f"recipec cannot read this source: {place.note}", f"{name}: OWNER/NAME")
         return None
     hub = place.path.startswith("hf://")
     split = keys.text("split") if hub else None
@@ -286,7 +301,7 @@ def _rows(keys: Keys, named: Named | None) -> Rows | None:
         last = keys.flag("mask_history")
         keys.say("mask_history", {"data.loss_on": "last_assistant" if last else "assistant"})
         ledger.set(
-            "data.loss_on", "last_assistant" if last else "assistant", "the assistant's turns carry loss"
+            "data.loss_on", "last_assistant" if last else "assistant", "the loss covers the assistant's turns"
         )
         if model is not None and not template:
             templates.say_own(ledger, model)
@@ -295,17 +310,20 @@ def _rows(keys: Keys, named: Named | None) -> Rows | None:
     if kind == "make_squad_dataset":
         text = SQUAD_ROWS.replace("MADE_prompt", "instruction" if chats else "prompt")
         text = text.replace("MADE_answer", "output" if chats else "completion")
-        ledger.set("data.loss_on", "completion", "the answer alone carries loss")
+        ledger.set("data.loss_on", "completion", "the loss covers only the answer")
         return Rows("instruction" if chats else "prompt_completion", transform=text)
     if kind == "HellaSwag":
-        ledger.set("data.loss_on", "completion", "the ending alone carries loss")
-        note = "the ending's text, as there; the end of text after it is learned here too"
+        ledger.set("data.loss_on", "completion", "the loss covers only the ending")
+        note = (
+            "the loss covers the ending's text, as in NeMo AutoModel; recipec also trains on the "
+            "end-of-text token after it"
+        )
         return Rows("prompt_completion", transform=HELLASWAG_ROWS, note=note)
     mapping = keys.mapping("column_mapping")
     if kind == "ColumnMappedTextInstructionDataset" and isinstance(mapping.get("answer"), str):
         keys.same("column_mapping", note="part of data.transform")
         keys.say("answer_only_loss_mask", {"data.loss_on": "all" if whole else "completion"})
-        ledger.set("data.loss_on", "all" if whole else "completion", "the answer carries loss")
+        ledger.set("data.loss_on", "all" if whole else "completion", "the loss covers the answer")
         asked, context = mapping.get("question"), mapping.get("context")
         named_by = [str(one) for one in (context, asked) if one]
         if keys.flag("use_hf_chat_template"):
@@ -314,11 +332,12 @@ def _rows(keys: Keys, named: Named | None) -> Rows | None:
             return Rows("instruction", {**fields, **({"system": str(context)} if context and asked else {})})
         keys.same("use_hf_chat_template", note="off")
         return Rows("prompt_completion", transform=conversion.spaced(named_by, str(mapping["answer"])))
-    message = f"`{kind or 'no _target_'}` is a data set of a kind that is not known here"
+    message = f"recipec does not know the data set type `{kind or 'no _target_'}`"
     help = "ChatDataset, ColumnMappedTextInstructionDataset or make_squad_dataset"
     keys.refuse("_target_", "E1143", message, help)
     keys.passive(
-        ("column_mapping", "path_or_dataset", "path_or_dataset_id", "dataset_name"), "of a source not read"
+        ("column_mapping", "path_or_dataset", "path_or_dataset_id", "dataset_name"),
+        "a setting of a source that recipec does not read",
     )
     return None
 
@@ -326,13 +345,15 @@ def _rows(keys: Keys, named: Named | None) -> Rows | None:
 def _steps(keys: Keys) -> None:
     rows_, each = keys.integer("global_batch_size"), keys.integer("local_batch_size") or 1
     if rows_ is None:
-        keys.refuse("global_batch_size", "E1144", "there is no global_batch_size", "global_batch_size: 32")
+        keys.refuse("global_batch_size", "E1144", "global_batch_size is missing", "global_batch_size: 32")
     keys.say("global_batch_size", {"train.global_batch_size": rows_ or each})
     keys.say("local_batch_size", {"train.micro_batch_size": each})
-    keys.ledger.set("train.loss_normalization", "tokens", "the mean is over all tokens of a step there")
+    keys.ledger.set(
+        "train.loss_normalization", "tokens", "NeMo AutoModel takes the mean over all tokens of a step"
+    )
     steps, epochs = keys.integer("max_steps"), keys.integer("num_epochs")
     if steps:
-        note = f"there the run ends after num_epochs: {epochs} where that is sooner" if epochs else ""
+        note = f"NeMo AutoModel ends the run after num_epochs: {epochs} if that is sooner" if epochs else ""
         keys.say("max_steps", {"train.steps": steps}, note)
         keys.same("num_epochs", note="max_steps sets the length of the run")
     else:
@@ -345,7 +366,7 @@ def _steps(keys: Keys) -> None:
             keys.same(
                 key, {path: count} if key == "ckpt_every_steps" or keys.ledger.value("data.eval") else None
             )
-    keys.passive(("ckpt_every_steps", "val_every_steps", "max_steps"), "as without the key")
+    keys.passive(("ckpt_every_steps", "val_every_steps", "max_steps"), "the same as without the key")
     keys.follow(OF_STEPS)
 
 
@@ -353,7 +374,7 @@ def _optimizer(keys: Keys) -> None:
     optimizer = keys.below("optimizer")
     name = optimizer.text("_target_")
     if name is None:
-        optimizer.refuse("_target_", "E1144", "there is no optimizer", "_target_: torch.optim.AdamW")
+        optimizer.refuse("_target_", "E1144", "the file has no optimizer", "_target_: torch.optim.AdamW")
     training.say_torch_optimizer(optimizer, name or "torch.optim.AdamW", optimizer, "_target_")
     clip = keys.below("clip_grad_norm", {"max_norm": 1.0})
     clip.say("max_norm", {"train.optimizer.max_grad_norm": clip.number("max_norm") or None})
@@ -362,34 +383,34 @@ def _optimizer(keys: Keys) -> None:
         optimizer.number("lr") or 0.0,
     )
     if not keys.given("lr_scheduler"):
-        keys.same("lr_scheduler", note="null: as without the key")
+        keys.same("lr_scheduler", note="null: the same as without the key")
         sets = {"train.schedule.name": "constant", "train.schedule.warmup_steps": 0}
-        keys.ledger.defaulted("lr_scheduler", None, sets, f"{TITLE}'s default: the rate stays as it is")
+        keys.ledger.defaulted("lr_scheduler", None, sets, f"{TITLE}'s default: a constant learning rate")
         return
     section.same("_target_", note="the schedule")
     style = str(section.value("lr_decay_style"))
     if style.lower() not in WILD:
         section.refuse(
-            "lr_decay_style", "E1163", f"there is no schedule {style} here", "lr_decay_style: cosine"
+            "lr_decay_style", "E1163", f"recipec has no schedule {style}", "lr_decay_style: cosine"
         )
     section.say("lr_decay_style", {"train.schedule.name": WILD.get(style.lower(), "cosine")})
     least = section.number("min_lr")
     ratio = 0.01 if least is None or not rate else round(min(least / rate, 1.0), 12)
     if style.lower() != "constant":
         section.default("min_lr", "a hundredth", {"train.schedule.final_ratio": ratio})
-    section.same("min_lr", note="the rate does not decay")
+    section.same("min_lr", note="the learning rate does not decay")
     steps = section.integer("lr_warmup_steps")
-    start = "the warm-up starts at a tenth of the peak there, at zero here"
+    start = "NeMo AutoModel's warm-up starts at a tenth of the peak; recipec's starts at zero"
     if steps is None:
         sets = {"train.schedule.warmup_ratio": 0.1}
         section.default(
-            "lr_warmup_steps", "a tenth of the run", sets, f"{TITLE}'s default, 1000 at the most; {start}"
+            "lr_warmup_steps", "a tenth of the run", sets, f"{TITLE}'s default, at most 1000; {start}"
         )
     else:
         zero = steps == 0 or section.value("init_lr") == 0
         section.say("lr_warmup_steps", {"train.schedule.warmup_steps": steps}, "" if zero else start)
     section.same("init_lr", note="where the warm-up starts")
-    section.unless("max_lr", (rate,), "the peak is optimizer.lr here")
+    section.unless("max_lr", (rate,), "optimizer.lr is the peak")
     section.follow(OF_SCHEDULE)
 
 
@@ -403,17 +424,20 @@ def _copies(keys: Keys, lora: bool, dtype: str) -> None:
     name = next((key for key in names if keys.value(key)), None)
     half = str(ledger.value("lora.dtype")) == "bfloat16" if lora else dtype == "bfloat16"
     if half and name is not None and lora:
-        note = "adapters are float32 here; there they are bfloat16, and the optimizer has a finer copy"
+        note = (
+            "recipec keeps adapters in float32; NeMo AutoModel keeps them in bfloat16, with a "
+            "more precise copy in the optimizer"
+        )
         keys.say(name, {"lora.dtype": "float32"}, note)
     elif half and name is not None:
         bits = keys.integer("master_weight_bits") or 32
-        note = "" if bits == 32 else f"its copy of the weights has 32 bits here, not {bits}"
+        note = "" if bits == 32 else f"recipec's master copy of the weights has 32 bits, not {bits}"
         keys.say(name, {"train.optimizer.master_weights": True}, note)
     elif half and not lora:
-        why = "the weights are trained in bfloat16 itself, as there"
+        why = "the weights are trained directly in bfloat16, as in the tool"
         ledger.set("train.optimizer.master_weights", False, why)
-    keys.passive(names, "there is no finer copy of the weights")
-    keys.unless("master_weight_dtype", (None, "float32", "torch.float32"), "the copy is float32 here")
+    keys.passive(names, "the optimizer has no master copy of the weights")
+    keys.unless("master_weight_dtype", (None, "float32", "torch.float32"), "recipec's master copy is float32")
 
 
 def _rest(keys: Keys, model: Keys, lora: bool) -> None:
@@ -436,6 +460,6 @@ def _rest(keys: Keys, model: Keys, lora: bool) -> None:
     keys.same("distributed", note=sharding.MESH)
     loss = str(keys.source.get("loss_fn._target_", ""))
     if loss and "CrossEntropy" not in loss:
-        message = f"the loss {loss.rpartition('.')[2]} has no counterpart here"
+        message = f"the loss {loss.rpartition('.')[2]} has no counterpart in recipec"
         keys.below("loss_fn").refuse("_target_", "E1163", message, "MaskedCrossEntropy")
-    keys.same("loss_fn", note="the cross-entropy of the next token, as here")
+    keys.same("loss_fn", note="next-token cross-entropy, as in recipec")

@@ -39,8 +39,14 @@ MARKS = words(
 
 EVERY = 100
 """A recipe's default for train.eval_every and checkpoint.every_steps."""
-EPOCH = f"a step that depends on the rows is not known yet: every {EVERY} steps here, and at the end"
-UNCAST = "embeddings and norms are trained in bfloat16 too here; there in float32, as without flash attention"
+EPOCH = (
+    "the interval depends on the number of rows, which is not known yet; recipec does it "
+    f"every {EVERY} steps, and at the end"
+)
+UNCAST = (
+    "recipec trains embeddings and norms in bfloat16 too; without flash attention, "
+    "Axolotl trains them in float32"
+)
 WHOLE_TEXT = {"model.language_model", "lm_head"}
 """The name prefixes of all parameters of the language model, in a model that also reads images."""
 OF_ADAPTERS = words(
@@ -101,9 +107,9 @@ def _mlflow(keys: Keys) -> None:
         return
     key = "mlflow_experiment_name" if name else "use_mlflow"
     keys.say(key, {training.EXPERIMENT: name or "Default"}, "" if name else training.BY_MLFLOW)
-    keys.same("use_mlflow", note="mlflow_experiment_name says whether the run is logged there")
-    keys.unless("mlflow_tracking_uri", OFF, "MLFLOW_TRACKING_URI in the environment of the run says it")
-    keys.unless("mlflow_run_name", OFF, "the run has the artifact's name")
+    keys.same("use_mlflow", note="mlflow_experiment_name decides whether the run is logged to MLflow")
+    keys.unless("mlflow_tracking_uri", OFF, "set MLFLOW_TRACKING_URI in the environment of the run")
+    keys.unless("mlflow_run_name", OFF, "the MLflow run has the artifact's name")
 
 
 def _best(keys: Keys) -> None:
@@ -134,7 +140,7 @@ def _objective(keys: Keys) -> str:
         kind = None
     keys.say("rl", KINDS[kind] if kind else {})
     if kind is None:
-        keys.passive(OF_PREFERENCES, "without rl it says nothing")
+        keys.passive(OF_PREFERENCES, "it has no effect without rl")
         return "sft"
     betas = ("trl.beta", "rl_beta", "dpo_beta", "orpo_alpha")
     beta = next((name for name in betas if keys.given(name)), None)
@@ -145,33 +151,37 @@ def _objective(keys: Keys) -> str:
         keys.default("rl_beta", 0.1, {"train.beta": 0.1}, "TRL's default")
     if kind == "dpo":
         losses.of_pairs(keys, "dpo", ("dpo_loss_type", "dpo_label_smoothing"))
-        keys.learned("dpo_loss_weights", ([1], [1.0]), "the one loss has the weight 1 here")
+        keys.learned("dpo_loss_weights", ([1], [1.0]), "recipec's only loss has the weight 1")
     elif kind == "simpo":
         if not keys.given("simpo_gamma"):
-            keys.refuse("simpo_gamma", "E1145", "Axolotl's simpo stops without a margin", "simpo_gamma: 0.5")
+            keys.refuse(
+                "simpo_gamma", "E1145", "Axolotl's simpo stops if there is no margin", "simpo_gamma: 0.5"
+            )
         keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
         alpha = keys.number("cpo_alpha")
         keys.default("cpo_alpha", 1.0, {"train.cpo_alpha": 1.0 if alpha is None else alpha}, "TRL's default")
     elif kind == "kto":
         losses.weights(keys, "kto_desirable_weight", "kto_undesirable_weight")
     keys.passive(("dpo_loss_type", "dpo_label_smoothing"), "the loss does not read it")
-    keys.learned("dpo_use_weighting", (False,), "preferences count alike here")
-    keys.passive(("precompute_ref_log_probs",), "when the reference is computed, not what it is")
-    keys.below("trl").passive(keys.mapping("trl"), "a setting of reinforcement learning, which this is not")
+    keys.learned("dpo_use_weighting", (False,), "recipec weights all preferences equally")
+    keys.passive(("precompute_ref_log_probs",), "it decides when the reference is computed, not its values")
+    keys.below("trl").passive(
+        keys.mapping("trl"), "a setting of reinforcement learning, which this run is not"
+    )
     return kind
 
 
 def _refused(keys: Keys) -> None:
-    help = "port the supervised stage: a config with datasets and no such key"
+    help = "port the supervised stage: a config with datasets and without this key"
     for why, names in REFUSED.items():
         for name in names.split():
             if keys.given(name) and keys.value(name) is not False:
-                keys.refuse(name, "E1149", f"`{name}` makes another kind of run: {why}", help)
+                keys.refuse(name, "E1149", f"`{name}` starts another kind of run: {why}", help)
             keys.same(name, note="off")
     for name in VISION:
         if keys.given(name):
-            message = f"`{name}` is for images or sound, and the models here read text"
-            keys.refuse(name, "E1150", message, "train on text: leave it out, with data sets of text")
+            message = f"`{name}` is for images or sound, and recipec's models read text"
+            keys.refuse(name, "E1150", message, "train on text: remove the key, and use data sets of text")
         keys.same(name)
 
 
@@ -180,8 +190,8 @@ def _plugins(keys: Keys) -> None:
     names = [str(name).rpartition(".")[2] for name in given] if isinstance(given, list) else []
     lost = [name for name in names if name not in KNOWN_PLUGINS]
     if lost:
-        keys.learned("plugins", (), f"what {listing(lost)} changes in the run is not done here")
-    keys.same("plugins", note="the same arithmetic in fused kernels, or a log")
+        keys.learned("plugins", (), f"recipec does not make the changes that {listing(lost)} makes")
+    keys.same("plugins", note="the same arithmetic in fused kernels, or only logging")
 
 
 def _tokens(keys: Keys) -> None:
@@ -192,9 +202,11 @@ def _tokens(keys: Keys) -> None:
         if name == "pad_token":
             below.same(name, note="padding is neither trained on nor attended to")
         elif name in ("bos_token", "eos_token", "unk_token"):
-            below.unless(name, (), f"the tokenizer keeps its own {name}: change it in a copy of it")
+            below.unless(
+                name, (), f"the tokenizer keeps its own {name}; to change it, edit a copy of the tokenizer"
+            )
         else:
-            below.unless(name, ([],), "no tokens are added to the tokenizer here")
+            below.unless(name, ([],), "recipec does not add these tokens to the tokenizer")
     if not below.said:
         keys.same("special_tokens")
 
@@ -205,7 +217,7 @@ def _adapters(keys: Keys, model: Model | None) -> None:
     if adapter is None and "adapter" not in keys.said:
         _full(keys, model)
         return
-    keys.same("adapter", note="with its base in 4 bits" if adapter == "qlora" else "")
+    keys.same("adapter", note="LoRA on a base model in 4 bits" if adapter == "qlora" else "")
     for key, value in (("lora_r", keys.integer("lora_r")), ("lora_alpha", keys.number("lora_alpha"))):
         if value is not None and value > 0:
             keys.say(key, {"lora.rank" if key == "lora_r" else "lora.alpha": value})
@@ -233,7 +245,7 @@ def _dropout(keys: Keys, chosen: Chosen | None) -> None:
     """Record the adapters' dropout. Axolotl drops it for experts that target modules mean."""
     there = keys.given("lora_target_parameters")
     if keys.number("lora_dropout") and chosen and chosen.parameters and not there:
-        note = "no dropout here; there of the adapters that are not the experts' alone"
+        note = "recipec applies no dropout; Axolotl applies it to adapters that are not only for experts"
         keys.say("lora_dropout", {"lora.dropout": 0.0}, note)
     elif keys.given("lora_dropout"):
         adapters.say_dropout(keys, chosen)
@@ -262,9 +274,7 @@ def _full(keys: Keys, model: Model | None) -> None:
     keys.same("adapter")
     patterns = {pattern.lstrip("^") for pattern in keys.texts("unfrozen_parameters") or ()}
     if {pattern.removesuffix(".*") for pattern in patterns} >= WHOLE_TEXT:
-        keys.same(
-            "unfrozen_parameters", note="the model of the text as a whole, which is what is trained here"
-        )
+        keys.same("unfrozen_parameters", note="this selects the whole text model, which recipec trains")
     if model is not None and patterns and (only := _unfrozen(keys, model)):
         keys.say("unfrozen_parameters", {"train.only": only}, freezing.NAMES)
     if not keys.stands("adapter"):
@@ -272,7 +282,7 @@ def _full(keys: Keys, model: Model | None) -> None:
     for name, way in (("load_in_4bit", "qlora"), ("load_in_8bit", "lora")):
         adapters.refuse_quantized(keys, name, f"adapter: {way}")
         keys.same(name, note="off")
-    keys.passive(OF_ADAPTERS, "there are no adapters: everything is trained")
+    keys.passive(OF_ADAPTERS, "the run trains all parameters, and has no adapters")
 
 
 def _targets(keys: Keys, model: Model | None) -> Chosen | None:
@@ -283,7 +293,7 @@ def _targets(keys: Keys, model: Model | None) -> Chosen | None:
     named = keys.texts("lora_target_parameters") or []
     parameters = [named] if isinstance(named, str) else named
     if not given and not linear and not parameters:
-        message = "neither `lora_target_modules` nor `lora_target_linear` says what carries adapters"
+        message = "neither `lora_target_modules` nor `lora_target_linear` selects modules for adapters"
         keys.refuse("lora_target_modules", "E1148", message, "lora_target_linear: true")
         keys.passive(("lora_target_linear", "peft_layers_to_transform", "peft_layers_pattern"), "off")
         return None
@@ -296,8 +306,8 @@ def _targets(keys: Keys, model: Model | None) -> Chosen | None:
     whole = "all-linear" if linear and model is None else spec
     chosen = adapters.say_targets(keys, key, model, whole, layers, parameters=parameters)
     adapters.say_parameters(keys, "lora_target_parameters", chosen)
-    keys.same("lora_target_modules", note="lora_target_linear has them all")
-    keys.same("lora_target_linear", note="all Linear modules but the output head" if linear else "off")
+    keys.same("lora_target_modules", note="lora_target_linear already has all of them")
+    keys.same("lora_target_linear", note="all Linear modules except the output head" if linear else "off")
     made = {"lora.layers": found} if (found := keys.ledger.value("lora.layers")) is not None else None
     keys.same("peft_layers_to_transform", made if keys.given("peft_layers_to_transform") else None)
     keys.same("peft_layers_pattern", note="the model has one list of layers")
@@ -307,7 +317,7 @@ def _targets(keys: Keys, model: Model | None) -> Chosen | None:
 def _quantized(keys: Keys, adapter: str | None, model: Model | None) -> None:
     four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
     if adapter == "qlora" and not four:
-        message = "`adapter: qlora` without `load_in_4bit: true`, which Axolotl requires beside it"
+        message = "`adapter: qlora` without `load_in_4bit: true`, which Axolotl requires"
         keys.refuse("load_in_4bit", "E1145", message, "load_in_4bit: true")
         four = True
     usual = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -330,7 +340,7 @@ def _quantized(keys: Keys, adapter: str | None, model: Model | None) -> None:
         keys.say("bnb_config_kwargs", sets, made.note)
     elif four:
         keys.default("bnb_config_kwargs", usual, sets, f"Axolotl's default; {made.note}")
-    keys.same("bnb_config_kwargs", note="the base is not stored in 4 bits")
+    keys.same("bnb_config_kwargs", note="the base model is not stored in 4 bits")
 
 
 def _experts_too(keys: Keys, quantized: bool) -> bool:
@@ -340,12 +350,14 @@ def _experts_too(keys: Keys, quantized: bool) -> bool:
         keys.same(key, note="off")
         return bool(keys.flag("llama4_linearized_experts"))
     if keys.flag("lora_target_linear"):
-        message = "`lora_target_linear` with `quantize_moe_experts`, which Axolotl refuses"
-        keys.refuse(key, "E1145", message, "name lora_target_modules in place of lora_target_linear")
+        message = "`lora_target_linear` with `quantize_moe_experts`: Axolotl refuses the two together"
+        keys.refuse(key, "E1145", message, "use lora_target_modules instead of lora_target_linear")
     if not quantized:
-        message = "`quantize_moe_experts` without `load_in_4bit` or `load_in_8bit`, which Axolotl requires"
+        message = (
+            "`quantize_moe_experts` without `load_in_4bit` or `load_in_8bit`: Axolotl requires one of the two"
+        )
         keys.refuse(key, "E1145", message, "load_in_4bit: true")
-    keys.same(key, note="as lora.quantize stores all weights of layers")
+    keys.same(key, note="lora.quantize stores all weights of the layers in the same way")
     return True
 
 
@@ -416,7 +428,7 @@ def _batches(keys: Keys, launch: Launch) -> None:
     shared = launch.shared if processes % launch.shared == 0 else 1
     made = training.global_batch(max(micro or 1, 1), max(accumulation or 1, 1), processes, shared)
     rows = {"train.global_batch_size": made.rows}
-    keys.same("batch_size", rows if total else None, "rows of a step on one device")
+    keys.same("batch_size", rows if total else None, "rows of a step per device")
     for key, sets in (
         ("micro_batch_size", {"train.micro_batch_size": made.per_device, **rows}),
         ("gradient_accumulation_steps", rows),
@@ -427,32 +439,32 @@ def _batches(keys: Keys, launch: Launch) -> None:
     if not keys.ledger.devices and not launch.processes:
         sharding.assumed(keys.ledger, launch, rows)
     elif keys.ledger.devices:
-        keys.ledger.defaulted("--devices", processes, rows, f"given by --devices: {made}")
+        keys.ledger.defaulted("--devices", processes, rows, f"--devices gives it: {made}")
     if keys.ledger.value("train.objective") is None:
         # Axolotl's trainer does not count a step's tokens if the model's forward has no `num_items_in_batch`.
         kept = "tokens" if made.rows == made.per_device else "micro_batches"
-        note = "Axolotl's loss is the mean of the means of a step's micro-batches, on each device"
+        note = "Axolotl takes the mean of the means of a step's micro-batches, on each device"
         keys.ledger.defaulted("loss", "mean of means", {"train.loss_normalization": kept}, note)
 
 
 def _length(keys: Keys) -> None:
     epochs, steps = keys.number("num_epochs"), keys.integer("max_steps")
     if steps and steps > 0:
-        note = "the run has as many steps, also where num_epochs ends sooner"
+        note = "recipec runs this many steps, even if num_epochs ends sooner"
         keys.say("max_steps", {"train.steps": steps}, note)
-        keys.same("num_epochs", note="max_steps ends the run")
+        keys.same("num_epochs", note="max_steps sets the length of the run")
         return
     keys.same("max_steps", note="no bound")
     if epochs is not None and epochs > 0:
         whole = max(round(epochs), 1)
-        note = "" if whole == epochs else f"{whole} whole epochs here"
+        note = "" if whole == epochs else f"recipec runs {whole} whole epochs"
         keys.say("num_epochs", {"train.epochs": whole}, note)
 
 
 def _optimizer(keys: Keys) -> None:
     rate = keys.number("learning_rate")
     if rate is None and not keys.stands("learning_rate"):
-        message = "`learning_rate` is missing, which Axolotl has no default for"
+        message = "`learning_rate` is missing, and Axolotl has no default for it"
         keys.refuse("learning_rate", "E1144", message, "learning_rate: 2e-4")
     keys.same("learning_rate", {"train.optimizer.learning_rate": rate} if rate and rate > 0 else None)
     name = keys.text("optimizer") or "adamw_torch_fused"
@@ -479,7 +491,7 @@ def _optimizer(keys: Keys) -> None:
         keys.refuse("optim_args", "E1160", message, "optim_args: beta1=0.9")
         return
     if found.name == "rmsprop":
-        keys.passive(("adam_beta1", "adam_beta2", "adam_epsilon"), "rmsprop has none")
+        keys.passive(("adam_beta1", "adam_beta2", "adam_epsilon"), "rmsprop does not read it")
         trainer.say_rmsprop(keys, given)
         return
     sets: dict[str, Any] = {}
@@ -489,18 +501,22 @@ def _optimizer(keys: Keys) -> None:
             sets[f"train.optimizer.{known[name]}"] = float(text)
         except (KeyError, ValueError):
             lost.append(name)
-    keys.say("optim_args", sets, f"{', '.join(lost)}: no settings of the optimizer here" if lost else "")
+    keys.say(
+        "optim_args",
+        sets,
+        f"{', '.join(lost)}: recipec's optimizer does not have these settings" if lost else "",
+    )
 
 
 def _schedule(keys: Keys) -> None:
     name = keys.text("lr_scheduler") or "cosine"
     made = training.schedule_of(name, keys.mapping("lr_scheduler_kwargs"), keys.number("learning_rate"))
     notes = {
-        "one_cycle": "a cosine after the warm-up; momentum stays as it is",
-        "rex": "a cosine in place of REX",
+        "one_cycle": "recipec uses a cosine after the warm-up, and keeps the momentum constant",
+        "rex": "recipec uses a cosine instead of REX",
     }
     if made.name is None and name not in notes:
-        keys.refuse("lr_scheduler", "E1163", f"there is no schedule {name}", "lr_scheduler: cosine")
+        keys.refuse("lr_scheduler", "E1163", f"recipec has no schedule {name}", "lr_scheduler: cosine")
     final = keys.number("cosine_min_lr_ratio") if name == "cosine" else None
     ratio = final if final is not None else made.final_ratio
     ends = {"train.schedule.final_ratio": ratio} if 0 < ratio <= 1 else {}
@@ -509,7 +525,7 @@ def _schedule(keys: Keys) -> None:
         {"train.schedule.name": made.name or "cosine", **ends},
         made.note or notes.get(name, ""),
     )
-    keys.same("lr_scheduler_kwargs", note="as the schedule has it")
+    keys.same("lr_scheduler_kwargs", note="part of the schedule")
     if name == "cosine":
         keys.same("cosine_min_lr_ratio", ends or None)
     keys.same("cosine_min_lr_ratio", note=f"the schedule {name} does not read it")
@@ -525,24 +541,27 @@ def _warmup(keys: Keys) -> None:
         made = training.warmup(steps)
         count = 2 if made.steps == 1 else made.steps
         sets = {"train.schedule.warmup_steps": count or 0} if made.ratio is None else made.sets()
-        note = "Axolotl makes two steps of one" if count == 2 != made.steps else made.note
+        note = "Axolotl makes two warm-up steps of one" if count == 2 != made.steps else made.note
         keys.say("warmup_steps", sets, note)
     elif keys.integer("max_steps") and (ratio is None or 0 < ratio < 1):
         count = int((ratio or 0.03) * (keys.integer("max_steps") or 0))
         count = 2 if count == 1 else count if ratio else min(count, 100)
         sets = {"train.schedule.warmup_steps": count}
-        note = "that share of max_steps; there of the steps of num_epochs, where they are fewer"
+        note = (
+            "recipec takes this share of max_steps; Axolotl takes it of the steps of num_epochs "
+            "if they are fewer"
+        )
         if ratio is None:
             keys.default("warmup_ratio", 0.03, sets, f"Axolotl's default: {note}")
         keys.say("warmup_ratio", sets, note)
     elif ratio is not None:
-        note = "rounded up to a whole step here, and down there" if 0 < ratio < 1 else ""
+        note = "recipec rounds up to a whole step; Axolotl rounds down" if 0 < ratio < 1 else ""
         keys.say("warmup_ratio", {"train.schedule.warmup_ratio": ratio} if 0 <= ratio < 1 else {}, note)
     else:
-        note = "3 % of the steps, rounded up; there down, and 100 at most, which the rows tell"
+        note = "recipec takes 3 % of the run's steps, rounded up; Axolotl rounds down, and takes at most 100"
         sets = {"train.schedule.warmup_ratio": 0.03}
         keys.default("warmup_ratio", 0.03, sets, f"Axolotl's default: {note}")
-    keys.passive(("warmup_steps", "warmup_ratio"), "the other one gives the warm-up")
+    keys.passive(("warmup_steps", "warmup_ratio"), "the other key gives the warm-up")
 
 
 def _precision(keys: Keys, launch: Launch) -> None:
@@ -558,20 +577,20 @@ def _precision(keys: Keys, launch: Launch) -> None:
         if not (held or cast) and keys.ledger.value("model.attention") == "dot":
             note = UNCAST
     if keys.given("bf16") and keys.source.get("bf16") not in (True, False, "auto", "full"):
-        keys.refuse("bf16", "E1160", f"`bf16` is {bf16!r}, and not auto, true, false or full", "bf16: auto")
+        keys.refuse("bf16", "E1160", f"`bf16` is {bf16!r}, not auto, true, false or full", "bf16: auto")
     keys.say("bf16", {} if half or eight else sets, note)
     if keys.flag("bfloat16"):
         keys.same("bfloat16", sets)
     for name in ("fp16", "float16"):
         if keys.flag(name):
-            note = "bfloat16 in its place, which needs no loss scaling: three digits fewer, more range"
+            note = "recipec uses bfloat16 instead: more range, three bits less precision, and no loss scaling"
             keys.say(name, sets, note)
     keys.passive(("bfloat16", "fp16", "float16"), "off")
-    keys.unless("fp8", (False,), "bfloat16 in its place: products are more precise, and take longer")
-    keys.unless("fp8_config", (), "bfloat16 in its place of fp8")
+    keys.unless("fp8", (False,), "recipec uses bfloat16 instead: products are more precise, and slower")
+    keys.unless("fp8_config", (), "recipec uses bfloat16 instead of fp8")
     if sets["model.dtype"] == "float32" and keys.value("tf32") is True:
-        keys.say("tf32", {}, "float32 products are the TPU's own, not TF32")
-    keys.same("tf32", note="products in bfloat16 are not touched by it")
+        keys.say("tf32", {}, "the TPU computes float32 products in its own way, not in TF32")
+    keys.same("tf32", note="it does not affect products in bfloat16")
 
 
 def _attention(keys: Keys, model: Model | None) -> None:
@@ -579,7 +598,7 @@ def _attention(keys: Keys, model: Model | None) -> None:
     held = keys.text("attn_implementation") or (_FLAGS[on[0]] if on else None)
     flashes = model is None or model.family.flash_attention
     sets = {"model.attention": "dot" if held in (None, "eager", "sdpa") or not flashes else "splash"}
-    note = "scores are not quantized here" if held in ("sage", "fp8") else ""
+    note = "recipec does not quantize attention scores" if held in ("sage", "fp8") else ""
     for key in ("attn_implementation", *on):
         keys.say(key, sets if keys.given(key) else None, note)
     keys.passive(_FLAGS, "off")
@@ -605,12 +624,12 @@ def _every(keys: Keys, path: str, names: tuple[str, str, str], default: str, idl
             keys.default(names[2], default, {path: EVERY}, f"Axolotl's default is {default}; {EPOCH}")
         else:
             keys.say(given, {path: EVERY}, EPOCH)
-    keys.passive(names, "as it is given by steps")
+    keys.passive(names, "another key gives the interval")
 
 
 def _saving(keys: Keys) -> None:
     if keys.value("save_strategy") == "no":
-        note = f"checkpoints are written every {EVERY} steps and at the end; what is trained is the same"
+        note = f"recipec writes checkpoints every {EVERY} steps and at the end; what is trained is the same"
         keys.say("save_strategy", {"checkpoint.every_steps": EVERY}, note)
     _every(keys, "checkpoint.every_steps", ("save_steps", "saves_per_epoch", "save_strategy"), "epoch")
     keep = keys.integer("save_total_limit")
@@ -623,10 +642,10 @@ def _saving(keys: Keys) -> None:
 def _evaluating(keys: Keys) -> None:
     evaluates = keys.ledger.value("data.eval_fraction") or keys.ledger.value("data.eval")
     if evaluates and keys.value("eval_strategy") == "no":
-        note = f"evaluation is every {EVERY} steps and at the end here"
+        note = f"recipec evaluates every {EVERY} steps and at the end"
         keys.say("eval_strategy", {"train.eval_every": EVERY}, note)
     keys.same("evaluation_strategy", note="its newer name is eval_strategy")
-    idle = "" if evaluates else "there is nothing to evaluate on"
+    idle = "" if evaluates else "the run has no evaluation data"
     _every(keys, "train.eval_every", ("eval_steps", "evals_per_epoch", "eval_strategy"), "no", idle)
 
 
@@ -641,87 +660,86 @@ _FLAGS = {
 
 KEYS = table(f"""
 derived model_type
-exact use_wandb: wandb_project says whether the run is logged there
-exact loss_watchdog_threshold loss_watchdog_patience: the run is watched by people: a loss that explodes is
-    not stopped here
-exact vllm: the server is vLLM-TPU's, and is described by the recipe's serve section
-exact dataloader_drop_last: a last batch that is not full is left out of an epoch here
-exact shuffle_merged_datasets: each epoch has an order of its own, there and here
-exact float32: as model.dtype has it
-learned peft_layer_replication: layers are not repeated here: the model keeps its depth
-learned peft_trainable_token_indices: rows of the embedding are not trained here: those tokens keep theirs
-learned relora: adapters are not merged and begun anew during the run
-learned lisa_n_layers: all layers are trained throughout, not a few drawn ones
-learned unfrozen_parameters: rows of a weight, parameters next to adapters, and names that the model does not
-    have cannot be chosen here
-learned use_onebitllms: weights of one bit are not trained here
-learned use_eaft: the loss is plain cross-entropy, not weighted by entropy
-learned embedding_lr embedding_lr_scale lr_groups: one learning rate for all parameters here
-learned jagged_restart_steps: the schedule is not restarted here
-learned optim_target_modules: the optimizer treats all parameters alike here
-learned grokfast_alpha grokfast_lamb: slow gradients are not amplified here
-learned spectrum_top_fraction spectrum_model_name: all layers are trained, not those of the highest
+exact use_wandb: wandb_project decides whether the run is logged to Weights & Biases
+exact loss_watchdog_threshold loss_watchdog_patience: recipec does not stop a run whose loss explodes
+exact vllm: vLLM-TPU serves the model, as the recipe's serve section describes
+exact dataloader_drop_last: recipec leaves out an epoch's last batch if it is not full
+exact shuffle_merged_datasets: each epoch has its own order, in Axolotl and in recipec
+exact float32: model.dtype sets the precision
+learned peft_layer_replication: recipec does not repeat layers: the model keeps its depth
+learned peft_trainable_token_indices: recipec does not train single rows of the embedding: these tokens keep
+    theirs
+learned relora: recipec does not merge and restart adapters during the run
+learned lisa_n_layers: recipec trains all layers throughout, not a few drawn ones
+learned unfrozen_parameters: recipec cannot select rows of a weight, parameters next to adapters, or names
+    that the model does not have
+learned use_onebitllms: recipec does not train one-bit weights
+learned use_eaft: recipec's loss is plain cross-entropy, not weighted by entropy
+learned embedding_lr embedding_lr_scale lr_groups: recipec uses one learning rate for all parameters
+learned jagged_restart_steps: recipec does not restart the schedule
+learned optim_target_modules: recipec's optimizer treats all parameters alike
+learned grokfast_alpha grokfast_lamb: recipec does not amplify slow gradients
+learned spectrum_top_fraction spectrum_model_name: recipec trains all layers, not those of the highest
     signal-to-noise ratio
-learned dense_mixer: experts' gradients come from the chosen experts alone
-learned liger_use_token_scaling: each token's loss counts alike here
-learned scaling_softmax: attention is not scaled by the length of the context here
-learned use_pose: positions are not skipped to lengthen the context here
-learned fix_untrained_tokens: untrained embeddings keep their values here
-learned added_tokens_overrides: the tokenizer's tokens are not renamed here
-learned reinit_weights: training starts from the checkpoint's weights here, not from random ones
-learned overrides_of_model_config model_config: config.json is taken as it is
-learned trainer_cls: the trainer is the runtime's here: what another class does is not done
-learned qat: weights are not rounded while training here
-learned llmcompressor: weights are neither pruned nor quantized while training here
-learned nvfp4_merge_aware nvfp4_merge_aware_start_step: weights in nvfp4 are not trained here
-learned mora: plain LoRA in its place: MoRA's square matrices are others
-learned diffusion: the loss is the next token's, not a diffusion's
-lost peft_ensure_weight_tying: embeddings carry no adapters here, so nothing is to be tied
-lost gptq: GPTQ weights cannot be read here: the unquantized base's are taken
-lost lr_quadratic_warmup: the warm-up is linear here
-lost cosine_constant_lr_ratio: the cosine reaches the run's end here, without a constant stretch
-lost lr_div_factor: the warm-up starts from zero here
-lost fp32_norms: norms are computed in model.dtype here, as they are stored
-lost group_by_length: rows are not grouped by length: other rows share a batch
-lost sample_packing_sequentially: packing chooses among many samples here, not only the next ones
-lost shuffle_before_merging_datasets: all sources are shuffled together here
-lost dataset_exact_deduplication: rows that stand twice are trained on twice here
-lost dataset_shard_num: the whole data set is taken here, not one shard of it
-lost resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings: the embedding has the rows of
-    model.vocab_size
-    here
-lost overrides_of_model_kwargs model_kwargs: config.json is taken as it is
-lost tokenizer_use_mistral_common: the tokenizer is Hugging Face's here
-lost model_quantization_config: the base is read as it is published, and quantized by lora.quantize alone
-lost expert_parallel_token_capacity=null: no token is dropped here: an expert takes all that choose it
+learned dense_mixer: the gradients of experts come only from the chosen experts
+learned liger_use_token_scaling: recipec weights the loss of all tokens equally
+learned scaling_softmax: recipec does not scale attention by the length of the context
+learned use_pose: recipec does not skip positions to lengthen the context
+learned fix_untrained_tokens: recipec leaves untrained embeddings unchanged
+learned added_tokens_overrides: recipec does not rename the tokenizer's tokens
+learned reinit_weights: recipec starts from the checkpoint's weights, not from random ones
+learned overrides_of_model_config model_config: recipec uses config.json unchanged
+learned trainer_cls: recipec trains with its own trainer, and does not do what another class does
+learned qat: recipec does not round weights during training
+learned llmcompressor: recipec neither prunes nor quantizes weights during training
+learned nvfp4_merge_aware nvfp4_merge_aware_start_step: recipec does not train weights in nvfp4
+learned mora: recipec trains plain LoRA instead, without MoRA's square matrices
+learned diffusion: recipec's loss is next-token cross-entropy, not a diffusion loss
+lost peft_ensure_weight_tying: recipec puts no adapters on embeddings, so it has nothing to tie
+lost gptq: recipec cannot read GPTQ weights, and uses the unquantized base model
+lost lr_quadratic_warmup: recipec's warm-up is linear
+lost cosine_constant_lr_ratio: recipec's cosine ends with the run, without a constant part
+lost lr_div_factor: recipec's warm-up starts from zero
+lost fp32_norms: recipec computes norms in model.dtype, as they are stored
+lost group_by_length: recipec does not group rows by length: other rows share a batch
+lost sample_packing_sequentially: recipec's packing chooses among many samples, not only the next ones
+lost shuffle_before_merging_datasets: recipec shuffles all sources together
+lost dataset_exact_deduplication: recipec trains twice on a row that occurs twice
+lost dataset_shard_num: recipec uses the whole data set, not one shard of it
+lost resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings: recipec's embedding has
+    model.vocab_size rows
+lost overrides_of_model_kwargs model_kwargs: recipec uses config.json unchanged
+lost tokenizer_use_mistral_common: recipec uses the Hugging Face tokenizer
+lost model_quantization_config: recipec reads the base model as published; only lora.quantize quantizes it
+lost expert_parallel_token_capacity=null: recipec drops no tokens: an expert takes all tokens that choose it
 mesh expert_parallel_backend expert_parallel_num_nvl_bytes expert_parallel_num_rdma_bytes
     expert_parallel_fallback_on_unsupported
-lost cls_model_config: the model is a language model here
-lost quantization: quantized after the training by merge.quantization, not trained with
+lost cls_model_config: recipec trains language models
+lost quantization: recipec quantizes after training, by merge.quantization, not during training
 lost max_packed_sequence_len dpo_use_logits_to_keep dpo_generate_during_eval dpo_norm_loss rpo_alpha
     s2_attention flash_attn_rms_norm: Axolotl refuses this key
-lost eval_sequence_len: evaluation has rows of data.max_length here
-lost min_sample_len: short samples are kept here, as long as a token of them is a target
-lost max_prompt_len: a preference is cut as a whole here
-lost chat_template_kwargs: the template is given no variables of the recipe's own
-lost default_system_message: a conversation without a system message keeps none
+lost eval_sequence_len: recipec evaluates with rows of data.max_length
+lost min_sample_len: recipec keeps a short sample if at least one of its tokens carries loss
+lost max_prompt_len: recipec truncates a preference as a whole
+lost chat_template_kwargs: recipec gives the template no variables of the config
+lost default_system_message: recipec adds no system message to a conversation without one
 lost use_dsv4_kernels use_glm_dsa_kernels dsv4_fp8_nonexpert_mode dsv4_fp8_lora_kernel
-    dsv4_shared_mlp_lora_kernel dsv4_bf16_all dsv4_fp4_grouped_mode: kernels of another model
-lost nonexpert_quantization gemma4_fp8_nonexpert gemma4_nf4_nonexpert: lora.quantize says how weights outside
-    the experts are stored here
-lost fp8_enable_fsdp_float8_all_gather: weights are gathered in model.dtype here
-lost sample_packing_group_size sample_packing_bin_size: packing has groups of its own here: other samples
-    share a row
-lost world_size: the number of GPUs is given by --devices
-lost peft_autocast_adapter_dtype: adapters are float32 here (lora.dtype)
-lost torchdistx_path: AnyPrecision's optimizer is not used here
+    dsv4_shared_mlp_lora_kernel dsv4_bf16_all dsv4_fp4_grouped_mode: kernels for another model
+lost nonexpert_quantization gemma4_fp8_nonexpert gemma4_nf4_nonexpert: lora.quantize sets how recipec stores
+    weights outside the experts
+lost fp8_enable_fsdp_float8_all_gather: recipec gathers weights in model.dtype
+lost sample_packing_group_size sample_packing_bin_size: recipec's packing groups samples in its own way: other
+    samples share a row
+lost world_size: --devices gives the number of GPUs
+lost peft_autocast_adapter_dtype: recipec keeps adapters in float32 (lora.dtype)
+lost torchdistx_path: recipec does not use AnyPrecision's optimizer
 setting relora_prune_ratio relora_prune_method -> relora
 setting lisa_step_interval lisa_layers_attribute -> lisa_n_layers
 setting jagged_restart_warmup_steps jagged_restart_anneal_steps -> jagged_restart_steps
 setting eaft_alpha eaft_k -> use_eaft
 setting pose_split_on_token_ids pose_max_context_len pose_num_chunks -> use_pose
 setting scaling_softmax_factor scaling_softmax_bias -> scaling_softmax
-exact pretraining_sample_concatenation: texts share rows, each by itself
+exact pretraining_sample_concatenation: texts share rows, and each attends only to itself
 setting dataset_shard_idx -> dataset_shard_num
 setting model_quantization_config_kwargs -> model_quantization_config
 setting fp32_norm_classes -> fp32_norms
@@ -736,26 +754,26 @@ setting adam_epsilon2 adam_beta3 dion_lr dion_momentum dion_rank_fraction dion_r
     qgalore_proj_group_size qgalore_cos_threshold qgalore_gamma_proj qgalore_queue_size -> optimizer
 setting simpo_gamma cpo_alpha kto_desirable_weight kto_undesirable_weight center_rewards_coefficient
     num_labels ebft dpo_loss_weights -> rl
-lost wandb_name wandb_run_id wandb_mode wandb_entity: the environment of the run says it: WANDB_ENTITY,
+lost wandb_name wandb_run_id wandb_mode wandb_entity: set it in the environment of the run: WANDB_ENTITY,
     WANDB_NAME, WANDB_MODE, WANDB_RUN_ID
-lost wandb_watch wandb_log_model: metrics alone go to Weights & Biases
+lost wandb_watch wandb_log_model: recipec sends only metrics to Weights & Biases
 lost mlflow_tracking_uri mlflow_run_name hf_mlflow_log_artifacts use_comet comet_api_key comet_workspace
     comet_project_name comet_experiment_key comet_mode comet_online comet_experiment_config use_trackio
     trackio_project_name trackio_run_name trackio_space_id use_otel_metrics otel_metrics_host
-    otel_metrics_port use_swanlab swanlab_project swanlab_experiment_name swanlab_description
-    swanlab_mode swanlab_workspace swanlab_api_key swanlab_log_model swanlab_web_host swanlab_api_host
+    otel_metrics_port use_swanlab swanlab_project swanlab_experiment_name swanlab_description swanlab_mode
+    swanlab_workspace swanlab_api_key swanlab_log_model swanlab_web_host swanlab_api_host
     swanlab_lark_webhook_url swanlab_lark_secret swanlab_log_completions swanlab_completion_log_interval
-    swanlab_completion_max_buffer: nothing is logged there: {training.LOGS}
-lost profiler_steps profiler_steps_start: steps are not profiled here
+    swanlab_completion_max_buffer: recipec does not log to this service: {training.LOGS}
+lost profiler_steps profiler_steps_start: recipec does not profile steps
 lost hub_model_id hub_strategy hub_revision push_dataset_to_hub: {training.UPLOAD}
 """)
 """Keys for which a row of a table is enough."""
 
 REFUSED = {
-    "a reward model is trained for another stage": "reward_model process_reward_model",
+    "it trains a reward model for another stage": "reward_model process_reward_model",
     "distillation needs a teacher's logits": "kd_trainer",
     "reinforcement learning with environments needs answers while training": "nemo_gym_enabled",
-    "the training runs on another service": "hatchery",
+    "another service runs the training": "hatchery",
 }
 """Keys that turn the run into another kind, by reason."""
 

@@ -14,37 +14,45 @@ from recipec.compiler.port.names import known, tokenizer_of
 from recipec.runtime.data.messages import ALIASES, ROLES
 
 SPLIT = (
-    "the same share of rows; others, since Axolotl takes the last ones of its own shuffled order, without"
-    " those that are too long"
+    "the same share, but other rows: Axolotl takes the last rows of its own shuffled "
+    "order, without those that are too long"
 )
-SEEDS = "drawn from by other generators: another order of samples, and other adapters to start from"
+SEEDS = "recipec uses other random generators: the order of samples and the initial adapters differ"
 PACKED = (
-    "as many tokens in a step, in rows that hold other samples together; there the last ones of an epoch are"
-    " left out where they fill no micro-batch"
+    "a step has as many tokens, but other samples share a row; Axolotl leaves out an "
+    "epoch's last rows if they fill no micro-batch"
 )
-MARKS = "the marks between the messages are learned too"
-TOOL_ENDS = "of a tool's result what it says is learned; there the end of its turn too, where it is near"
-MARKED = "a message that it marks is learned there whatever its role is, and here where roles_to_train has it"
-STRIPPED = "a line break that the template ends with is learned here; there it is taken off both answers"
+MARKS = "recipec also trains on the markers between messages"
+TOOL_ENDS = (
+    "recipec trains on the content of a tool's result; Axolotl also trains on the end of "
+    "its turn if it is near"
+)
+MARKED = (
+    "Axolotl trains on each message that this key marks; recipec does so only if roles_to_train has its role"
+)
+STRIPPED = "recipec trains on a line break at the end of the template; Axolotl removes it from both answers"
 PRETRAINING = "pretraining_dataset"
-JOINED = "texts share rows; there one sees those before it in the row, unless sample_packing is on"
+JOINED = (
+    "texts share rows; unless sample_packing is on, a text in Axolotl also attends to "
+    "the texts before it in the row"
+)
 OF_SOURCES = table("""
-exact ds_type: the file's name tells what it is
-exact trust_remote_code: no code of a data set's runs here
-exact preprocess_shards: how rows are prepared, not which
-lost revision: the newest revision is taken here
-lost shards shards_idx: the whole data set is taken here, not one shard of it
-lost input_transform: rows are not changed by it: data.transform names a function of your own
-lost temperature logprobs_field: it is for distillation, which there is not here
+exact ds_type: the file name gives the type
+exact trust_remote_code: recipec runs no code of a data set
+exact preprocess_shards: it affects how rows are prepared, not which rows
+lost revision: recipec uses the newest revision
+lost shards shards_idx: recipec uses the whole data set, not one shard of it
+lost input_transform: recipec does not apply it; data.transform names your own function
+lost temperature logprobs_field: it is for distillation, which recipec does not have
 """)
 """Keys of a data set, except those of its place and its rows."""
 OF_MESSAGES = table("""
-lost field_thinking=reasoning_content template_thinking_key=reasoning_content: messages keep their other keys'
-    own names
-lost message_field_training_detail: parts of a message cannot be chosen: all of it is learned
+lost field_thinking=reasoning_content template_thinking_key=reasoning_content: messages keep the names of
+    their other keys
+lost message_field_training_detail: recipec cannot select parts of a message: it trains on all of it
 lost split_thinking=false: reasoning stays in the content of its message
 lost drop_system_message=false: system messages stay
-lost input_format: the template is Jinja here
+lost input_format: recipec's template is Jinja
 """)
 """Keys for what chat_template reads of messages in addition to role and content."""
 
@@ -59,7 +67,7 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> None:
     train = _sources(keys, PRETRAINING if pretrains else "datasets", objective)
     keys.same(PRETRAINING, note="" if pretrains else "off")
     if pretrains:
-        keys.unused(("datasets",), f"{PRETRAINING} is what is read")
+        keys.unused(("datasets",), f"Axolotl reads {PRETRAINING} instead")
     held = _sources(keys, "test_datasets", objective)
     kinds = [each.kind for each in train if each.kind is not None]
     _forms(keys, train, held)
@@ -110,9 +118,9 @@ def _sources(keys: Keys, key: str, objective: str) -> list[Entry]:
     given = keys.value(key)
     if not isinstance(given, list) or not given or not all(isinstance(entry, dict) for entry in given):
         if key in ("datasets", PRETRAINING):
-            message = f"`{key}` is no list of data sets with a path and a type each"
+            message = f"`{key}` is not a list of data sets with a path and a type each"
             keys.refuse(key, "E1143", message, "datasets: [{path: OWNER/NAME, type: chat_template}]")
-        keys.unless(key, ([],), "it is no list of data sets")
+        keys.unless(key, ([],), "it is not a list of data sets")
         return []
     path = "data.eval" if key == "test_datasets" else "data.train"
     found = []
@@ -162,7 +170,9 @@ def _place(keys: Keys) -> Any:
     found = datasets.place(path or "json", files)
     if found.path is None:
         key = "path" if path else "data_files"
-        keys.refuse(key, "E1143", f"`{path}` cannot be a source: {found.note}", "path: ./data.jsonl")
+        keys.refuse(
+            key, "E1143", f"recipec cannot read the source `{path}`: {found.note}", "path: ./data.jsonl"
+        )
         return None
     return datasets.source(found.path, keys.text("split"), keys.text("name"))
 
@@ -196,9 +206,9 @@ def _packing(keys: Keys, objective: str) -> None:
     else:
         keys.default("sample_packing", False, {"data.packing": False})
     if keys.given("eval_sample_packing") and keys.flag("eval_sample_packing") != packs:
-        note = "evaluation packs as the training does here: its loss is the same"
+        note = "recipec packs evaluation data like training data: the loss is the same"
         keys.say("eval_sample_packing", {}, note)
-    keys.same("eval_sample_packing", note="as the training does")
+    keys.same("eval_sample_packing", note="the same as in training")
 
 
 def _loss(keys: Keys, train: Sequence[Entry], kinds: Sequence[Kind]) -> None:
@@ -243,12 +253,14 @@ def _turns(keys: Keys, loss: Any, sets: Mapping[str, Any]) -> None:
     """Record which turns are trained on, and whether their ends are."""
     if keys.value("roles_to_train") is not None:
         known = _roles(keys) and set(_roles(keys)) <= set(ROLES)
-        unknown = "" if known else "all turns of the assistant are learned here, and no others"
+        unknown = "" if known else "recipec trains on all turns of the assistant, and on no others"
         keys.say("roles_to_train", sets, TOOL_ENDS if "tool" in loss else unknown)
     for name in ("train_on_eos", "train_on_eot"):
         ends = keys.choice(name, ("all", "turn", "last", "none"))
         if ends not in (None, "turn"):
-            keys.say(name, {}, "the end of each learned turn is learned here, and of no other")
+            keys.say(
+                name, {}, "recipec trains on the end of each turn that it trains on, and of no other turn"
+            )
         keys.same(name)
 
 
@@ -258,7 +270,7 @@ def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> None:
     names = ("chat_template", "chat_template_jinja")
     if formats <= {"prompt_completion", "text"}:
         for below in (keys, *(each.keys for each in train)):
-            below.passive(names, "plain text has no template; it is for chatting")
+            below.passive(names, "plain text has no template; a template is for conversations")
         keys.passive(("eot_tokens",), "plain text has no turns")
         return
     chats = [each for each in train if each.kind is not None and each.kind.format in ("chat", "preference")]
@@ -277,13 +289,13 @@ def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> None:
     at.same("chat_template_jinja", found.sets if at.given("chat_template_jinja") else None)
     if alike:
         for below in (keys, *(each.keys for each in told)):
-            below.passive(names, "as the other data sets")
+            below.passive(names, "the same as the other data sets")
     else:
         others = {key: each for key, each in own.items() if not each.known or each.sets != found.sets}
         _own_templates(keys, train, others)
     if model is not None and not jinja and "chat" in formats:
         _ends(keys, model, found.ends)
-    keys.same("eot_tokens", note="the end of a turn, which is learned")
+    keys.same("eot_tokens", note="the end of a turn, which the loss covers")
 
 
 def _named_template(keys: Keys, model: Model | None) -> templates.Template:
@@ -311,7 +323,7 @@ def _own_templates(keys: Keys, train: Sequence[Entry], own: Mapping[int, templat
         if not found.known:
             _refused_template(each.keys, found)
         elif text is None:
-            note = "the tokenizer's template cannot be a source's own beside data.chat_template"
+            note = "a source cannot have the tokenizer's template as its own next to data.chat_template"
             each.keys.refuse("chat_template", "E1147", note, "chat_template_jinja with the template's text")
     for each in train:
         if (found := own.get(id(each))) is not None:
@@ -332,20 +344,20 @@ def _ends(keys: Keys, model: Model, written: str) -> None:
     given = keys.value("eot_tokens")
     if isinstance(given, list) and given:
         if mark not in given:
-            keys.say("eot_tokens", {}, f"{mark}, which ends a turn in the template, is learned here")
+            keys.say("eot_tokens", {}, f"recipec trains on {mark}, with which the template ends a turn")
     elif (own and mark != own[1]) or not (
         model.chat and tokenizer_of(model) in known("axolotl", "turn_ends")
     ):
-        note = f"{mark}, the end of a turn, is learned here; in Axolotl only where it is the eos_token"
+        note = f"recipec trains on {mark}, the end of a turn; Axolotl does so only if it is the eos_token"
         keys.default("eot_tokens", None, {}, note)
 
 
 def _evaluation(keys: Keys) -> None:
     size = keys.number("val_set_size")
     if not size:
-        keys.same("val_set_size", note="nothing is held out")
+        keys.same("val_set_size", note="the run holds out no rows")
         if not keys.stands("val_set_size"):
-            keys.default("val_set_size", 0.0, {}, "Axolotl's default: nothing is held out")
+            keys.default("val_set_size", 0.0, {}, "Axolotl's default: no rows are held out")
         return
     seed = keys.integer("seed")
     sets = datasets.evaluation(size)
@@ -372,7 +384,7 @@ def _kind(keys: Keys, objective: str) -> Kind | None:
         _told(keys, "type", given)
         return user_defined(given)
     if given is None:
-        message = "a data set has no `type`, which says what its rows are"
+        message = "a data set has no `type`, which gives the format of its rows"
         keys.refuse("type" if keys.stands("type") else "path", "E1141", message, "type: chat_template")
         return None
     name = str(given)
@@ -396,13 +408,13 @@ def _texts(keys: Keys) -> Kind:
     """Return the kind for `pretraining_dataset`: texts of one column."""
     column = keys.text("text_column")
     keys.same("text_column")
-    keys.unless("skip", (0,), "all rows are taken")
+    keys.unless("skip", (0,), "recipec uses all rows")
     return Kind("text", {"text": column} if column not in (None, "text") else {}, note=PIECES)
 
 
 def _unknown(keys: Keys, name: str) -> None:
     why = next((why for known, why in UNPORTED.items() if name.partition(".")[0] == known), "")
-    message = f"the data set type `{name}` is not taken over: {why}"
+    message = f"recipec does not support the data set type `{name}`: {why}"
     message = message if why else f"unknown data set type `{name}`"
     help = "type: chat_template, with field_messages and message_property_mappings for columns of other names"
     keys.refuse("type", "E1141", message, help)
@@ -423,7 +435,7 @@ def _chat(keys: Keys) -> Kind:
     names |= {"weight": marks} if marks else {}
     fields = {name: given for name, given in names.items() if name != given}
     words = _words(keys)
-    unmarked = "messages are learned by their roles alone, whose words are converted here"
+    unmarked = "recipec selects messages only by role, and converts the names of the roles"
     keys.say("message_field_training", {}, (MARKED if words is None else unmarked) if marks else "")
     for name in ("field_messages", "field_tools", "message_field_role", "message_field_content"):
         keys.same(name, {"data.fields": fields} if fields and keys.given(name) else None)
@@ -449,7 +461,7 @@ def _words(keys: Keys) -> dict[str, str] | None:
         for role, names in given.items()
         for word in (names if isinstance(names, list) else [names])
     }
-    keys.same("roles", note="the same roles by other words")
+    keys.same("roles", note="the same roles under other names")
     usual = {**ALIASES, **{role: role for role in ROLES}}
     return None if all(usual.get(word) == role for word, role in words.items()) else words
 
@@ -458,7 +470,7 @@ def _beside(keys: Keys, mapping: Mapping[str, Any], fields: Mapping[str, str]) -
     """Record what chat_template reads of messages in addition to role and content."""
     others = [name for name, given in mapping.items() if name not in ("role", "content") and name != given]
     if others:
-        note = f"{', '.join(others)}: messages keep their other keys' own names"
+        note = f"{', '.join(others)}: messages keep the names of these keys"
         keys.say("message_property_mappings", {}, note)
     keys.same("message_property_mappings", {"data.fields": fields} if fields and mapping else None)
     keys.follow(OF_MESSAGES)
@@ -501,7 +513,9 @@ def _unpaired(keys: Keys, given: Any) -> Kind | None:
         _told(keys, "type", given)
         names = {name: str(given.get(f"field_{name}") or name) for name in ("prompt", "completion", "label")}
         formats = any(given.get(f"{name}_format") for name in ("prompt", "completion"))
-        note = "prompt_format and completion_format are not written around the texts here" if formats else ""
+        note = (
+            "recipec does not write prompt_format and completion_format around the texts" if formats else ""
+        )
         return Kind(UNPAIRED, {name: there for name, there in names.items() if name != there}, note=note)
     template, _, rows = str(given or "").partition(".")
     if given is None:
@@ -512,7 +526,7 @@ def _unpaired(keys: Keys, given: Any) -> Kind | None:
             "type", "E1141", message, "type: chatml.argilla, or none for prompt, completion and label"
         )
         return None
-    note = f"turns are written by the recipe's chat template here, and by the marks of {template} there"
+    note = f"recipec writes turns with the recipe's chat template; Axolotl uses the markers of {template}"
     if rows == "argilla_chat":
         made = conversion.tagged(conversion.Tagged("completion", label="label"))
     else:
@@ -528,8 +542,10 @@ def _own_preference(given: Mapping[str, Any]) -> Kind:
         for name in names
     )
     fields = {name: there for name, there in names.items() if name != there}
-    unwritten = "prompt_format, chosen_format and rejected_format are not written around the texts here"
-    system = "the system message is not written before the prompt" if given.get("field_system") else ""
+    unwritten = "recipec does not write prompt_format, chosen_format and rejected_format around the texts"
+    system = (
+        "recipec does not write the system message before the prompt" if given.get("field_system") else ""
+    )
     note = "; ".join(filter(None, ("" if plain else unwritten, system)))
     return Kind("preference", fields, note=note)
 
@@ -552,13 +568,14 @@ class Kind:
 
 
 PLAIN = (
-    "the same text, tokenized as a whole: a row whose completion fuses with the prompt's last token is left"
-    " out and counted"
+    "recipec tokenizes the same text as a whole; it leaves out and counts a row whose "
+    "completion merges with the prompt's last token"
 )
-PIECES = (
-    "a text longer than sequence_len is cut at its end here, where Axolotl goes on with it in further rows"
+PIECES = "recipec truncates a text longer than sequence_len at its end; Axolotl continues it in further rows"
+SEGMENTS = (
+    "recipec leaves out rows whose trained segments are not all at the end, and ends the "
+    "sequence after each row"
 )
-SEGMENTS = "rows whose learned segments are not all at the end are left out, and each row ends its sequence"
 
 _TASK = "Below is an instruction that describes a task"
 _ALPACA = (
@@ -638,13 +655,13 @@ PROMPTS: Mapping[str, conversion.Prompt] = {
 
 UNPORTED = {
     "sharegpt": "Axolotl refuses it",
-    "explainchoice": "its lists of choices have no format here",
-    "concisechoice": "its lists of choices have no format here",
-    "reflection": "its reflections have no format here",
-    "jeopardy": "its answers are rewritten",
+    "explainchoice": "recipec has no format for its lists of choices",
+    "concisechoice": "recipec has no format for its lists of choices",
+    "reflection": "recipec has no format for its reflections",
+    "jeopardy": "it rewrites answers",
     "bradley_terry": "it is for reward models",
     "stepwise_supervised": "it is for reward models",
-    "_synthetic": "its tokens are drawn at random",
+    "_synthetic": "it draws tokens at random",
     "pretrain": "it is for pre-training",
 }
 """Types that Axolotl has, or had, and why they are not ported."""

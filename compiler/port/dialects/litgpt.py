@@ -24,8 +24,8 @@ KEYS = table("""
 log train.log_interval
 evaluation eval.max_new_tokens eval.max_iters eval.initial_validation eval.final_validation
     eval.evaluate_example
-lost train.max_time=null: the run does not end by the clock here
-exact train.min_lr: finetune does not read it: the cosine ends at zero
+lost train.max_time=null: recipec does not end a run by the clock
+exact train.min_lr: litgpt finetune does not read it: the cosine ends at zero
 """)
 OF_LORA = table("""
 integer lora_r -> lora.rank
@@ -33,8 +33,8 @@ number lora_alpha -> lora.alpha
 number lora_dropout -> lora.dropout
 """)
 OF_DATA = table("""
-lost ignore_index=-100: tokens without loss have no number here
-exact num_workers download_dir file_url file_name repo_id: how it is read
+lost ignore_index=-100: recipec has no number for tokens without loss
+exact num_workers download_dir file_url file_name repo_id: it affects how the data is read, not its content
 """)
 
 FLAGS = {
@@ -91,7 +91,7 @@ def _method(keys: Keys) -> str:
         return "lora"
     if "adapter" in name:
         help = "port a configuration of finetune lora or full"
-        message = "litgpt's adapter methods have no counterpart here: prefixes that are learned"
+        message = "litgpt's adapter methods learn prefixes, which have no counterpart in recipec"
         keys.refuse("checkpoint_dir", "E1149", message, help)
     return "lora" if "lora" in name else "full"
 
@@ -107,9 +107,9 @@ def _model(keys: Keys) -> Named | None:
         named = models.resolve(original, keys.source.path.parent)
     if named.note:
         keys.say("checkpoint_dir", {"model.id": named.id}, named.note)
-    last = "the folder's last name is litgpt's for the model"
+    last = "the last part of the folder's path is litgpt's name for the model"
     whole = named.id == "/".join(name.rstrip("/").split("/")[-2:])
-    note = "the folder's last two names are the model's id" if whole else last
+    note = "the last two parts of the folder's path are the model's id" if whole else last
     keys.same("checkpoint_dir", {"model.id": named.id}, note)
     return named
 
@@ -132,14 +132,16 @@ def _lora(keys: Keys, model: Model | None) -> None:
     for flag in FLAGS:
         keys.say(flag, {"lora.targets": targets} if targets else None, note if keys.flag(flag) else "")
     adapters.say_head(keys, "lora_head")
-    keys.ledger.set("lora.init", "peft", "A uniform with the bound 1/sqrt(fan_in), B zero, as there")
+    keys.ledger.set(
+        "lora.init", "peft", "A is uniform with the bound 1/sqrt(fan_in) and B is zero, as in the tool"
+    )
     name = keys.choice("quantize", QUANTIZED)
     precision = keys.text("precision") or "bf16-mixed"
     if name is None:
         keys.same("quantize", note="not quantized")
         return
     if "mixed" in precision:
-        message = "litgpt stops on a quantized base with mixed precision"
+        message = "litgpt stops if the base model is quantized and mixed precision is on"
         key = "precision" if keys.given("precision") else "quantize"
         keys.refuse(key, "E1145", message, "precision: bf16-true")
     made = adapters.quantized(*QUANTIZED[name])
@@ -150,11 +152,13 @@ def _devices(keys: Keys) -> int:
     given = keys.value("devices")
     nodes = keys.integer("num_nodes") or 1
     if given in ("auto", -1, "-1"):
-        keys.same("devices", note="all GPUs of the machine: their number is --devices")
+        keys.same("devices", note="all GPUs of the machine; --devices gives their number")
         return keys.ledger.devices or nodes
     count = keys.integer("devices") or 1
     if keys.given("quantize") and count * nodes > 1:
-        keys.refuse("devices", "E1145", "litgpt trains on a quantized base with one GPU alone", "devices: 1")
+        keys.refuse(
+            "devices", "E1145", "litgpt trains on a quantized base model only with one GPU", "devices: 1"
+        )
     note = f"{count * nodes} data-parallel devices, which share the global batch"
     keys.passive(("devices", "num_nodes"), note)
     return keys.ledger.devices or count * nodes
@@ -165,28 +169,28 @@ def _batch(train: Keys, devices: int) -> None:
     rows, micro = train.integer("global_batch_size") or 1, train.integer("micro_batch_size") or 1
     accumulation = rows // devices // micro
     if accumulation < 1:
-        stops = f"litgpt stops on a global_batch_size of {rows}"
+        stops = f"litgpt stops at a global_batch_size of {rows}"
         message = f"{stops}, with {micro} rows on each of {devices} devices"
         train.refuse("global_batch_size", "E1145", message, f"global_batch_size: {micro * devices}")
         accumulation = 1
     made = training.Batch(micro, accumulation, devices)
-    note = "" if made.rows == rows else f"{made.rows} rows: what {rows} gives when litgpt rounds down, {made}"
+    note = "" if made.rows == rows else f"{made.rows} rows: litgpt rounds {rows} down to {made}"
     train.say("micro_batch_size", {"train.micro_batch_size": micro})
     sets = {"train.global_batch_size": made.rows}
     if note and train.given("global_batch_size"):
         train.same("global_batch_size", sets, note)
     train.say("global_batch_size", sets, note)
-    why = "litgpt's loss is the mean of its micro-batches' means"
-    why += ", those of each device for themselves" if devices > 1 else ""
+    why = "litgpt takes the mean of its micro-batches' means"
+    why += ", on each device by itself" if devices > 1 else ""
     train.ledger.set("train.loss_normalization", "micro_batches", why)
 
 
 def _length(train: Keys) -> None:
     steps, epochs = train.integer("max_steps"), train.integer("epochs")
     if steps:
-        note = "" if epochs is None else f"there at most {epochs} epochs"
+        note = "" if epochs is None else f"litgpt runs at most {epochs} epochs"
         train.say("max_steps", {"train.steps": steps}, note)
-        train.same("epochs", note="max_steps sets the length of the run, where the epochs are not shorter")
+        train.same("epochs", note="max_steps sets the length of the run, unless the epochs are shorter")
     else:
         train.say("epochs", {"train.epochs": epochs})
         train.same("max_steps", note="null: whole epochs")
@@ -195,10 +199,12 @@ def _length(train: Keys) -> None:
 def _schedule(train: Keys) -> None:
     steps = train.integer("lr_warmup_steps")
     train.say("lr_warmup_steps", {"train.schedule.warmup_steps": steps})
-    train.ledger.set("train.schedule.name", "cosine", "litgpt's: a linear warm-up, then a cosine to zero")
+    train.ledger.set(
+        "train.schedule.name", "cosine", "litgpt's schedule: a linear warm-up, then a cosine to zero"
+    )
     for key in ("max_tokens", "max_norm", "tie_embeddings", "lr_warmup_fraction"):
         if train.given(key):
-            message = f"litgpt's finetune stops on {key}, which pretrain alone reads"
+            message = f"litgpt's finetune stops at {key}, which only pretrain reads"
             train.refuse(key, "E1145", message, f"remove {key}")
         train.same(key, note="null: finetune does not read it")
 
@@ -211,13 +217,16 @@ def _optimizer(keys: Keys) -> None:
         training.say_torch_optimizer(arguments, name, keys.below("optimizer"), "class_path")
     else:
         training.say_torch_optimizer(arguments, str(found), keys, "optimizer")
-    keys.ledger.set("train.optimizer.max_grad_norm", None, "litgpt does not clip when it fine-tunes")
+    keys.ledger.set(
+        "train.optimizer.max_grad_norm", None, "litgpt does not clip gradients when it fine-tunes"
+    )
 
 
 def _precision(keys: Keys, lora: bool) -> None:
-    half = "bfloat16 in place of float16: more range, three bits less precision"
+    half = "recipec uses bfloat16 instead of float16: more range, three bits less precision"
     notes = {
-        "bf16-mixed": "the weights are held in bfloat16 here; there in float32, and rounded for each product",
+        "bf16-mixed": "recipec keeps the weights in bfloat16; litgpt keeps them in float32 and rounds them "
+        "for each product",
         "bf16-true": "",
         "32-true": "",
         "16-mixed": half,
@@ -229,7 +238,7 @@ def _precision(keys: Keys, lora: bool) -> None:
     whole = found.endswith("true") and made == "bfloat16"
     if lora:
         dtype = "bfloat16" if whole else "float32"
-        keys.ledger.set("lora.dtype", dtype, "litgpt's adapters are of its precision")
+        keys.ledger.set("lora.dtype", dtype, "litgpt keeps adapters in this precision")
     elif made == "bfloat16":
         keys.ledger.set("train.optimizer.master_weights", not whole)
 
@@ -244,9 +253,9 @@ def _logs(keys: Keys) -> None:
         log.same("project", sets if log.given("project") else None)
         keys.same("logger_name", sets)
         for key, variable in (("run", "WANDB_NAME"), ("group", "WANDB_RUN_GROUP")):
-            log.unless(key, training.OFF, f"{variable} in the environment of the run says it")
+            log.unless(key, training.OFF, f"set {variable} in the environment of the run")
     elif name in ("mlflow", "litlogger"):
-        keys.unless("logger_name", (), f"nothing is logged there: {training.LOGS}")
+        keys.unless("logger_name", (), f"recipec does not log to this service: {training.LOGS}")
     keys.same("logger_name", {"train.log.tensorboard": True} if name == "tensorboard" else None, "a log")
     keys.mappings(("log",))
     log.passive(keys.mapping("log"), "a log")
@@ -255,7 +264,7 @@ def _logs(keys: Keys) -> None:
 def _rest(keys: Keys, train: Keys) -> None:
     seed = keys.integer("seed")
     if keys.given("seed"):
-        note = "another generator: other draws of the same distribution"
+        note = "recipec uses another random generator: other draws of the same distribution"
         keys.same("seed", {"train.seed": seed}, note)
     keys.say("seed", {"train.seed": seed})
     every = train.integer("save_interval")
@@ -295,22 +304,22 @@ def _data(keys: Keys, train: Keys, named: Named | None) -> None:
     known = f"litgpt.data.{name}"
     section.defaults = defaults_of(NAME, known) if known in tools()[NAME]["sections"] else {}
     datasets.length(train, "max_seq_length")
-    keys.ledger.set("data.packing", False, "litgpt packs no samples when it fine-tunes")
+    keys.ledger.set("data.packing", False, "litgpt does not pack samples when it fine-tunes")
     if name not in (*SOURCES, "JSON"):
         names = listing([f"litgpt.data.{one}" for one in ("JSON", *SOURCES)], "or")
-        message = f"the data module {name} has no counterpart here"
+        message = f"the data module {name} has no counterpart in recipec"
         key = "data.class_path" if keys.stands("data.class_path") else "data"
-        help = f"its rows as a file: class_path: litgpt.data.JSON; known are {names}"
+        help = f"write its rows to a file, with class_path: litgpt.data.JSON; recipec reads {names}"
         keys.refuse(key, "E1143", message, help)
         return
     source = _json(section) if name == "JSON" else datasets.source(f"hf://{SOURCES[name]}")
     if isinstance(found, dict):
-        copy = "the hub's copy of the same rows, which may have been corrected"
+        copy = "the Hugging Face Hub's copy of the same rows, which may have been corrected"
         note = "" if name in ("JSON", "Alpaca2k") else copy
         keys.below("data").say("class_path", {"data.train": [source]}, note)
     else:
         keys.defaults = {**keys.defaults, "data": "litgpt.data.Alpaca"}
-        keys.say("data", {"data.train": [source]}, "the hub's copy of the same rows")
+        keys.say("data", {"data.train": [source]}, "the Hugging Face Hub's copy of the same rows")
     _held_out(section, name)
     _prompts(section, named)
     on = "completion" if section.flag("mask_prompt") else "all"
@@ -333,7 +342,7 @@ def _json(section: Keys) -> Any:
     for split in ("train", "val"):
         lines = (folder / f"{split}.jsonl").is_file() and not (folder / f"{split}.json").is_file()
         files[split] = f"{path.rstrip('/')}/{split}.json{'l' if lines else ''}"
-    section.same("json_path", {"data.eval": [files["val"]]}, "a folder with train and val")
+    section.same("json_path", {"data.eval": [files["val"]]}, "a folder with the files train and val")
     return files["train"]
 
 
@@ -343,14 +352,14 @@ def _held_out(section: Keys, name: str) -> None:
         section.defaults = {**section.defaults, "val_split_fraction": DEFAULT_FRACTION}
     share = section.number("val_split_fraction")
     if folder or share is None:
-        section.same("val_split_fraction", note="the folder has its own rows to evaluate on")
+        section.same("val_split_fraction", note="the folder has its own evaluation rows")
         return
     if not 0 < share < 1:
-        message = f"val_split_fraction is {share:g}, and has to lie between 0 and 1"
+        message = f"val_split_fraction is {share:g}, and must be between 0 and 1"
         section.refuse("val_split_fraction", "E1160", message, "val_split_fraction: 0.05")
         return
     sets = {"data.eval_fraction": share, "data.eval_seed": section.integer("seed")}
-    section.say("val_split_fraction", sets, "as many rows, drawn by another generator")
+    section.say("val_split_fraction", sets, "as many rows, drawn by another random generator")
 
 
 def _prompts(section: Keys, named: Named | None) -> None:
@@ -370,5 +379,5 @@ def _prompts(section: Keys, named: Named | None) -> None:
             "prompt_style", {"data.format": "prompt_completion", "data.transform": conversion.TRANSFORM}
         )
     else:
-        message = f"the prompt style {style} has no counterpart here"
+        message = f"the prompt style {style} has no counterpart in recipec"
         section.refuse("prompt_style", "E1163", message, "prompt_style: alpaca, or default")

@@ -41,12 +41,18 @@ MARKS = words(
     quantization_method pref_beta pref_loss mask_history train_on_prompt neat_packing do_train"""
 )
 
-OWN = "the tokenizer's own template; of what it ends an answer with, a line break is learned there, not here"
-CUT = "the end of a long sample is cut off here; there its questions and answers are shortened in proportion"
-MIXED = "samples of a row do not attend to each other here, as with neat_packing"
-BLOCKS = "texts are not cut into blocks that go on in the next row: the end of a long one is cut off"
+OWN = (
+    "recipec uses the tokenizer's own template; LLaMA-Factory also trains on a line break that ends an answer"
+)
+CUT = (
+    "recipec truncates the end of a long sample; LLaMA-Factory shortens its questions "
+    "and answers in proportion"
+)
+MIXED = "recipec's samples of a row do not attend to each other, as with neat_packing"
+BLOCKS = "recipec truncates the end of a long text, and does not continue it in the next row"
 TURN_ENDS = (
-    "the end of text is learned after the last answer alone, not in place of each later question's start"
+    "recipec trains on the end of text only after the last answer, not instead of the "
+    "start of each later question"
 )
 
 
@@ -89,7 +95,7 @@ def port(ledger: Ledger) -> None:
     keys.say("disable_gradient_checkpointing", {"remat.policy": "none" if off else "decoder"})
     held = ledger.value("data.eval_fraction") or ledger.value("data.eval")
     if not trainer.evaluation(keys) and held:
-        note = "no evaluation; the rows are held out all the same, and evaluated here"
+        note = "LLaMA-Factory does not evaluate but holds out the rows; recipec evaluates on them"
         sets = {"train.eval_every": 100}
         keys.default("eval_strategy", "no", sets, f"LLaMA-Factory's default is {note}")
     trainer.bookkeeping(keys)
@@ -106,8 +112,8 @@ def _stage(keys: Keys) -> str:
     only = next((key for key in ("do_predict", "do_eval") if keys.flag(key)), None)
     idle = "do_train" if keys.given("do_train") else only
     if idle and not keys.flag("do_train"):
-        message = "the file trains nothing: `do_train` is off"
-        keys.refuse(idle, "E1149", message, "--set do_train=true, where the run is to train")
+        message = "the file does not train: `do_train` is off"
+        keys.refuse(idle, "E1149", message, "--set do_train=true, if the run is to train")
     if stage not in ("sft", "dpo", "kto", "pt"):
         message = f"`stage: {stage}` is another kind of training: recipes have {listing(OBJECTIVES)}"
         keys.refuse("stage", "E1149", message, "stage: sft; or dpo or kto with preferences")
@@ -121,7 +127,9 @@ def _stage(keys: Keys) -> str:
         return stage
     if stage != "dpo":
         keys.say(
-            "stage", {"train.objective": "sft"}, "texts are learned as they are" if stage == "pt" else ""
+            "stage",
+            {"train.objective": "sft"},
+            "recipec trains on texts as they are" if stage == "pt" else "",
         )
         keys.passive(OF_PREFERENCES, f"the stage {stage} does not read it")
         return stage
@@ -147,10 +155,10 @@ def _method(keys: Keys) -> str:
         keys.refuse("finetuning_type", "E1149", message, "finetuning_type: lora")
         return "lora"
     if method != "lora":
-        what = "everything is trained" if method == "full" else "the modules of train.only are trained"
+        what = "all parameters are trained" if method == "full" else "it trains the modules of train.only"
         keys.same("finetuning_type", {"lora": None}, what)
         names = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora")
-        keys.passive(names, f"there are no adapters: {what}")
+        keys.passive(names, f"the run has no adapters: {what}")
     keys.same("finetuning_type", note="the lora section")
     if not keys.stands("finetuning_type"):
         keys.default("finetuning_type", "lora", {})
@@ -183,7 +191,7 @@ def _lora(keys: Keys, model: Model | None) -> None:
         iterations = keys.integer("pissa_iter") or -1
         keys.say("pissa_init", {"lora.init": f"pissa_niter_{iterations}" if iterations > 0 else "pissa"})
         keys.same("pissa_iter", note="part of lora.init")
-        note = "merge.py writes the adapter that belongs to the base as it is, of twice the rank"
+        note = "merge.py writes the adapter for the unchanged base model, with twice the rank"
         keys.same("pissa_convert", note=note)
     keys.passive(("pissa_init", "pissa_iter", "pissa_convert"), "off")
     given = keys.texts("lora_target") or "all"
@@ -225,16 +233,18 @@ def _quantized(keys: Keys, run: Run, model: Model | None) -> None:
     bits = keys.integer("quantization_bit")
     if bits is None or not run.lora:
         adapters.refuse_quantized(keys, "quantization_bit", "finetuning_type: lora")
-        keys.passive(("quantization_bit", *details), "the base is not quantized")
+        keys.passive(("quantization_bit", *details), "the base model is not quantized")
         return
     method = str(keys.value("quantization_method") or "bnb").lower()
-    other = "" if method in ("bnb", "bitsandbytes") else f"nf4 or int8 here, in place of {method}'s codes"
+    other = (
+        "" if method in ("bnb", "bitsandbytes") else f"recipec uses nf4 or int8 instead of {method}'s codes"
+    )
     kind = keys.choice("quantization_type", ("nf4", "fp4")) or "nf4"
     nested = keys.flag("double_quantization") and bits == 4 and not other
     try:
         made = adapters.quantized(bits, kind, nested, experts.has_experts(model))
     except ValueError:
-        message = f"a base in {bits} bits has no counterpart: recipes have nf4 and int8"
+        message = f"a base model in {bits} bits has no counterpart: recipes have nf4 and int8"
         keys.refuse("quantization_bit", "E1146", message, "quantization_bit: 4")
         keys.passive(details, "part of lora.quantize")
         return
@@ -299,7 +309,7 @@ def _chosen(keys: Keys, key: str, path: str, stage: str) -> list[DataSet]:
             if file := entry.get("file_name"):
                 notes.append(own_file(f"data/{file}"))
         elif info is None:
-            message = f"`{name}` stands in LLaMA-Factory's dataset_info.json, which is not among the files"
+            message = f"`{name}` is in LLaMA-Factory's dataset_info.json, which is not among the files"
             help = f"recipe port {keys.source.path.name} {folder}/dataset_info.json"
             keys.refuse(key, "E1151", message, help)
         elif not isinstance(info.source.get(f"{info.prefix}{name}"), dict):
@@ -310,7 +320,7 @@ def _chosen(keys: Keys, key: str, path: str, stage: str) -> list[DataSet]:
             out.append(_data_set(info.below(name), name, folder, limit, stage))
     if info:
         used = {*_names(keys, "dataset"), *_names(keys, "eval_dataset")}
-        info.unused([name for name in entries if name not in used], "not a data set of this run")
+        info.unused([name for name in entries if name not in used], "this run does not use the data set")
     sources = [found.source for found in out if found.source is not None]
     if sources:
         keys.said.discard(key)
@@ -328,7 +338,7 @@ def own_data_set(name: str) -> Mapping[str, Any] | None:
 
 def own_file(path: str) -> str:
     """Say where to get a file of rows that is in LLaMA-Factory's repository, but not in its package."""
-    return f"{path} is LLaMA-Factory's own: take it from its repository at v{tools()[NAME]['version']}"
+    return f"{path} is LLaMA-Factory's own: get it from its repository at v{tools()[NAME]['version']}"
 
 
 def _info(keys: Keys) -> tuple[Keys | None, str]:
@@ -376,7 +386,7 @@ def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) 
             keys.ledger.set("data.fields", dict(first.fields))
         if first.transform:
             keys.ledger.files[conversion.FILE] = first.transform
-            why = "LLaMA-Factory's own way of joining columns"
+            why = "LLaMA-Factory joins columns in its own way"
             keys.ledger.set("data.transform", conversion.TRANSFORM, why)
     return found[: len(chosen)]
 
@@ -385,7 +395,7 @@ def _mixing(keys: Keys, found: list[DataSet]) -> None:
     strategy = keys.text("mix_strategy") or "concat"
     if strategy == "concat" or len(found) < 2:
         keys.same("mix_strategy")
-        keys.same("interleave_probs", note="the data sets are put one after another")
+        keys.same("interleave_probs", note="the data sets are concatenated")
         return
     given = keys.value("interleave_probs")
     shares = str(given).split(",") if isinstance(given, str) else given or []
@@ -398,7 +408,7 @@ def _mixing(keys: Keys, found: list[DataSet]) -> None:
         ]
     except (TypeError, ValueError):
         pass
-    note = "drawn by weights here, until each source has been gone through"
+    note = "recipec draws by weights until it has gone through each source"
     keys.say("mix_strategy", {"data.train": made}, note)
     keys.same("interleave_probs", {"data.train": made})
 
@@ -407,14 +417,14 @@ def _template(keys: Keys, model: Model | None, stage: str) -> None:
     name, system, thinking = keys.text("template"), keys.text("default_system"), keys.flag("enable_thinking")
     if stage == "pt":
         of_chats = ("template", "default_system", "enable_thinking", "preserve_thinking")
-        keys.passive(of_chats, "texts have no template")
+        keys.passive(of_chats, "plain text has no template")
         return
     found = templates.llamafactory(name, model, thinking, system)
     if not found.known:
         near = get_close_matches(str(name), templates.LLAMAFACTORY, n=3, cutoff=0.0)
         message = templates.unknown("the template", name, found)
-        way = "leave it out for the tokenizer's own template"
-        keys.refuse("template", "E1147", message, f"{way}; near it are {listing(near)}")
+        way = "leave it out to use the tokenizer's own template"
+        keys.refuse("template", "E1147", message, f"{way}; similar names are {listing(near)}")
     elif keys.given("template"):
         notes = (found.note, templates.PIECES, TURN_ENDS if found.last else "")
         keys.say("template", found.sets, "; ".join(filter(None, notes)))
@@ -422,7 +432,7 @@ def _template(keys: Keys, model: Model | None, stage: str) -> None:
         keys.default("template", None, {}, OWN)
     for key in ("default_system", "enable_thinking"):
         keys.same(key, found.sets if keys.given("template") and keys.given(key) else None)
-    note = "with mask_history thoughts of earlier turns stay in any case here"
+    note = "with mask_history, recipec always keeps the reasoning of earlier turns"
     keys.unless("preserve_thinking", (False,), note)
 
 
@@ -433,7 +443,7 @@ def _lengths(keys: Keys, stage: str) -> None:
     # Packing takes one token off only if the file asks for it. The stage pt switches it on after that point.
     sets: dict[str, Any] = {"data.max_length": length - 1 if asked else length}
     if keys.given("cutoff_len"):
-        keys.same("cutoff_len", sets, "one less, as LLaMA-Factory takes it when it packs" if asked else "")
+        keys.same("cutoff_len", sets, "LLaMA-Factory packs rows of one token less" if asked else "")
     else:
         keys.default("cutoff_len", length, sets)
     keys.ledger.set("data.overlong", "truncate", BLOCKS if stage == "pt" else CUT)
@@ -441,7 +451,7 @@ def _lengths(keys: Keys, stage: str) -> None:
     packs = asked or (stage == "pt" and keys.value("packing") is None)
     sets = {"data.packing": packs}
     if neat:
-        keys.say("neat_packing", sets, "other samples share a row: rows are filled in another order")
+        keys.say("neat_packing", sets, "recipec fills rows in another order: other samples share a row")
         keys.same("packing", note="neat_packing holds")
     else:
         keys.same("neat_packing", note="off")
@@ -453,7 +463,7 @@ def _lengths(keys: Keys, stage: str) -> None:
 def _masks(keys: Keys, stage: str) -> None:
     whole, last = keys.flag("train_on_prompt"), keys.flag("mask_history")
     if stage in JUDGED:
-        keys.passive(("train_on_prompt", "mask_history"), "of preferences the answers are compared")
+        keys.passive(("train_on_prompt", "mask_history"), "the loss compares the answers of preferences")
         return
     if whole and last:
         message = "`mask_history` and `train_on_prompt` exclude each other in LLaMA-Factory"
@@ -473,7 +483,7 @@ def _held_out(keys: Keys, others: bool) -> None:
         keys.say("val_size", {**made, "data.eval_seed": keys.integer("seed") or 0})
     elif size >= 1:
         keys.unless("val_size", (0, 0.0), datasets.ROWS_HELD_OUT)
-    keys.same("val_size", note="nothing is held out")
+    keys.same("val_size", note="the run holds out no rows")
 
 
 COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "messages": "conversations"}
@@ -496,13 +506,21 @@ OF_TAGS = {
 JUDGED = {"dpo": "preference", "kto": losses.UNPAIRED}
 """The `data.format` of stages with judged answers."""
 OTHERS = (
-    "a prompt's other answer is that of the row before it in its micro-batch here, and in the data set there"
+    "recipec pairs a prompt with the answer of the row before it in its micro-batch; "
+    "LLaMA-Factory takes the row before it in the data set"
 )
-BY_TWO = "a micro-batch has two rows here, each with the other's answer: there a row alone has its estimate"
+BY_TWO = (
+    "recipec's micro-batches have two rows, each with the other's answer; LLaMA-Factory "
+    "gives a single row an estimate too"
+)
 MEDIA = ("images", "videos", "audios")
-ORDER = "rows whose turns do not alternate are left out there, and kept here where the template takes them"
+ORDER = (
+    "LLaMA-Factory leaves out rows whose turns do not alternate; recipec keeps them if "
+    "the template accepts them"
+)
 TOOLS = (
-    "rows that call tools are left out where the template is written out, and tools are not told to the model"
+    "recipec leaves out rows that call tools if it writes the template out, and does not "
+    "tell the model about tools"
 )
 
 
@@ -580,11 +598,11 @@ def _source(keys: Keys, name: str, folder: str, limit: int | None) -> Any:
     elif file:
         place = datasets.Place(f"{folder.rstrip('/')}/{file}" if folder else file)
     else:
-        place = datasets.Place(None, "it is not on the Hugging Face hub")
+        place = datasets.Place(None, "it is not on the Hugging Face Hub")
     if place.path is None:
         places = ("hf_hub_url", "file_name", "cloud_file_name", "ms_hub_url", "om_hub_url", "script_url")
         where = next((key for key in places if keys.given(key)), "file_name")
-        message = f"the data set `{name}` cannot be a source: {place.note}"
+        message = f"recipec cannot read the data set `{name}`: {place.note}"
         keys.refuse(where, "E1143", message, "give it as file_name, or as hf_hub_url")
     count = keys.integer("num_samples")
     rows = min(n for n in (count, limit) if n) if count or limit else None
@@ -592,7 +610,7 @@ def _source(keys: Keys, name: str, folder: str, limit: int | None) -> Any:
     made = datasets.source(place.path or name, None if split == "train" else split, keys.text("subset"), rows)
     keys.follow(OF_SOURCES)
     if count:
-        keys.say("num_samples", {}, f"the first {count} rows here, and {count} drawn ones there")
+        keys.say("num_samples", {}, f"recipec takes the first {count} rows; LLaMA-Factory draws {count} rows")
     return made if place.path else None
 
 
@@ -607,8 +625,8 @@ def _named(keys: Keys, section: str, defaults: Mapping[str, str]) -> dict[str, s
 
 def _media(keys: Keys, columns: Mapping[str, str]) -> None:
     below = keys.below("columns")
-    message = "`{}`: the models here read text"
-    refused = {name: ("E1150", message.format(name), "take a data set of text") for name in MEDIA}
+    message = "`{}`: recipec's models read text"
+    refused = {name: ("E1150", message.format(name), "use a data set of text") for name in MEDIA}
     for name, why in refused.items():
         if name in columns:
             below.said.discard(name)
@@ -667,9 +685,9 @@ OF_PREFERENCES = words("pref_beta pref_loss dpo_label_smoothing pref_ftx pref_bc
 
 OF_SOURCES = table("""
 exact hf_hub_url file_name cloud_file_name subset split
-exact ms_hub_url om_hub_url: the Hugging Face hub's is taken
-exact script_url: no code of a data set's runs here
-lost folder=null: the whole repository is read, not one folder of it
+exact ms_hub_url om_hub_url: recipec reads the Hugging Face Hub
+exact script_url: recipec runs no code of a data set
+lost folder=null: recipec reads the whole repository, not one folder of it
 """)
 
 KEYS = table("""
@@ -684,39 +702,40 @@ method kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epo
     ppo_whiten_rewards reward_model reward_model_adapters reward_model_quantization_bit reward_model_type
     freeze_trainable_layers freeze_trainable_modules freeze_extra_modules module_dropout oft_rank
     oft_block_size oft_target
-exact eval_on_each_dataset: each source of data.eval is evaluated together with the others
-exact gradient_checkpointing: disable_gradient_checkpointing tells whether activations are kept
-learned create_new_adapter: there is one adapter here, on the base itself
-learned use_llama_pro: no layers are added to the model here
-learned use_galore: gradients are not projected to a low rank here: other updates, and a larger state
-learned use_apollo: gradients are not scaled by a low-rank projection here: other updates
-learned use_badam: all parameters are trained at each step here, not one block after another
-learned use_adam_mini: AdamW in its place keeps a second moment for each parameter
-learned use_muon: AdamW in its place: updates are not orthogonalized
-learned use_dft_loss: the loss is plain cross-entropy, not weighted by the token's probability
-learned use_asft_loss: the loss is plain cross-entropy, without a term that keeps it near the base
-learned use_eaft_loss: the loss is plain cross-entropy, not weighted by entropy
-learned freeze_language_model: the language model is what is trained here
-learned split_special_tokens: marks of the template are read as the tokens that they are here
-learned add_tokens: no tokens are added to the tokenizer here but special ones: they are written in several
-    tokens each
-learned new_special_tokens_config: no tokens are added to the tokenizer here
-learned shift_attn: attention is over the whole row here, not over shifted groups
-learned mixture_of_depths: every layer handles every token here
-learned train_from_scratch: training starts from the checkpoint's weights here, not from random ones
-learned tokenized_path: the step tokenizes rows, or trains on ones that another step has tokenized
-learned pref_ftx: the supervised loss of the chosen answer is not added here
-learned pref_bco_weight: the classifier's loss is not added here
-learned ld_alpha: answers are not weighted by their length here
-learned ref_model ref_model_adapters: the reference is the model that training starts from here
-lost use_mca: the runtime's own sharding in place of Megatron's
-lost use_hyper_parallel: the runtime's own sharding in place of HyperParallel's
-lost resize_vocab: the embedding has the rows of model.vocab_size here
-lost upcast_layernorm: norms are kept in model.dtype here
-lost upcast_lmhead_output: logits are computed in model.dtype here, and their loss in float32
-lost use_kt: the runtime's own experts in place of KTransformers'
-lost ref_model_quantization_bit: the reference is the model that training starts from here
-lost tool_format: tools are written by the template alone here
+exact eval_on_each_dataset: recipec evaluates the sources of data.eval together
+exact gradient_checkpointing: disable_gradient_checkpointing decides whether activations are kept
+learned create_new_adapter: recipec has one adapter, on the base model itself
+learned use_llama_pro: recipec adds no layers to the model
+learned use_galore: recipec does not project gradients to a low rank: other updates, and a larger state
+learned use_apollo: recipec does not scale gradients by a low-rank projection: other updates
+learned use_badam: recipec trains all parameters at each step, not one block after another
+learned use_adam_mini: recipec uses AdamW instead, which keeps a second moment for each parameter
+learned use_muon: recipec uses AdamW instead, which does not orthogonalize updates
+learned use_dft_loss: recipec's loss is plain cross-entropy, not weighted by the token's probability
+learned use_asft_loss: recipec's loss is plain cross-entropy, without a term that keeps the model near the
+    base model
+learned use_eaft_loss: recipec's loss is plain cross-entropy, not weighted by entropy
+learned freeze_language_model: recipec trains the language model
+learned split_special_tokens: recipec reads the template's markers as special tokens
+learned add_tokens: recipec adds only special tokens to the tokenizer: each of these stays several tokens
+learned new_special_tokens_config: recipec does not add these tokens to the tokenizer
+learned shift_attn: recipec's attention covers the whole row, not shifted groups
+learned mixture_of_depths: recipec's layers process every token
+learned train_from_scratch: recipec starts from the checkpoint's weights, not from random ones
+learned tokenized_path: with it, LLaMA-Factory tokenizes rows, or trains on rows that an earlier step
+    tokenized
+learned pref_ftx: recipec does not add the supervised loss of the chosen answer
+learned pref_bco_weight: recipec does not add the classifier's loss
+learned ld_alpha: recipec does not weight answers by their length
+learned ref_model ref_model_adapters: recipec's reference is the model that training starts from
+lost use_mca: recipec uses its own sharding instead of Megatron's
+lost use_hyper_parallel: recipec uses its own sharding instead of HyperParallel's
+lost resize_vocab: recipec's embedding has model.vocab_size rows
+lost upcast_layernorm: recipec keeps norms in model.dtype
+lost upcast_lmhead_output: recipec computes logits in model.dtype, and their loss in float32
+lost use_kt: recipec uses its own experts instead of KTransformers'
+lost ref_model_quantization_bit: recipec's reference is the model that training starts from
+lost tool_format: only the template writes tools in recipec
 setting init_special_tokens -> add_special_tokens
 setting galore_target galore_rank galore_update_interval galore_scale galore_proj_type galore_layerwise ->
     use_galore

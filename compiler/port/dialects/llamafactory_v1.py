@@ -29,7 +29,7 @@ MARKS = words(
     custom_chat_template enable_activation_checkpointing"""
 )
 KEYS = table("""
-learned peft_config.adapter_name_or_path: training starts from one adapter here, and trains that one on
+learned peft_config.adapter_name_or_path: recipec starts from one adapter, and continues to train that adapter
 files sample_backend max_new_tokens trust_remote_code batching_workers
 kernels kernel_config
 mesh dp_size mp_replicate_size mp_shard_size cp_mode
@@ -39,8 +39,8 @@ launch dist_timeout
 checkpoints save_steps save_epochs save_ckpt_as_hf save_total_limit resume_from_checkpoint
 evaluation eval_dataset
 method pref_loss pref_beta pref_ftx simpo_gamma dpo_label_smoothing ld_alpha
-learned optim_config: AdamW as torch has it, without settings
-learned lr_scheduler_config: the rate stays at its peak
+learned optim_config: AdamW with PyTorch's defaults, without settings
+learned lr_scheduler_config: the learning rate stays at its peak
 """)
 OF_LORA = table("""
 integer r -> lora.rank
@@ -48,15 +48,15 @@ number lora_alpha -> lora.alpha
 switch use_rslora -> lora.rslora: alpha / sqrt(rank)
 switch use_dora -> lora.kind=dora
 export export_dir export_size export_hub_model_id export_legacy_format infer_dtype
-exact name: how it is trained
+exact name: a setting of the training
 """)
 LORA = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "target_modules": "all"}
 """The defaults of LLaMA-Factory's get_lora_model for keys that the section lacks."""
 CONVERTERS = {"alpaca": "instruction", "sharegpt": "chat"}
-OPENING = "`<|im_start|>assistant` before an answer is learned there too"
-OWN = "rows in LLaMA-Factory's own form are not read here"
-DRAWN = "the first rows here; there as many are drawn, some of them twice"
-JOINED = "a line is between instruction and input here, and nothing there"
+OPENING = "LLaMA-Factory also trains on `<|im_start|>assistant` before an answer"
+OWN = "recipec does not read rows in LLaMA-Factory's own form"
+DRAWN = "recipec takes the first rows; LLaMA-Factory draws as many, some of them twice"
+JOINED = "recipec puts a line break between instruction and input; LLaMA-Factory puts nothing"
 
 
 def port(ledger: Ledger) -> None:
@@ -64,7 +64,7 @@ def port(ledger: Ledger) -> None:
     defaults = {**defaults_of(NAME, "args"), "template": "qwen3_nothink"}
     keys = Keys(ledger, ledger.sources.main, TITLE, defaults)
     if keys.choice("model_class", ("llm", "cls", "other")) not in (None, "llm"):
-        keys.refuse("model_class", "E1149", "a classifier is no language model", "model_class: llm")
+        keys.refuse("model_class", "E1149", "a classifier is not a language model", "model_class: llm")
     keys.same("model_class", note="a language model")
     named = models.say_model(keys, "model", "model_revision")
     model = named.model if named else None
@@ -91,13 +91,13 @@ def _lora(keys: Keys, model: Model | None) -> bool:
         return False
     name = section.text("name")
     if name == "freeze":
-        section.same("name", note="the modules of train.only are trained")
+        section.same("name", note="it trains the modules of train.only")
         freezing.say_layers(section, model)
         adapters.refuse_quantized(keys, "quant_config", "peft_config: {name: lora}, or remove quant_config")
         keys.same("quant_config", note="not quantized")
         return False
     if name != "lora":
-        message = f"peft_config is of {name or 'no name'}: lora and freeze have a counterpart"
+        message = f"peft_config is of {name or 'no name'}: only lora and freeze have a counterpart"
         section.refuse("name", "E1149", message, "name: lora")
         freeze = ("trainable_layers", "trainable_modules", "extra_modules")
         section.passive([f"freeze_{key}" for key in freeze], REASONS["method"])
@@ -135,7 +135,7 @@ def _batch(keys: Keys) -> None:
     made = training.say_groups(keys, "cp_size", micro, 1, processes, shared)
     rows = keys.integer("global_batch_size") or made.rows
     if rows % made.rows:
-        message = f"a global_batch_size of {rows} is no multiple of {made.rows}, which are {made}"
+        message = f"a global_batch_size of {rows} is not a multiple of {made.rows} ({made})"
         keys.refuse("global_batch_size", "E1145", message, f"global_batch_size: {made.rows}")
     keys.say("micro_batch_size", {"train.micro_batch_size": micro})
     keys.same("global_batch_size", {"train.global_batch_size": rows} if rows > 0 else None)
@@ -146,7 +146,10 @@ def _batch(keys: Keys) -> None:
     kinds = ("normal", "padding_free", "dynamic_batching", "dynamic_padding_free")
     strategy = keys.choice("batching_strategy", kinds)
     if str(strategy).startswith("dynamic"):
-        note = "steps have as many rows each here; there as many tokens"
+        note = (
+            "recipec gives all steps the same number of rows; LLaMA-Factory gives them the same "
+            "number of tokens"
+        )
         keys.learned("batching_strategy", (), note)
     keys.same("batching_strategy", note=REASONS["padding"])
     steps = keys.integer("max_steps")
@@ -161,10 +164,14 @@ def _batch(keys: Keys) -> None:
     adam = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
     for key, value in adam.items():
         keys.ledger.set(f"train.optimizer.{key}", value, made_by)
-    keys.ledger.set("train.schedule.name", "constant", "without lr_scheduler_config the rate stays")
+    keys.ledger.set(
+        "train.schedule.name", "constant", "without lr_scheduler_config the learning rate is constant"
+    )
     keys.say("max_grad_norm", {"train.optimizer.max_grad_norm": keys.number("max_grad_norm") or None})
     seed = keys.integer("seed")
-    keys.same("seed", {"train.seed": seed, "data.shuffle_seed": seed}, "another generator: other draws")
+    keys.same(
+        "seed", {"train.seed": seed, "data.shuffle_seed": seed}, "another random generator: other draws"
+    )
 
 
 def _data(keys: Keys, model: Model | None) -> None:
@@ -186,17 +193,17 @@ def _data(keys: Keys, model: Model | None) -> None:
         else:
             entries = _described(Keys(keys.ledger, file, TITLE))
     else:
-        place = datasets.place(name) if name else datasets.Place(None, "the file names none")
+        place = datasets.place(name) if name else datasets.Place(None, "the file names no data set")
         if place.path is None:
             help = "--set train_dataset=OWNER/NAME"
-            keys.refuse("train_dataset", "E1143", f"the data cannot be a source: {place.note}", help)
+            keys.refuse("train_dataset", "E1143", f"recipec cannot read the data: {place.note}", help)
         else:
             help = "a YAML with its path and its converter, alpaca or sharegpt, as train_dataset"
             keys.refuse("train_dataset", "E1143", OWN, help)
     forms = list(dict.fromkeys(form for form, _ in entries if form))
     if len(forms) > 1:
-        message = f"the data sets are of several forms: {listing(forms)}"
-        keys.refuse("train_dataset", "E1142", message, "train on those of one form")
+        message = f"the data sets have several forms: {listing(forms)}"
+        keys.refuse("train_dataset", "E1142", message, "use only data sets of one form")
     keys.same("train_dataset", note=f"read from {file.file}" if file else "")
     keys.ledger.set("data.train", [entry for _, entry in entries if entry])
     if forms:
@@ -212,9 +219,9 @@ def _data(keys: Keys, model: Model | None) -> None:
         message = templates.unknown("the template", chosen, found)
         keys.refuse("template", "E1147", message, "template: qwen3_nothink")
     keys.same("template", note="custom_chat_template holds")
-    keys.same("custom_chat_template", note="null: as without the key")
+    keys.same("custom_chat_template", note="null: the same as without the key")
     datasets.length(keys, "cutoff_len")
-    keys.ledger.set("data.packing", False, "each row is one sample there")
+    keys.ledger.set("data.packing", False, "LLaMA-Factory makes one sample of each row")
 
 
 def _described(file: Keys) -> list[tuple[str, Any]]:
@@ -230,12 +237,14 @@ def _entry(keys: Keys) -> tuple[str, Any]:
     made = datasets.given(keys, "path", "path: OWNER/NAME, or a file", None)
     limit, kind = keys.integer("size"), keys.text("converter")
     if kind not in CONVERTERS:
-        message = f"rows by the converter {kind} are not read here" if kind else OWN
+        message = f"recipec does not read rows of the converter {kind}" if kind else OWN
         keys.refuse("converter", "E1143", message, f"converter: {listing(CONVERTERS, 'or')}")
     form = CONVERTERS.get(str(kind), "")
     keys.say("converter", {}, JOINED if form == "instruction" else "")
     keys.unless(
-        "weight", (None, 1, 1.0), "all rows are taken once; there as many as the weight says are drawn"
+        "weight",
+        (None, 1, 1.0),
+        "recipec takes all rows once; LLaMA-Factory draws as many rows as the weight says",
     )
     if limit and made is not None:
         made = {**(made if isinstance(made, dict) else {"path": made}), "limit": limit}
@@ -248,7 +257,9 @@ def _precision(keys: Keys, adapts: bool) -> None:
     half = keys.flag("bf16") or adapts
     keys.say("bf16", {"model.dtype": "bfloat16" if half else "float32"})
     if half and not adapts:
-        keys.ledger.set("train.optimizer.master_weights", True, "float32 weights, rounded for each product")
+        keys.ledger.set(
+            "train.optimizer.master_weights", True, "the weights are float32, rounded for each product"
+        )
     fused = keys.value("flash_attn") == "flash_attention_2"
     keys.same("flash_attn", {"model.attention": "splash"} if fused else None, "the same attention")
     on = keys.flag("enable_activation_checkpointing")

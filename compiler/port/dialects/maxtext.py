@@ -38,36 +38,37 @@ speed enable_nnx pure_nnx pure_nnx_decoder expansion_factor_real_data max_inflig
     num_vocab_tiling use_chat_template
 media train_image_column eval_image_column default_prompt
 exact dataset_type hf_name hf_train_files hf_data_dir train_split train_data_columns: part of data.train
-exact add_bos add_eos use_truncation: fine-tuning writes the chat template's tokens alone, cut at the length
-exact enable_dropout: dropout_rate says how much
-exact enable_checkpointing save_checkpoint_on_start save_checkpoint_on_completion: checkpoints are kept here
-exact use_sft use_dpo use_grpo use_multimodal: a fine-tuning on text
-exact max_segments_per_seq grain_packing_type: which samples share a row
+exact add_bos add_eos use_truncation: fine-tuning writes only the tokens of the chat template, truncated at
+    max_target_length
+exact enable_dropout: dropout_rate gives the rate
+exact enable_checkpointing save_checkpoint_on_start save_checkpoint_on_completion: recipec keeps checkpoints
+exact use_sft use_dpo use_grpo use_multimodal: it selects fine-tuning on text
+exact max_segments_per_seq grain_packing_type: it decides which samples share a row
 exact abort_on_nan_loss abort_on_inf_loss: a loss that is not finite stops the run
-exact override_model_config override_logical_axis_rules: what may be given beside the model's name
-lost quantization: products of model.dtype here, rather than of 8 bits: more precise
-lost grad_dtype=float32: gradients are float32 here
-lost mu_dtype=float32: the first moment is float32 here
-lost matmul_precision=default: the accelerator's own precision for products of model.dtype
-lost logits_dot_in_fp32 float32_qk_product float32_logits activations_in_float32: sums of products are
-    float32 here, and what is multiplied is of model.dtype
-lost cast_logits_to_fp32=true: logits are float32 here
-learned dropout_rate: the model here has no dropout of its own
-learned adamw_mask: the decay is for all weights here
-learned adam_eps_root: the root is of the second moment alone
-learned trainable_parameters_mask: all weights, or the adapters, are trained
-learned skip_step_on_spikes: no step is passed over here
-learned enable_diloco: one optimizer over all devices
-learned enable_rampup_batch_size: every step has the same rows
-learned reuse_example_batch: each batch is of other rows
-learned training_objective=causal_lm: the next token is learned
-learned formatting_func_path: a function that writes the rows: copy it into data.transform
-learned load_full_state_path: a run begins at step 0; --resume goes on
+exact override_model_config override_logical_axis_rules: it allows keys next to the model's name
+lost quantization: recipec computes products in model.dtype, not in 8 bits: more precise
+lost grad_dtype=float32: recipec keeps gradients in float32
+lost mu_dtype=float32: recipec keeps the first moment in float32
+lost matmul_precision=default: products of model.dtype have the accelerator's own precision
+lost logits_dot_in_fp32 float32_qk_product float32_logits activations_in_float32: recipec sums products in
+    float32, and multiplies in model.dtype
+lost cast_logits_to_fp32=true: recipec's logits are float32
+learned dropout_rate: recipec's model has no dropout of its own
+learned adamw_mask: recipec's weight decay applies to all weights
+learned adam_eps_root: recipec takes the root of only the second moment
+learned trainable_parameters_mask: recipec trains all weights, or the adapters
+learned skip_step_on_spikes: recipec skips no steps
+learned enable_diloco: recipec has one optimizer for all devices
+learned enable_rampup_batch_size: all steps of recipec have the same number of rows
+learned reuse_example_batch: recipec takes other rows for each batch
+learned training_objective=causal_lm: recipec trains on the next token
+learned formatting_func_path: this function writes the rows: copy it into data.transform
+learned load_full_state_path: a run starts at step 0; --resume continues it
 """)
 OF_LORA = table("""
 integer lora_rank -> lora.rank
 number lora_alpha -> lora.alpha
-learned lora_restore_path: training starts from new adapters; merge.py --import-adapter goes on
+learned lora_restore_path: training starts from new adapters; merge.py --import-adapter continues from others
 """)
 GROUPS = {
     "checkpoints": "Checkpointing OrbaxStorage EmergencyCheckpointing",
@@ -112,10 +113,13 @@ PROJECTIONS = {
     "down_proj": "mlp/wo",
 }
 """MaxText's names of the projections, at the end of a module's path."""
-BALANCED = "over all tokens of a micro-batch and all layers here; MaxText takes each row and layer by itself"
-STREAM = "other draws; MaxText shuffles a stream, within 1000 rows"
-ROUNDS = "all rounds are written at once here; MaxText writes each by itself, as a conversation of its own"
-SOONER = "the last step's rate is reached one step sooner there"
+BALANCED = (
+    "recipec computes it over all tokens of a micro-batch and all layers; MaxText "
+    "computes it for each row and layer by itself"
+)
+STREAM = "recipec draws another order; MaxText shuffles a stream, within 1000 rows"
+ROUNDS = "recipec writes all rounds at once; MaxText writes each round as its own conversation"
+SOONER = "MaxText reaches the last step's learning rate one step sooner"
 
 
 def port(ledger: Ledger) -> None:
@@ -157,8 +161,8 @@ def _told(keys: Keys) -> None:
         return
     key = found or "use_sft"
     what = OTHERS[found] if found else "a run of MaxText's pre-training"
-    message = f"this is {what}, by `{key}`; what is read of MaxText is its supervised fine-tuning"
-    says = "" if found else "; --set use_sft=true says that it is one"
+    message = f"this is {what}, as `{key}` says; recipec reads only MaxText's supervised fine-tuning"
+    says = "" if found else "; --set use_sft=true makes it one"
     help = f"port a file of post_train.sft.train_sft{says}"
     raise Refused(Diagnostic("E1149", message, key, help, keys.source.place(key)))
 
@@ -173,15 +177,17 @@ def _model(keys: Keys) -> Named | None:
     tokenizer = keys.text("tokenizer_path") or ""
     hub = tokenizer if re.fullmatch(r"[\w.-]+/[\w.-]+", tokenizer) and "tokenizer" not in tokenizer else ""
     named = models.resolve(ids.get(str(name)) or hub or str(name), keys.source.path.parent)
-    keys.same("model_name", {"model.id": named.id}, named.note or "MaxText's name of the model")
-    copy = "the hub's weights of this model are taken: name others in model.id"
+    keys.same("model_name", {"model.id": named.id}, named.note or "MaxText's name for the model")
+    copy = "recipec uses the Hugging Face Hub's weights of this model; name others in model.id"
     keys.say("load_parameters_path", None, copy)
     if hub and hub != named.id:
         keys.same("tokenizer_path", {"model.tokenizer": hub})
     keys.same("tokenizer_path", note="the model's own")
     _balance(keys, str(name), named.model)
     if keys.flag("use_multimodal"):
-        keys.refuse("use_multimodal", "E1150", "a run on images, which are not read", "use_multimodal: false")
+        keys.refuse(
+            "use_multimodal", "E1150", "a run on images, which recipec does not read", "use_multimodal: false"
+        )
     return named
 
 
@@ -191,7 +197,7 @@ def _balance(keys: Keys, name: str, model: Model | None) -> None:
     keys.defaults = {**keys.defaults, key: defaults_of(NAME, "balance").get(name, 0.0)}
     weight = keys.number(key) or 0.0
     if weight and model is not None and experts.coefficient(model) is None:
-        message = f"`{key}` is {weight:g} for this model, which has no load-balancing loss here"
+        message = f"`{key}` is {weight:g} for this model, for which recipec has no load-balancing loss"
         keys.refuse(key, "E1180", message, f"--set {key}=0.0 ports the run without it")
     elif weight:
         keys.say(key, {experts.AUX: weight}, BALANCED)
@@ -215,15 +221,19 @@ def _lora(keys: Keys, lora: Keys, model: Model | None) -> None:
             help = 'lora_module_path: ".*(query|key|value|out|wi_0|wi_1|wo)"'
             lora.refuse("lora_module_path", "E1164", f"not a regular expression: {error}", help)
     if not targets:
-        message = "nothing that can carry an adapter here has these names"
+        message = "no module that can carry an adapter has these names"
         help = 'lora_module_path: ".*(query|key|value|out|wi_0|wi_1|wo)"'
         lora.refuse("lora_module_path", "E1164", message, help)
     lora.say("lora_module_path", {"lora.targets": targets} if targets else None)
     keys.ledger.set("lora.init", "qwix", "A is uniform with the bound sqrt(6/fan_in), as in MaxText")
     kind = lora.choice("lora_weight_qtype", ("nf4", "int8"))
     size = lora.integer("lora_tile_size")
-    tile = f"a scale for 64 weights here, for {size or 'a whole channel'} there"
-    note = {None: "", "nf4": "" if size == 64 else tile, "int8": "a scale for each output channel here"}[kind]
+    tile = f"recipec stores one scale for 64 weights; the tool stores one for {size or 'a whole channel'}"
+    note = {
+        None: "",
+        "nf4": "" if size == 64 else tile,
+        "int8": "recipec stores one scale for each output channel",
+    }[kind]
     if kind:
         lora.say("lora_weight_qtype", {"lora.quantize": kind}, note)
     lora.passive(
@@ -247,12 +257,12 @@ def _batch(keys: Keys) -> None:
     accumulation = keys.integer("gradient_accumulation_steps") or 1
     rows = int(mesh.devices * per_device) * accumulation
     if rows < 1:
-        message = f"{per_device:g} rows a device on {mesh.devices} are less than one"
+        message = f"{per_device:g} rows per device on {mesh.devices} devices are less than one row"
         keys.refuse("per_device_batch_size", "E1160", message, "per_device_batch_size: 1")
         return
     micro = max(int(per_device * mesh.tp), 1)
     made = {"train.micro_batch_size": micro, "train.global_batch_size": rows}
-    product = f"{per_device:g} x {mesh.devices} devices x {accumulation} micro-batches: {rows} rows a step"
+    product = f"{per_device:g} x {mesh.devices} devices x {accumulation} micro-batches: {rows} rows per step"
     keys.say("per_device_batch_size", made)
     keys.same("gradient_accumulation_steps", note=product)
     keys.ledger.set("train.global_batch_size", rows, product)
@@ -271,9 +281,9 @@ def _data(keys: Keys, named: Named | None) -> None:
     place = datasets.place(name, files or None) if name else None
     if kind not in ("hf", "grain") or place is None or place.path is None:
         key = "dataset_type" if kind not in ("hf", "grain") else where
-        why = place.note if place is not None else f"{kind} rows are not read here"
+        why = place.note if place is not None else f"recipec does not read {kind} rows"
         help = "--set dataset_type=hf --set hf_path=OWNER/NAME"
-        keys.refuse(key, "E1143", f"the data cannot be a source: {why}", help)
+        keys.refuse(key, "E1143", f"recipec cannot read the data: {why}", help)
     else:
         folder, hub = keys.text("hf_data_dir"), place.path.startswith("hf://")
         config, split = keys.text("hf_name") or folder, keys.text("train_split")
@@ -282,7 +292,7 @@ def _data(keys: Keys, named: Named | None) -> None:
         )
         keys.say(where, {"data.train": [entry]})
         if folder:
-            keys.say("hf_data_dir", {}, "the folder is taken for the configuration of the same name")
+            keys.say("hf_data_dir", {}, "recipec reads the folder as the configuration of the same name")
         every = keys.integer("eval_interval") or 0
         if every > 0 and (held := keys.text("hf_eval_split") or keys.text("hf_eval_files")):
             key = "hf_eval_split" if keys.value("hf_eval_split") else "hf_eval_files"
@@ -312,7 +322,7 @@ def _rows(keys: Keys, named: Named | None) -> None:
         pair = {"prompt": names[0], "completion": names[1]}
         renamed = {} if list(pair) == list(pair.values()) else pair
     elif len(names) != 1:
-        message = f"{len(names)} columns are one conversation to MaxText, which a recipe's rows are not"
+        message = f"MaxText makes one conversation of {len(names)} columns, and a recipe cannot"
         keys.refuse("train_data_columns", "E1142", message, "train_data_columns: [messages]")
     made = {"data.format": form, **({"data.fields": renamed} if renamed else {})}
     keys.say("train_data_columns", made, ROUNDS if form == "chat" else "")
@@ -333,11 +343,17 @@ def _length(keys: Keys) -> None:
     steps, whole = keys.integer("steps") or 0, keys.integer("learning_rate_schedule_steps") or -1
     steps = whole if steps == -1 else steps
     epochs = keys.integer("num_epoch") or 1
-    keys.say("steps", {"train.steps": steps}, f"there at most {plural(epochs, 'epoch')}" if steps > 0 else "")
-    keys.same("num_epoch", note="steps sets the length of the run, where the data is not shorter")
+    keys.say(
+        "steps",
+        {"train.steps": steps},
+        f"MaxText runs at most {plural(epochs, 'epoch')}" if steps > 0 else "",
+    )
+    keys.same("num_epoch", note="steps sets the length of the run, unless the data is shorter")
     if whole not in (-1, steps):
-        message = f"a schedule of {whole} steps in a run of {steps}: here it is as long as the run"
-        help = "--set learning_rate_schedule_steps=-1 makes it as long"
+        message = (
+            f"the schedule has {whole} steps and the run {steps}: recipec's schedule is as long as the run"
+        )
+        help = "--set learning_rate_schedule_steps=-1 makes the schedule as long"
         keys.refuse("learning_rate_schedule_steps", "E1163", message, help)
     keys.same("learning_rate_schedule_steps", note="as long as the run")
     warm = int(steps * (keys.number("warmup_steps_fraction") or 0.0))
@@ -351,7 +367,8 @@ def _length(keys: Keys) -> None:
         note = training.SCHEDULES["warmup_stable_decay"].note
         keys.say("lr_schedule_type", {"train.schedule.name": "constant"}, note)
     keys.passive(
-        ("learning_rate_final_fraction", "wsd_decay_steps_fraction", "wsd_decay_style"), "of the schedule"
+        ("learning_rate_final_fraction", "wsd_decay_steps_fraction", "wsd_decay_style"),
+        "part of the schedule",
     )
 
 
@@ -364,8 +381,10 @@ def _optimizer(keys: Keys) -> None:
         for key, target in (("b1", "b1"), ("b2", "b2"), ("eps", "eps"), ("weight_decay", "weight_decay")):
             keys.say(f"adam_{key}", {f"train.optimizer.{target}": keys.number(f"adam_{key}")})
     else:
-        keys.ledger.set("train.optimizer.weight_decay", 0.0, "optax.sgd has none")
-    keys.passive(("adam_b1", "adam_b2", "adam_eps", "adam_weight_decay"), f"{found.name} has none")
+        keys.ledger.set("train.optimizer.weight_decay", 0.0, "optax.sgd does not have this setting")
+    keys.passive(
+        ("adam_b1", "adam_b2", "adam_eps", "adam_weight_decay"), f"{found.name} does not have this setting"
+    )
     norm = keys.number("gradient_clipping_threshold") or None
     keys.say("gradient_clipping_threshold", {"train.optimizer.max_grad_norm": norm})
     keys.same("init_weights_seed", {"train.seed": keys.integer("init_weights_seed")}, "other draws")
@@ -399,6 +418,6 @@ def _rest(keys: Keys) -> None:
     for word, groups in GROUPS.items():
         keys.passive(keys_of(NAME, *groups.split()), REASONS[word])
     keys.below("dpo").passive(keys_of(NAME, "DPO"), REASONS["method"])
-    shape = "the model is the one that its name says, as its config.json has it"
+    shape = "the model's name and its config.json decide it"
     for key in [key for key in keys.defaults if not key.startswith("lora")]:
         keys.learned(key, (*training.OFF, keys.defaults[key]), shape)

@@ -41,16 +41,17 @@ exact attn_implementation: the same attention, without a fused kernel
 derived tokenizer_pad_token text_only
 speed shard_for_eval
 generation chat_template_kwargs tool_call_parser
-lost tokenizer_kwargs={}: the tokenizer is taken as it is
-lost processor_kwargs={}: there is no processor: the models here read text
-lost model_kwargs={}: config.json is taken as it is
-learned load_pretrained_weights=true: training starts from the checkpoint's weights here, there from new ones
-learned adapter_model=null: training starts from new adapters; merge.py --import-adapter and --resume go on
-learned freeze_layers=[]: all layers are trained, or have adapters
+lost tokenizer_kwargs={}: recipec uses the tokenizer unchanged
+lost processor_kwargs={}: recipec has no processor: its models read text
+lost model_kwargs={}: recipec uses config.json unchanged
+learned load_pretrained_weights=true: recipec starts from the checkpoint's weights; oumi starts from new ones
+learned adapter_model=null: training starts from new adapters; merge.py --import-adapter and --resume continue
+    from others
+learned freeze_layers=[]: recipec trains all layers, or puts adapters on all of them
 setting adapter_trainable -> adapter_model
 """)
 OF_TRAINING = table("""
-exact use_deterministic: XLA's steps are deterministic in any case
+exact use_deterministic: XLA's steps are always deterministic
 log enable_mlflow include_alternative_mfu_metrics include_performance_metrics log_examples log_model_summary
     dep_log_level metrics_function profiler telemetry
 checkpoints save_epoch save_final_model try_resume_from_last_checkpoint
@@ -59,14 +60,14 @@ launch nccl_default_timeout_minutes
 padding label_ignore_index
 method grpo gkd gold reward_functions reward_function_kwargs verl_config_overrides
 exact lr_scheduler_kwargs: part of the schedule
-exact sgd_momentum: of sgd alone
+exact sgd_momentum: only sgd reads it
 """)
 OF_LORA = table("""
 integer lora_r -> lora.rank
 number lora_alpha -> lora.alpha
-lost lora_task_type=CAUSAL_LM: a language model is trained here
+lost lora_task_type=CAUSAL_LM: recipec trains language models
 export peft_save_mode
-exact bnb_4bit_quant_storage llm_int8_skip_modules: how the same numbers are stored
+exact bnb_4bit_quant_storage llm_int8_skip_modules: it affects how the same numbers are stored
 exact lora_exclude_modules: part of lora.targets
 """)
 OF_FSDP = table("""
@@ -84,17 +85,17 @@ mesh enable_deepspeed deepspeed_config_path zero_stage offload_optimizer offload
 log steps_per_print wall_clock_breakdown
 exact precision: part of model.dtype
 lost train_batch_size=auto train_micro_batch_size_per_gpu=auto gradient_accumulation_steps=auto
-    gradient_clipping=auto: the keys of training hold
+    gradient_clipping=auto: the keys of training apply
 """)
 OF_SPLIT = table("""
 exact target_col: the columns are those of the data set's own class
-exact seed mixture_strategy use_torchdata: rows are shuffled anew in each epoch here
+exact seed mixture_strategy use_torchdata: recipec shuffles the rows again in each epoch
 exact collator_kwargs train_target: part of data.loss_on
-exact stream: the data set is read as a whole here, and shuffled as a whole
+exact stream: recipec reads the whole data set first, and shuffles all of it
 """)
 OF_SOURCE = table("""
 exact dataset_path subset split: part of data.train
-exact shuffle seed shuffle_buffer_size: rows are shuffled anew in each epoch here
+exact shuffle seed shuffle_buffer_size: recipec shuffles the rows again in each epoch
 derived trust_remote_code
 speed transform_num_workers
 """)
@@ -178,11 +179,11 @@ def port(ledger: Ledger) -> None:
 def _trainer(run: Keys) -> str:
     kind = str(run.value("trainer_type")).lower()
     if kind not in TRAINERS:
-        message = (
-            f"oumi's trainer {kind.upper()} has no counterpart: a recipe trains as TRL_SFT and TRL_DPO do"
-        )
+        message = f"oumi's trainer {kind.upper()} has no counterpart: recipes train like TRL_SFT and TRL_DPO"
         run.refuse("trainer_type", "E1149", message, "training.trainer_type: TRL_SFT")
-    run.same("trainer_type", note="the training that a recipe does" if kind != "oumi" else "its own loop")
+    run.same(
+        "trainer_type", note="the training that a recipe describes" if kind != "oumi" else "oumi's own loop"
+    )
     return kind
 
 
@@ -245,7 +246,7 @@ def _quantized(keys: Keys, model: Any, kind: str) -> None:
         return
     bits, code = keys.integer("q_lora_bits"), keys.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "fp4"
     if bits not in (4, 8):
-        keys.refuse("q_lora_bits", "E1160", f"a base of {bits} bits, and not of 4 or 8", "q_lora_bits: 4")
+        keys.refuse("q_lora_bits", "E1160", f"a base model of {bits} bits, not of 4 or 8", "q_lora_bits: 4")
         bits = 4
     made = adapters.quantized(bits, code, keys.flag("use_bnb_nested_quant"), experts.has_experts(model))
     keys.say("q_lora", {"lora.quantize": made.value}, made.note)
@@ -254,10 +255,10 @@ def _quantized(keys: Keys, model: Any, kind: str) -> None:
             "bnb_4bit_quant_type", code, {"lora.quantize": made.value}, f"oumi's default; {made.note}"
         )
     if keys.given("bnb_4bit_compute_dtype") and "16" not in str(keys.value("bnb_4bit_compute_dtype")):
-        keys.say("bnb_4bit_compute_dtype", {}, "products of the base are in model.dtype here")
+        keys.say("bnb_4bit_compute_dtype", {}, "recipec computes products of the base model in model.dtype")
     keys.passive(details, "part of lora.quantize")
     if kind.startswith("trl"):
-        keys.ledger.set("lora.dtype", "bfloat16", "TRL trains bfloat16 adapters on a quantized base")
+        keys.ledger.set("lora.dtype", "bfloat16", "TRL trains bfloat16 adapters on a quantized base model")
 
 
 def _data(keys: Keys, run: Keys, inner: Keys, named: Named | None, kind: str) -> None:
@@ -271,7 +272,7 @@ def _data(keys: Keys, run: Keys, inner: Keys, named: Named | None, kind: str) ->
     if evaluates and held.value("datasets"):
         others = _sources(held, "data.eval", inner, kind)
         held.follow(OF_SPLIT)
-        held.passive(("collator_name", "pack"), "as of data.train")
+        held.passive(("collator_name", "pack"), "the same as in data.train")
     else:
         data.unused(("validation",), "the run does not evaluate")
     data.unused(("test",), "the run does not read it")
@@ -312,7 +313,7 @@ def _sources(split: Keys, path: str, inner: Keys, kind: str) -> tuple[list[Any],
     """Return a split's data sets, the forms of their rows, and the first data set that TRL itself reads."""
     entries = split.value("datasets")
     if not isinstance(entries, list) or not entries or not all(isinstance(one, dict) for one in entries):
-        message = f"{split.prefix}datasets is no list of data sets"
+        message = f"{split.prefix}datasets is not a list of data sets"
         split.refuse("datasets", "E1143", message, "datasets: [{dataset_name: OWNER/NAME}]")
         return [], [], None
     sources, found, plain = [], [], None
@@ -336,16 +337,19 @@ def _source(keys: Keys, kind: str) -> tuple[Any, Rows | None]:
     name, folder = keys.text("dataset_name"), keys.text("dataset_path")
     inner = keys.below("dataset_kwargs")
     if name in IMAGES or inner.given("processor_name") or inner.given("image_column"):
-        message = f"`{name}` has images: the models here read text"
+        message = f"`{name}` has images, and recipec's models read text"
         keys.refuse("dataset_name", "E1150", message, "name a data set of text")
         keys.passive(("dataset_kwargs",), "of the data set")
         return None, None
     where = inner.text("hf_dataset_path") or inner.text("dataset_name_override") or folder or name or ""
     what = _rows(keys, inner, str(name), where, kind)
-    place = datasets.place(where) if where else datasets.Place(None, "it names nothing")
+    place = datasets.place(where) if where else datasets.Place(None, "it has no name")
     if place.path is None:
         keys.refuse(
-            "dataset_name", "E1143", f"it cannot be a source: {place.note}", "dataset_name: OWNER/NAME"
+            "dataset_name",
+            "E1143",
+            f"recipec cannot read this source: {place.note}",
+            "dataset_name: OWNER/NAME",
         )
         return None, what
     hub = place.path.startswith("hf://")
@@ -353,11 +357,15 @@ def _source(keys: Keys, kind: str) -> tuple[Any, Rows | None]:
     limit = keys.integer("sample_count")
     made = datasets.source(place.path, split, keys.text("subset") if hub else None, limit)
     keys.same("dataset_name", note="part of data.train")
-    keys.same("sample_count", note=f"the first {limit} rows; there of the shuffled ones where it shuffles")
+    keys.same(
+        "sample_count",
+        note=f"recipec takes the first {limit} rows; oumi takes the first of the shuffled rows if "
+        "it shuffles",
+    )
     share = keys.number("mixture_proportion")
     if share is not None:
         made = {**(made if isinstance(made, dict) else {"path": made}), "weight": share}
-        keys.say("mixture_proportion", {}, "drawn by weights here, until each source has been gone through")
+        keys.say("mixture_proportion", {}, "recipec draws by weights until it has gone through each source")
     keys.same("mixture_proportion", note="all rows")
     return made, what
 
@@ -397,11 +405,13 @@ def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Rows | N
         what = Rows("text")
         columns = (*columns, "seq_length", "dataset_text_field")
     elif name in OWN or (kind in ("hf", "oumi") and not keys.given("dataset_path")):
-        message = f"oumi's class for `{name}` makes of its rows what a recipe does not"
+        message = f"recipec cannot convert rows as oumi's class for `{name}` does"
         keys.refuse("dataset_name", "E1142", message, "write its conversations to a file: text_sft_jsonl")
     inner.passive((*columns, "return_tensors"), "part of data.format")
     if what is not None and only and what.format == "chat":
-        keys.ledger.set("data.loss_on", "assistant", "assistant_only: what the assistant says carries loss")
+        keys.ledger.set(
+            "data.loss_on", "assistant", "assistant_only: the loss covers what the assistant says"
+        )
     keys.same("dataset_kwargs", note="empty")
     return what
 
@@ -411,9 +421,9 @@ def _loss(split: Keys, inner: Keys, form: str, tokenized: bool) -> None:
     name, target = split.text("collator_name") or "", str(split.value("train_target") or "").lower()
     kwargs = split.mapping("collator_kwargs")
     if "vision" in name:
-        split.refuse("collator_name", "E1150", f"{name}: the models here read text", "text_with_padding")
+        split.refuse("collator_name", "E1150", f"{name}: recipec's models read text", "text_with_padding")
     elif form == "preference":
-        split.same("collator_name", note="of preferences the answers are compared")
+        split.same("collator_name", note="the loss compares the answers of preferences")
     elif "completions_only" in name:
         turns = {"end_of_turn_template", "instruction_template"} & set(kwargs)
         every = "all" in target or (not target and turns)
@@ -426,18 +436,20 @@ def _loss(split: Keys, inner: Keys, form: str, tokenized: bool) -> None:
     elif form != "None":
         losses.masks(inner, form)
     split.same("collator_name", note="padding alone")
-    inner.passive(("assistant_only_loss", "completion_only_loss", "dataset_kwargs"), "rows come tokenized")
+    inner.passive(
+        ("assistant_only_loss", "completion_only_loss", "dataset_kwargs"), "the rows are already tokenized"
+    )
 
 
 def _packing(split: Keys, inner: Keys, form: Rows | None) -> None:
-    cut = "a sample attends to itself alone, and is whole or cut off here; there rows are cut anywhere"
+    cut = "a sample in recipec attends only to itself, and is whole or truncated; the tool cuts rows anywhere"
     if split.flag("pack") or (form is not None and form.format == "text"):
         split.say("pack", {"data.packing": True}, cut)
         split.ledger.set("data.packing", True, cut)
         inner.passive(("packing", "packing_strategy"), "data.train.pack holds")
     elif form is not None:
         split.say("pack", {"data.packing": False})
-        inner.passive(("packing", "packing_strategy"), "rows that come tokenized are not packed by TRL")
+        inner.passive(("packing", "packing_strategy"), "TRL does not pack tokenized rows")
     else:
         losses.packing(inner)
     split.same("pack", note="off")
@@ -459,11 +471,9 @@ def _run(run: Keys, model: Keys, launch: Launch, kind: str) -> None:
     kinds = {"bf16": "bfloat16", "f32": "float32", "float": "float32", "f16": "float16", "half": "float16"}
     dtype = kinds.get(dtype, dtype)
     if dtype not in ("auto", "bfloat16", "float16", "float32"):
-        model.refuse(
-            "torch_dtype_str", "E1160", f"there is no type {dtype} here", "torch_dtype_str: bfloat16"
-        )
+        model.refuse("torch_dtype_str", "E1160", f"recipec has no type {dtype}", "torch_dtype_str: bfloat16")
     if mixed in ("bf16", "fp16") and dtype != "float32":
-        message = f"mixed precision with weights in {dtype}: oumi demands float32"
+        message = f"mixed precision with weights in {dtype}: oumi requires float32"
         run.refuse("mixed_precision_dtype", "E1145", message, "torch_dtype_str: float32")
     if run.given("warmup_steps") and run.given("warmup_ratio"):
         message = "warmup_steps and warmup_ratio exclude each other"
@@ -476,12 +486,16 @@ def _run(run: Keys, model: Keys, launch: Launch, kind: str) -> None:
     if run.ledger.value("train.optimizer.name") == "sgd":
         run.say("sgd_momentum", {"train.optimizer.momentum": run.number("sgd_momentum") or 0.0})
     if kind == "oumi":
-        run.ledger.set("train.loss_normalization", "micro_batches", "oumi's loop takes each one's mean")
+        run.ledger.set(
+            "train.loss_normalization", "micro_batches", "oumi's loop takes the mean of each micro-batch"
+        )
     trainer.memory(run, launch, "enable_gradient_checkpointing")
     run.say("enable_tensorboard", {"train.log.tensorboard": run.flag("enable_tensorboard")})
     if run.flag("enable_wandb"):
         project = "oumi" if kind == "oumi" else "huggingface"
-        run.say("enable_wandb", {training.PROJECT: project}, f"WANDB_PROJECT, and else `{project}`, as here")
+        run.say(
+            "enable_wandb", {training.PROJECT: project}, f"WANDB_PROJECT, or else `{project}`, as in recipec"
+        )
     run.same("enable_wandb", note="off")
     if run.given("enable_mlflow") and run.flag("enable_mlflow"):
         run.say("enable_mlflow", {training.EXPERIMENT: "Default"}, training.BY_MLFLOW)

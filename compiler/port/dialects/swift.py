@@ -64,24 +64,26 @@ generation max_new_tokens temperature top_k top_p repetition_penalty num_beams s
 media max_pixels norm_bbox freeze_vit freeze_aligner vit_lr aligner_lr
 padding padding_side padding_free packing_strategy
 exact attn_impl attn_implementation: the same attention, without a fused kernel
-exact dataset_shuffle train_dataloader_shuffle stopping_strategy: rows are shuffled anew in each epoch here
+exact dataset_shuffle train_dataloader_shuffle stopping_strategy: recipec shuffles the rows again in each
+    epoch
 exact agent_template enable_thinking preserve_thinking add_non_thinking_prefix disable_ignore_empty_think
     use_chat_template is_binary_loss_scale: part of the chat template
-exact use_hf max_model_len: an id is taken as one of the Hugging Face hub
-exact group_by_length: samples of like length do not come together here
-lost early_stop_interval=null: the run goes on to its last step here
-lost model_kwargs=null/{}: not passed on
-lost hqq_axis=null: of another quantization
-learned adapters=[]: training starts from one adapter here, and trains that one on
-learned external_plugins=[] custom_register_path=[] callbacks=[]: code of its own, which is not read
-learned custom_dataset_info=[]: a file of its own, which is not read
-learned init_strategy=null: the checkpoint's weights are taken as they are
+exact use_hf max_model_len: recipec reads an id as one of the Hugging Face Hub
+exact group_by_length: recipec does not group samples of similar length
+lost early_stop_interval=null: recipec runs until the last step
+lost model_kwargs=null/{}: recipec does not pass it on
+lost hqq_axis=null: a setting of another quantization
+learned adapters=[]: recipec starts from one adapter, and continues to train that adapter
+learned external_plugins=[] custom_register_path=[] callbacks=[]: custom code, which recipec does not read
+learned custom_dataset_info=[]: a separate file, which recipec does not read
+learned init_strategy=null: recipec uses the checkpoint's weights unchanged
 learned freeze_parameters=[] freeze_parameters_regex=null freeze_parameters_ratio=0 trainable_parameters=[]
-    trainable_parameters_regex=null freeze_llm=false: all weights are trained, or have adapters
-learned enable_dft_loss=false enable_channel_loss=false mrl_dims=null: the loss is the plain cross-entropy
-learned use_galore=false lisa_activated_layers=0 optimizer=null: the optimizer is optim's
+    trainable_parameters_regex=null freeze_llm=false: recipec trains all weights, or puts adapters on all
+    modules
+learned enable_dft_loss=false enable_channel_loss=false mrl_dims=null: recipec's loss is plain cross-entropy
+learned use_galore=false lisa_activated_layers=0 optimizer=null: recipec uses the optimizer that optim names
 learned decision_drop_instructions=0 decision_subsample_options=0 decision_state_as_text=0
-    decision_shuffle_fields=false: rows are not changed at random here
+    decision_shuffle_fields=false: recipec does not change rows at random
 """)
 OF_LORA = table("""
 integer lora_rank -> lora.rank
@@ -90,8 +92,8 @@ switch use_rslora -> lora.rslora: alpha / sqrt(rank)
 switch use_dora -> lora.kind=dora
 """)
 OF_RLHF = table("""
-learned rpo_alpha=null: no negative log-likelihood is added to the loss here
-learned ref_adapters=[]: the reference is the model that training starts from here
+learned rpo_alpha=null: recipec adds no negative log-likelihood to the loss
+learned ref_adapters=[]: recipec's reference is the model that training starts from
 derived ref_model_type ref_model_revision
 """)
 PRESETS = re.compile(r"(galore|lisa|lora_ga|fourier|boft|vera|adapter|adalora|llamapro|reft)_")
@@ -101,7 +103,10 @@ TYPES = {"dpo": "dpo", "orpo": "orpo", "cpo": "cpo", "simpo": "cpo", "kto": "kto
 """Kinds of rlhf with a counterpart, and its objective."""
 SIMPO = {"loss_type": "simpo", "beta": 2.0}
 """The values in which the kind simpo differs from cpo."""
-OTHERS = "a prompt's other answer is that of the row before it on its device here, of all in a step there"
+OTHERS = (
+    "recipec pairs a prompt with the answer of the row before it on its device; ms-swift "
+    "takes the row before it among all rows of the step"
+)
 OF_PREFERENCES = ("beta", "rpo_alpha", "ld_alpha", "ref_model")
 
 OWN = {
@@ -112,18 +117,19 @@ OWN = {
 }
 """ms-swift's templates that are not written out; a tokenizer's own template takes their place."""
 FOLLOWS = (
-    "the tokenizer's own template, which ms-swift's follows: blanks and thoughts may be written otherwise"
+    "recipec uses the tokenizer's own template, which ms-swift's template follows; "
+    "whitespace and reasoning may differ"
 )
-END = "what ends the last answer is learned after that one alone"
-NO_TOOLS = "rows with calls of tools are left out: it writes none here"
-BOTH = "an empty thought before both answers counts with them here: of dpo's loss it changes nothing"
-CUT_OFF = "a row with no answer left is left out here; there it takes a place in its step"
+END = "recipec trains on the end of an answer only after the last answer"
+NO_TOOLS = "recipec leaves out rows with tool calls, because this template writes none"
+BOTH = "recipec counts an empty thought before both answers as part of them; dpo's loss does not change"
+CUT_OFF = "recipec leaves out a row with no answer left; in ms-swift the row takes a place in its step"
 COGNITION = words("swift/self-cognition modelscope/self-cognition")
 """Data sets with marks for the names of the model and of its author."""
 READS = {"": "", "AlpacaZhPreprocessor()": "", "LongAlpacaPreprocessor()": "Answer: "}
 """Preprocessors that read rows by their columns, with the text that they remove from the beginning of
 answers. AlpacaZhPreprocessor also removes a word from the beginning of inputs."""
-HUB = "ModelScope's: use_hf is off, and"
+HUB = "use_hf is off, so ms-swift reads ModelScope;"
 
 
 def port(ledger: Ledger) -> None:
@@ -159,17 +165,21 @@ def port(ledger: Ledger) -> None:
     experts.say_coefficient(keys, "router_aux_loss_coef", named.model if named else None)
     _start(keys)
     keys.follow(KEYS)
-    keys.passive([key for key in keys.source.data if PRESETS.match(str(key))], "of a method that is off")
+    keys.passive(
+        [key for key in keys.source.data if PRESETS.match(str(key))], "a setting of a method that is off"
+    )
     say_tokens(keys, "new_special_tokens")
     say_common(keys, NAME, training.OFF)
-    keys.passive(keys_of(NAME, "rlhf"), "a setting of another kind of rlhf")
+    keys.passive(keys_of(NAME, "rlhf"), "a setting of another rlhf_type")
 
 
 def _start(keys: Keys) -> None:
     """Record the start adapter. For preferences, it is also the reference if ref_adapters equals it."""
     if keys.flag("resume_only_model") and keys.given("resume_from_checkpoint"):
         say_start(keys, "resume_from_checkpoint", of_base=True)
-        keys.same("resume_only_model", note="a new optimizer, and the data from its beginning")
+        keys.same(
+            "resume_only_model", note="recipec starts with a new optimizer, and at the beginning of the data"
+        )
     alike = keys.given("adapters") and keys.value("adapters") == keys.value("ref_adapters")
     say_start(keys, "adapters", of_base=not alike)
     if alike and "adapters" in keys.said:
@@ -182,10 +192,10 @@ def _objective(keys: Keys) -> str:
     if kind is None:
         kind = "dpo" if any(keys.given(key) for key in OF_PREFERENCES) else "sft"
         if kind == "dpo":
-            keys.ledger.defaulted("rlhf_type", kind, {"train.objective": kind}, "ms-swift's default of rlhf")
+            keys.ledger.defaulted("rlhf_type", kind, {"train.objective": kind}, "ms-swift's default for rlhf")
         return kind
     if kind not in TYPES:
-        message = f"ms-swift's rlhf_type {kind} has no counterpart: a recipe trains as {listing(TYPES)} do"
+        message = f"ms-swift's rlhf_type {kind} has no counterpart: recipes train like {listing(TYPES)}"
         keys.refuse("rlhf_type", "E1149", message, "rlhf_type: dpo")
         return "dpo"
     keys.say("rlhf_type", {"train.objective": TYPES[kind]}, OTHERS if kind == "kto" else "")
@@ -217,15 +227,17 @@ def _model(keys: Keys) -> Named | None:
         named = models.say_model(keys, "model", "model_revision")
     else:
         named = models.resolve(other[1] if other else name, keys.source.path.parent)
-        how = f"ms-swift's own id of it there is {named.id}" if other else "the same id there is taken"
-        note = f"{HUB} the Hugging Face hub's is read here: {how}"
+        how = f"ms-swift's id for it is {named.id}" if other else "it uses the same id"
+        note = f"{HUB} recipec reads the Hugging Face Hub, where {how}"
         local = named.model is not None and named.id not in entries() and not other
         keys.say("model", {"model.id": named.id}, "" if local else note)
         if keys.text("model_revision") not in (None, "master"):
-            keys.unless("model_revision", (), "a revision of ModelScope, which the other hub has not")
-        keys.same("model_revision", note="the newest, as there")
+            keys.unless(
+                "model_revision", (), "a revision of ModelScope, which the Hugging Face Hub does not have"
+            )
+        keys.same("model_revision", note="the newest, as in ms-swift")
     if keys.text("task_type") not in (None, "causal_lm"):
-        message = f"the task {keys.value('task_type')} has no counterpart: a language model is trained here"
+        message = f"the task {keys.value('task_type')} has no counterpart: recipec trains language models"
         keys.refuse("task_type", "E1149", message, "task_type: causal_lm")
     return named
 
@@ -235,10 +247,13 @@ def _lora(keys: Keys, named: Named | None, objective: str) -> Run:
     kind = keys.text("tuner_type") or "lora"
     if kind not in ("lora", "full"):
         keys.refuse(
-            "tuner_type", "E1149", f"the tuner {kind} is no LoRA, and has none here", "tuner_type: lora"
+            "tuner_type",
+            "E1149",
+            f"the tuner {kind} is not LoRA, and has no counterpart in recipec",
+            "tuner_type: lora",
         )
     keys.same("tuner_type", {"lora": None} if kind == "full" else None, "the lora section")
-    keys.unless("tuner_backend", ("peft", "unsloth"), "PEFT's arithmetic in its place")
+    keys.unless("tuner_backend", ("peft", "unsloth"), "recipec uses PEFT's arithmetic instead")
     keys.same("tuner_backend", note="the same arithmetic")
     rate = keys.number("learning_rate")
     if rate is None:
@@ -271,16 +286,18 @@ def _lora(keys: Keys, named: Named | None, objective: str) -> Run:
     if objective == "sft":
         adapters.say_dropout(keys, chosen)
     else:
-        keys.ledger.set("lora.dropout", 0.0, "TRL's trainers of preferences switch dropout off")
-        keys.same("lora_dropout", note="TRL's trainers of preferences switch it off")
+        keys.ledger.set("lora.dropout", 0.0, "TRL's preference trainers switch dropout off")
+        keys.same("lora_dropout", note="TRL's preference trainers switch it off")
     method, bits = keys.text("quant_method"), keys.integer("quant_bits")
     dtype = (keys.text("lora_dtype") or "float32").removeprefix("torch.")
     keys.ledger.set(
-        "lora.dtype", dtype if dtype in ("float32", "bfloat16") else "float32", "PEFT keeps adapters so"
+        "lora.dtype",
+        dtype if dtype in ("float32", "bfloat16") else "float32",
+        "PEFT keeps adapters in this type",
     )
     keys.same("lora_dtype", {"lora.dtype": dtype} if dtype in ("float32", "bfloat16") else None, "16 bits")
     if method is not None and (method != "bnb" or bits not in (4, 8)):
-        message = f"a base in {bits} bits by {method} has no counterpart: there are nf4 and int8"
+        message = f"a base model in {bits} bits by {method} has no counterpart: recipes have nf4 and int8"
         keys.refuse("quant_method", "E1146", message, "quant_method: bnb, with quant_bits: 4")
     elif method is not None:
         code, nested = str(keys.value("bnb_4bit_quant_type")), keys.flag("bnb_4bit_use_double_quant")
@@ -314,7 +331,7 @@ def _data(keys: Keys, named: Named | None, objective: str) -> None:
     columns = keys.value("columns")
     columns = columns if isinstance(columns, dict) else {}
     if keys.given("columns") and not columns:
-        keys.refuse("columns", "E1160", "columns is no mapping of names", "columns: {question: query}")
+        keys.refuse("columns", "E1160", "columns is not a mapping of names", "columns: {question: query}")
     keys.same("columns", note="part of data.transform")
     sets = _sources(keys, "dataset")
     if sets:
@@ -325,7 +342,9 @@ def _data(keys: Keys, named: Named | None, objective: str) -> None:
         )
     drawn = any(isinstance(one, dict) and "limit" in one for one in sets)
     keys.say(
-        "dataset", {"data.train": sets}, "the first rows of a #N here; there they are drawn" if drawn else ""
+        "dataset",
+        {"data.train": sets},
+        "for #N, recipec takes the first N rows; ms-swift draws N rows" if drawn else "",
     )
     system = keys.text("system")
     if system is not None and system.endswith(".txt"):
@@ -337,7 +356,7 @@ def _data(keys: Keys, named: Named | None, objective: str) -> None:
     kinds = {"ranking": judged == "preference", "label": judged == losses.UNPAIRED}
     made = conversion.by_columns(system, names, filled=_filled(keys), prefix=_prefix(keys), **kinds)
     rows.say(keys, "dataset", [Rows(judged or "chat", transform=made)])
-    keys.learned("cached_dataset", ([],), "rows that are tokenized already are not read")
+    keys.learned("cached_dataset", ([],), "recipec does not read tokenized rows")
     _held_out(keys)
     _loss(keys, ranking)
     _template(keys, named, ranking)
@@ -352,7 +371,7 @@ def _filled(keys: Keys) -> dict[str, tuple[str, str]]:
         names = [found] if isinstance(found, str) else found
         if names:
             out[mark] = (names[0], names[-1])
-        keys.same(key, note="what swift/self-cognition alone is filled in with")
+        keys.same(key, note="only swift/self-cognition uses it")
     return out if COGNITION & {*re.split(r"[#\s,\[\]'\"]+", str(keys.value("dataset")))} else {}
 
 
@@ -371,9 +390,9 @@ def _prefix(keys: Keys) -> str:
     ]
     prefixes = {READS.get(_read(name), "") for name in names}
     if len(prefixes) > 1:
-        message = "ms-swift takes a word off the answers of one of the data sets, and not off the others'"
+        message = "ms-swift removes a word from the answers of only one of the data sets"
         keys.said.discard("dataset")
-        keys.refuse("dataset", "E1142", message, "keep those of one kind")
+        keys.refuse("dataset", "E1142", message, "keep only data sets of one kind")
     return max(prefixes, default="")
 
 
@@ -392,12 +411,12 @@ def _sources(keys: Keys, key: str) -> list[Any]:
         if local or use_hf:
             other = name
         if other is None:
-            message = f"`{name}` is a data set of ModelScope, which a run here does not read"
-            help = "use_hf: true, where the Hugging Face hub has it; or download it, and name the file"
+            message = f"`{name}` is a data set of ModelScope, which recipec does not read"
+            help = "use_hf: true, if the Hugging Face Hub has it; or download it, and name the file"
             keys.refuse(key, "E1143", message, help)
         elif reads not in READS and (name not in COGNITION or subsets):
-            message = f"ms-swift reads the rows of `{name}` by code of its own: {reads}"
-            keys.refuse(key, "E1142", message, "write its conversations to a file, and name that")
+            message = f"ms-swift reads the rows of `{name}` with its own code: {reads}"
+            keys.refuse(key, "E1142", message, "write its conversations to a file, and name that file")
         else:
             path = datasets.place(other).path or other
             for subset in subsets.split("/") if subsets and not local else [None]:
@@ -418,8 +437,8 @@ def _held_out(keys: Keys) -> None:
         keys.same("val_dataset", {"data.eval": _sources(keys, "val_dataset")})
     elif share and evaluates:
         sets = {"data.eval_fraction": share, "data.eval_seed": keys.integer("data_seed") or 0}
-        keys.say("split_dataset_ratio", sets, "another generator: other rows")
-    keys.passive(("val_dataset", "cached_val_dataset", "split_dataset_ratio"), "nothing is held out")
+        keys.say("split_dataset_ratio", sets, "another random generator: other rows")
+    keys.passive(("val_dataset", "cached_val_dataset", "split_dataset_ratio"), "the run holds out no rows")
 
 
 def _scale(keys: Keys, ranking: bool) -> list[str]:
@@ -434,17 +453,16 @@ def _loss(keys: Keys, ranking: bool) -> None:
     others = [part for part in parts if part not in kinds]
     if others:
         message = (
-            f"`loss_scale` changes what is learned: {'+'.join(others)} weighs tokens, and here all are equal"
+            f"`loss_scale` changes what is learned: {'+'.join(others)} weights tokens, and "
+            "recipec weights all tokens equally"
         )
         keys.refuse("loss_scale", "E1180", message, f"loss_scale: {base}")
     if ranking:
-        keys.same("loss_scale", note="of preferences the answers are compared")
+        keys.same("loss_scale", note="the loss compares the answers of preferences")
     else:
         keys.say("loss_scale", {"data.loss_on": kinds[base]})
     share = keys.value("interleave_prob")
-    keys.unless(
-        "interleave_prob", (None,), f"shares of {share}: the data sets are put one after another here"
-    )
+    keys.unless("interleave_prob", (None,), f"shares of {share}: recipec concatenates the data sets")
 
 
 def _template(keys: Keys, named: Named | None, ranking: bool) -> None:
@@ -455,7 +473,7 @@ def _template(keys: Keys, named: Named | None, ranking: bool) -> None:
     own = name is None or (model is not None and name in OWN.get(templates.tokenizer_of(model), ()))
     if keys.value("use_chat_template") is False:
         keys.refuse(
-            "use_chat_template", "E1147", "texts without a template are of swift pt", "remove the key"
+            "use_chat_template", "E1147", "only swift pt trains on texts without a template", "remove the key"
         )
     changes: dict[str, Any] = {} if keys.flag("add_non_thinking_prefix") else {"thought": None}
     changes |= {"learns_empty": True} if keys.flag("disable_ignore_empty_think") else {}
@@ -491,14 +509,16 @@ def _lengths(keys: Keys, ranking: bool) -> None:
         )
     elif strategy == "split":
         keys.say(
-            "truncation_strategy", {}, "what is longer than a row is cut off here; there it goes on in others"
+            "truncation_strategy",
+            {},
+            "recipec truncates a sample that is longer than a row; the tool continues it in other rows",
         )
-    keys.unless("truncation_strategy", ("delete", "right"), "the end is cut off here, not the start")
+    keys.unless("truncation_strategy", ("delete", "right"), "recipec truncates the end, not the start")
     packing = keys.flag("packing") and not ranking
     keys.say("packing", {"data.packing": packing}, "other samples share a row" if packing else "")
     if packing and keys.given("packing_length"):
         keys.say("packing_length", {"data.max_length": keys.integer("packing_length")}, "the length of a row")
-    keys.same("packing_length", note="the length of a row, where samples are packed")
+    keys.same("packing_length", note="the length of a row if samples are packed")
 
 
 def _run(keys: Keys, run: Run, launch: Launch, taken: sharding.DeepSpeed) -> None:
@@ -506,7 +526,7 @@ def _run(keys: Keys, run: Run, launch: Launch, taken: sharding.DeepSpeed) -> Non
         each = keys.integer("per_device_train_batch_size") or 1
         count = max(1, math.ceil(16 / max(each, 1) / sharding.devices(keys.ledger, launch)))
         keys.defaults = {**keys.defaults, "gradient_accumulation_steps": count}
-        note = "ms-swift's default: 16 rows a step, or a row a device where there are more"
+        note = "ms-swift's default: 16 rows per step, or one row per device if there are more devices"
         keys.default("gradient_accumulation_steps", count, {"train.global_batch_size": None}, note)
     dtype = (keys.text("torch_dtype") or "auto").removeprefix("torch.")
     if dtype in ("float16", "float32"):

@@ -38,14 +38,14 @@ KEYS = table("""
 files checkpoint_dir
 log profiler log_level profile_memory
 speed fsdp_sharding_strategy data_parallel_shard_dim data_parallel_replicate_dim memory_efficient_fsdp_wrap
-lost collate_fn=null/torchtune.data.padded_collate_sft/torchtune.data.padded_collate_dpo: rows are put
-    together by the run itself here
-learned quantizer=null: weights are not quantized while they are trained here
+lost collate_fn=null/torchtune.data.padded_collate_sft/torchtune.data.padded_collate_dpo: recipec collates
+    rows itself
+learned quantizer=null: recipec does not quantize weights during training
 exact ref_checkpointer base_model_path: the reference is the model that training starts from
-exact checkpointer: where the checkpoint lies: `model.id` names it, or --model of train.py
+exact checkpointer: the checkpoint's folder; recipec uses `model.id`, or --model of train.py
 exact model.tie_word_embeddings model.quantize_base model.attn_dropout model.max_seq_len: the model's own
 exact tokenizer.path tokenizer.merges_file tokenizer.special_tokens_path: the tokenizer of model.id
-exact tokenizer.truncation_type: the end is cut off
+exact tokenizer.truncation_type: the end is truncated
 """)
 OF_LORA = table("""
 integer lora_rank -> lora.rank
@@ -55,14 +55,14 @@ switch use_dora -> lora.kind=dora
 """)
 OF_SOURCES = table("""
 lost data_dir=null: a folder of a repository: name its files as data_files
-exact cache_dir streaming num_proc trust_remote_code: how it is read, not what it holds
+exact cache_dir streaming num_proc trust_remote_code: it affects how the data is read, not its content
 """)
 SCHEDULE = "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup"
 
 
 WHOLE_STEPS = (
-    "an epoch's last rows take a step here that they do not fill; there they are passed over, or join the "
-    "next epoch's first step"
+    "recipec makes an incomplete step of an epoch's last rows; torchtune skips them, or "
+    "adds them to the next epoch's first step"
 )
 
 
@@ -104,23 +104,23 @@ def _loss(keys: Keys) -> str:
         section.say("label_smoothing", {"train.label_smoothing": section.number("label_smoothing")})
         return "dpo"
     if name.startswith(("GRPO", "PPO")):
-        message = f"the loss {name} is of reinforcement learning, which has no counterpart here"
+        message = f"the loss {name} is for reinforcement learning, which has no counterpart in recipec"
         help = "port a configuration of lora_finetune, full_finetune or lora_dpo"
         section.refuse("_component_", "E1149", message, help)
     elif name and "CrossEntropy" not in name and not name.startswith("CE"):
-        message = f"the loss {name} has no counterpart here"
+        message = f"the loss {name} has no counterpart in recipec"
         help = "_component_: torchtune.modules.loss.CEWithChunkedOutputLoss"
         section.refuse("_component_", "E1163", message, help)
-    note = "the negative log-likelihood, a mean over a step's tokens"
+    note = "the negative log-likelihood, a mean over the tokens of a step"
     section.passive(("_component_", "num_output_chunks"), note)
-    section.unless("ignore_index", (-100,), "tokens without loss have no number here")
+    section.unless("ignore_index", (-100,), "recipec has no number for tokens without loss")
     return "sft"
 
 
 def _stages(keys: Keys) -> None:
     for key in sorted(STAGES):
         if keys.stands(key):
-            message = f"{key}: distillation and reinforcement learning have no counterpart here"
+            message = f"{key}: distillation and reinforcement learning have no counterpart in recipec"
             help = "port a configuration of lora_finetune, full_finetune or lora_dpo"
             keys.refuse(key, "E1149", message, help)
 
@@ -134,16 +134,21 @@ def _batch(keys: Keys) -> None:
     if not keys.stands("batch_size"):
         keys.refuse("batch_size", "E1144", "the file gives no batch_size", "batch_size: 2")
     keys.say("batch_size", {"train.micro_batch_size": made.per_device})
-    note = f"{made.rows} rows a step: {made}; the launcher's GPUs are --devices"
+    note = f"{made.rows} rows per step: {made}; the launcher's GPUs are --devices"
     keys.same("gradient_accumulation_steps", {"train.global_batch_size": made.rows}, note)
     keys.ledger.set("train.global_batch_size", made.rows, str(made))
     keys.ledger.set("train.loss_normalization", "tokens")
     keys.same("tensor_parallel_dim", note=sharding.sharing(shared))
 
 
-CUT = "a sample that is cut keeps its last token here; there an end takes its place, which is not learned"
-WEIGHED = "micro-batches weigh by the tokens that are learned here; there the first of each sample counts too"
-SHORTER = "as many steps, also where an epoch has fewer; there the run ends with it"
+CUT = (
+    "recipec keeps the last token of a truncated sample; torchtune replaces it with an end token without loss"
+)
+WEIGHED = (
+    "recipec weights micro-batches by their trained tokens; torchtune also counts the "
+    "first token of each sample"
+)
+SHORTER = "recipec runs this many steps, even if an epoch has fewer; torchtune ends with the epoch"
 
 
 def _length(keys: Keys) -> None:
@@ -152,7 +157,11 @@ def _length(keys: Keys) -> None:
         keys.say("epochs", {"train.epochs": epochs}, WHOLE_STEPS)
         keys.same("max_steps_per_epoch", note="null: whole epochs")
         return
-    note = SHORTER if epochs == 1 else "the data go on here; there they are begun anew after so many steps"
+    note = (
+        SHORTER
+        if epochs == 1
+        else "recipec continues with the data; torchtune starts it again after this many steps"
+    )
     keys.say("max_steps_per_epoch", {"train.steps": most * epochs}, note)
     keys.same("epochs", note="max_steps_per_epoch sets the length of the run")
 
@@ -160,12 +169,12 @@ def _length(keys: Keys) -> None:
 def _schedule(keys: Keys) -> None:
     if not keys.given("lr_scheduler"):
         keys.ledger.set("train.schedule.name", "constant", "torchtune has no schedule without lr_scheduler")
-        keys.same("lr_scheduler", note="null: the rate stays the same")
+        keys.same("lr_scheduler", note="null: a constant learning rate")
         return
     section = keys.below("lr_scheduler", {"num_cycles": 0.5})
     name = str(section.value("_component_") or "")
     if name.rpartition(".")[2] != "get_cosine_schedule_with_warmup":
-        message = f"the schedule {name} has no counterpart here"
+        message = f"the schedule {name} has no counterpart in recipec"
         section.refuse("_component_", "E1163", message, f"_component_: {SCHEDULE}")
     steps = section.integer("num_warmup_steps") or 0
     made = training.schedule_of("cosine", {"num_cycles": section.number("num_cycles")})
@@ -177,12 +186,12 @@ def _schedule(keys: Keys) -> None:
 def _precision(keys: Keys, lora: bool) -> None:
     dtype = keys.choice("dtype", ("bf16", "fp32", "fp16")) or "bf16"
     if dtype == "fp16":
-        message = "torchtune stops on fp16, which its recipes do not train in"
+        message = "torchtune stops at fp16, which its recipes do not support"
         keys.refuse("dtype", "E1160", message, "dtype: bf16")
     made = "float32" if dtype == "fp32" else "bfloat16"
     keys.say("dtype", {"model.dtype": made})
     if lora:
-        keys.ledger.set("lora.dtype", made, "torchtune's adapters are of its dtype")
+        keys.ledger.set("lora.dtype", made, "torchtune keeps adapters in this dtype")
     elif made == "bfloat16":
         held, why = sharding.Launch().masters(False, False)
         keys.ledger.set("train.optimizer.master_weights", held, why)
@@ -190,7 +199,11 @@ def _precision(keys: Keys, lora: bool) -> None:
 
 def _order(keys: Keys) -> None:
     seed = keys.integer("seed")
-    keys.same("seed", {"train.seed": seed or 0}, "another generator: other draws of the same distribution")
+    keys.same(
+        "seed",
+        {"train.seed": seed or 0},
+        "recipec uses another random generator: other draws of the same distribution",
+    )
     shuffle = 0 if keys.flag("shuffle") else None
     keys.ledger.set("data.shuffle_seed", shuffle)
     keys.same("shuffle", {"data.shuffle_seed": shuffle}, "the sampler's seed is 0")
@@ -204,9 +217,9 @@ def _logger(section: Keys) -> None:
         section.same("_component_", {training.PROJECT: project}, "Weights & Biases")
         section.same("project", {training.PROJECT: project})
         for key in ("entity", "group"):
-            section.unless(key, training.OFF, f"WANDB_{key.upper()} in the environment of the run says it")
+            section.unless(key, training.OFF, f"set WANDB_{key.upper()} in the environment of the run")
     elif name in ("CometLogger", "MLFlowLogger"):
-        section.unless("_component_", (), f"nothing is logged there: {training.LOGS}")
+        section.unless("_component_", (), f"recipec does not log to this service: {training.LOGS}")
     found = section.source.get(section.prefix.rstrip("."), None)
     section.passive(found if isinstance(found, dict) else (), "a log")
 
@@ -268,32 +281,34 @@ def _named(keys: Keys, section: Keys, component: str | None, plain: str) -> Mode
         section.refuse("_component_", "E1144", "the file names no model", help)
         return None
     if any(part in component for part in ("vision", ".clip.", ".flux.", ".t5.")):
-        message = f"{component} is no model of text alone"
-        section.refuse("_component_", "E1150", message, "port the configuration of a text model")
+        message = f"{component} is not a text-only model"
+        section.refuse("_component_", "E1150", message, "port a configuration of a text-only model")
         return None
     if "_reward_" in component:
-        message = f"{component} is of a reward model, which another stage learns from"
-        section.refuse("_component_", "E1149", message, "port the stage of lora_dpo, or a supervised one")
+        message = f"{component} builds a reward model, which another stage uses"
+        section.refuse(
+            "_component_", "E1149", message, "port a configuration of lora_dpo, or a supervised one"
+        )
         return None
     if ids is None:
         builders = listing(sorted({name.partition(".")[0] for name in BUILDERS}))
-        message = f"{component} is no builder of a checkpoint's model that is known here"
-        section.refuse("_component_", "E0801", message, f"builders that are known: of {builders}")
+        message = f"recipec does not know the model builder {component}"
+        section.refuse("_component_", "E0801", message, f"recipec knows builders of {builders}")
         return None
     directory = keys.source.get("checkpointer.checkpoint_dir", None)
     folder = Path(str(directory)).name if isinstance(directory, str) else ""
     of_folder = [id for id in ids if folder and id.rpartition("/")[2].lower() == folder.lower()]
     named = of_folder[0] if of_folder else original_of(folder) if folder else None
     if named is not None and named not in ids:
-        message = f"the builder is of {ids[0]}, and the checkpoint's folder of {named}"
+        message = f"the builder is for {ids[0]}, and the checkpoint's folder for {named}"
         help = "make the builder and checkpointer.checkpoint_dir agree"
         section.refuse("_component_", "E1145", message, help)
     chosen = models.resolve(named or ids[0], keys.source.path.parent)
     if named is not None:
         section.same("_component_", {"model.id": chosen.id}, f"the folder of the checkpoint is {folder}")
     else:
-        note = "by the builder, which is of tuned checkpoints too"
-        section.say("_component_", {"model.id": chosen.id}, note if len(ids) > 1 else "by the builder")
+        note = "from the builder, which is also for tuned checkpoints"
+        section.say("_component_", {"model.id": chosen.id}, note if len(ids) > 1 else "from the builder")
     return chosen.model
 
 
@@ -304,7 +319,9 @@ def _lora(keys: Keys, model: Model | None) -> None:
     unknown = [module for module in modules if module not in NAMES]
     if unknown:
         help = "lora_attn_modules: [q_proj, v_proj, output_proj]"
-        keys.refuse("lora_attn_modules", "E1164", f"{listing(unknown)} is no projection of attention", help)
+        keys.refuse(
+            "lora_attn_modules", "E1164", f"{listing(unknown)} is not a projection of attention", help
+        )
     if keys.flag("apply_lora_to_mlp"):
         targets += ["gate_proj", "up_proj", "down_proj"]
     if not targets:
@@ -318,7 +335,9 @@ def _lora(keys: Keys, model: Model | None) -> None:
     keys.say("apply_lora_to_mlp", made, note if keys.flag("apply_lora_to_mlp") else "")
     adapters.say_head(keys, "apply_lora_to_output")
     keys.follow(OF_LORA)
-    keys.ledger.set("lora.init", "peft", "A uniform with the bound 1/sqrt(fan_in), B zero, as there")
+    keys.ledger.set(
+        "lora.init", "peft", "A is uniform with the bound 1/sqrt(fan_in) and B is zero, as in the tool"
+    )
     if keys.flag("quantize_base"):
         value = adapters.quantized(4).value
         keys.say("quantize_base", {"lora.quantize": value}, adapters.NESTED)
@@ -412,7 +431,7 @@ def _read(keys: Keys, entries: list[Keys], objective: str, before: Read, path: s
         if found is None:
             continue
         if any(_at_odds(found[1], its) for _, its in (*before, *made)):
-            message = "data sets that are learned or packed in two ways cannot be mixed"
+            message = "recipec cannot mix data sets that are trained or packed in two ways"
             help = keeps(entries[0].prefix.partition("[")[0].rstrip("."), [_whole(each) for each in alike])
             if path == "data.eval":
                 help = "--set run_val_every_n_steps=null ports the run without its evaluation"
@@ -420,7 +439,7 @@ def _read(keys: Keys, entries: list[Keys], objective: str, before: Read, path: s
         else:
             alike.append(entry)
         made.append(found)
-        entry.same("_component_", note="how rows become what is learned: data.format and data.loss_on")
+        entry.same("_component_", note="how rows become samples; data.format and data.loss_on set it")
     return made
 
 
@@ -439,18 +458,20 @@ def _validation(keys: Keys, objective: str, train: Read) -> Read:
     """Record `dataset_val`, which is evaluated completely every `run_val_every_n_steps`."""
     every = keys.integer("run_val_every_n_steps")
     if not every or every < 0:
-        note = "run_val_every_n_steps is not set: nothing is evaluated"
+        note = "run_val_every_n_steps is not set: torchtune does not evaluate"
         keys.passive(("dataset_val", "run_val_every_n_steps", "batch_size_val"), note)
         return []
     entries = _entries(keys, "dataset_val")
     if not entries:
-        message = "torchtune stops on run_val_every_n_steps without dataset_val"
+        message = "torchtune stops at run_val_every_n_steps without dataset_val"
         help = "dataset_val: {_component_: torchtune.datasets.alpaca_dataset, split: 'train[95%:]'}"
         keys.refuse("run_val_every_n_steps", "E1145", message, help)
     made = _read(keys, entries, objective, train, "data.eval")
     if made:
         keys.same("run_val_every_n_steps", {"train.eval_every": every})
-    keys.passive(("run_val_every_n_steps", "batch_size_val"), "how it evaluates, which trains nothing")
+    keys.passive(
+        ("run_val_every_n_steps", "batch_size_val"), "how the tool evaluates, which does not affect training"
+    )
     return made
 
 
@@ -458,7 +479,7 @@ def _entries(keys: Keys, key: str) -> list[Keys]:
     """Return the data sets of a key, or [] if its value has another type."""
     found = keys.value(key)
     if isinstance(found, dict) and str(found.get("_component_", "")).endswith("ConcatDataset"):
-        keys.below(key).same("_component_", note="the data sets one after the other")
+        keys.below(key).same("_component_", note="the data sets are concatenated")
         inner = found.get("datasets")
         return [
             keys.below(f"{key}.datasets[{n}]") for n in range(len(inner) if isinstance(inner, list) else 0)
@@ -475,13 +496,13 @@ def _one(keys: Keys, entry: Keys, objective: str, path: str) -> tuple[Any, dict[
     if kind is None:
         code, message = "E1143", f"the data set {component or 'without _component_'} has no counterpart"
         if "multimodal" in component:
-            code, message = "E1150", f"{component} is of images and text"
+            code, message = "E1150", f"{component} has images and text"
         names = listing([name for name in KINDS], "or")
         entry.refuse("_component_", code, message, f"one of {PREFIX}: {names}")
         return None
     if (kind == "preference") != (objective == "dpo"):
-        message = f"{builder} does not go with the loss: {objective} learns from other rows"
-        entry.refuse("_component_", "E1145", message, "make dataset and loss agree")
+        message = f"{builder} does not fit the loss: {objective} needs other rows"
+        entry.refuse("_component_", "E1145", message, "choose a dataset and a loss that fit each other")
         return None
     entry.defaults = {**defaults_of("torchtune", PREFIX + builder), "split": "train"}
     if builder in SOURCES:
@@ -490,9 +511,9 @@ def _one(keys: Keys, entry: Keys, objective: str, path: str) -> tuple[Any, dict[
     settings = {"transform": "", **_SETTINGS[kind](keys, entry, builder)}
     if kind == "text":
         settings["data.loss_on"] = "all"
-        entry.same("train_on_input", note="all of a text is learned")
+        entry.same("train_on_input", note="the loss covers all of a text")
     elif kind == "preference":
-        entry.unless("train_on_input", (False,), "the prompt carries no loss in dpo")
+        entry.unless("train_on_input", (False,), "the loss does not cover the prompt in dpo")
     else:
         settings["data.loss_on"] = "all" if entry.flag("train_on_input") else "assistant"
         several = settings["data.loss_on"] == "all" and keys.integer("gradient_accumulation_steps") != 1
@@ -501,7 +522,7 @@ def _one(keys: Keys, entry: Keys, objective: str, path: str) -> tuple[Any, dict[
     if kind != "preference":
         settings["data.packing"] = entry.flag("packed")
         entry.say("packed", {"data.packing": settings["data.packing"]})
-    note = "all rows are read here: a data.transform that returns None leaves one out"
+    note = "recipec reads all rows; a data.transform that returns None leaves a row out"
     entry.unless("filter_fn", (None,), note)
     return (source, settings) if source is not None else None
 
@@ -510,13 +531,13 @@ def _source(entry: Keys, path: str) -> Any:
     config = entry.text("name") or entry.text("subset")
     made = datasets.given(entry, "source", "source: OWNER/NAME, or json with data_files", config)
     if made is None:
-        entry.passive(SOURCE_KEYS, "of a source that cannot be read")
+        entry.passive(SOURCE_KEYS, "a setting of a source that recipec cannot read")
         return None
     if not entry.given("source"):
         entry.say("source", {path: [made]})
     file = made if isinstance(made, str) else made["path"]
     if not file.startswith("hf://") and entry.text("split") not in (None, "train"):
-        entry.unless("split", (), "a file has no splits: all of it is read")
+        entry.unless("split", (), "a file has no splits: recipec reads all of it")
     entry.passive(("source", "data_files", "split", "name", "subset"), f"part of {path}")
     entry.follow(OF_SOURCES)
     return made
@@ -524,7 +545,7 @@ def _source(entry: Keys, path: str) -> Any:
 
 def _columns(entry: Keys) -> dict[str, str]:
     found = {str(key): str(value) for key, value in entry.mapping("column_map").items()}
-    entry.passive(("column_map",), "the columns' names")
+    entry.passive(("column_map",), "the names of the columns")
     return found
 
 
@@ -549,9 +570,11 @@ def _chat(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
     style = entry.text("conversation_style")
     if style not in (None, "openai", "sharegpt"):
         help = "conversation_style: openai"
-        entry.refuse("conversation_style", "E1160", f"the conversation style {style} is not known", help)
-    entry.passive(("conversation_column", "conversation_style", "column_map"), "messages, of either spelling")
-    entry.unless("new_system_prompt", (None,), "each row keeps its own system message here")
+        entry.refuse(
+            "conversation_style", "E1160", f"recipec does not know the conversation style {style}", help
+        )
+    entry.passive(("conversation_column", "conversation_style", "column_map"), "both spellings of messages")
+    entry.unless("new_system_prompt", (None,), "recipec keeps each row's own system message")
     made: dict[str, Any] = {"data.format": "chat"}
     if column not in (None, "messages", "conversations"):
         made["data.fields"] = {"messages": column}
@@ -561,10 +584,10 @@ def _chat(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
 def _text(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
     column = entry.text("column") or COLUMNS.get(builder, ("text", ""))[0]
     column = "page" if builder == "wikitext_dataset" else column
-    entry.passive(("column",), "the column of text")
-    entry.unless("add_eos", (True,), "the end of text ends each sample here")
+    entry.passive(("column",), "the column with the text")
+    entry.unless("add_eos", (True,), "recipec ends each sample with the end-of-text token")
     if entry.flag("packed") and entry.flag("split_across_pack"):
-        note = "a sample that does not fit into a row is cut off here; there it goes on in the next"
+        note = "recipec truncates a sample that does not fit into a row; torchtune continues it in the next"
         entry.say("split_across_pack", {}, note)
     entry.passive(("split_across_pack",), "no packing")
     most = entry.integer("max_seq_len")
@@ -574,7 +597,7 @@ def _text(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
 
 def _preference(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
     columns = _columns(entry)
-    entry.unless("new_system_prompt", (None,), "each row keeps its own system message here")
+    entry.unless("new_system_prompt", (None,), "recipec keeps each row's own system message")
     if builder in RANKED:
         names = [(columns or RANKED[builder]).get(key, key) for key in ("prompt", "chosen", "rejected")]
         return {"data.format": "preference", "transform": conversion.ranked(*names)}
@@ -596,11 +619,17 @@ def _differs(turns: templates.Turns, opened: bool) -> str:
         opened: whether the beginning of an answer carries loss as in torchtune.
     """
     if not turns.opening:
-        once = "; a system message stands before the first question alone" if turns.system != "{}" else ""
-        return f"as torchtune writes messages, though each is tokenized by itself there{once}"
+        once = "; only the first question has a system message before it" if turns.system != "{}" else ""
+        return (
+            f"recipec writes messages as torchtune does, but torchtune tokenizes each message by itself{once}"
+        )
     missing = [] if turns.final is not None else ["no end-of-text token after the last"]
     missing += [] if opened else ["no loss on an answer's first"]
-    return f"torchtune's marks around messages, though {', and '.join(missing)}" if missing else ""
+    return (
+        f"recipec writes torchtune's markers around messages, but with {' and '.join(missing)}"
+        if missing
+        else ""
+    )
 
 
 def _tokenizer(keys: Keys, model: Model | None, settings: Mapping[str, Any]) -> None:
@@ -622,8 +651,8 @@ def _tokenizer(keys: Keys, model: Model | None, settings: Mapping[str, Any]) -> 
         section.say("_component_", made, _differs(turns, opened))
     elif form in ("chat", "preference") and model is not None:
         templates.say_own(keys.ledger, model)
-        note = f"the model's chat template here: {name or 'no tokenizer'} is not known"
+        note = f"recipec uses the model's chat template, because it does not know {name or 'the tokenizer'}"
         section.say("_component_", {}, note)
     section.same("_component_", note="the tokenizer of model.id")
-    note = "nothing is written around a message but the chat template's marks"
+    note = "recipec writes only the chat template's markers around a message"
     section.unless("prompt_template", (None,), note)

@@ -29,12 +29,12 @@ MARKS = words(
 KEYS = table("""
 files config_name tokenizer_name cache_dir use_fast_tokenizer token use_auth_token model_revision
     preprocessing_num_workers overwrite_cache streaming trust_remote_code low_cpu_mem_usage keep_linebreaks
-exact torch_dtype dtype: with bf16 and fp16 it gives model.dtype
+exact torch_dtype dtype: model.dtype takes it together with bf16 and fp16
 exact dataset_config_name validation_file validation_split_percentage: the run does not evaluate
-exact model_type: the model is that of model_name_or_path
-learned config_overrides: the model is as its config.json says
+exact model_type: model_name_or_path gives the model
+learned config_overrides: recipec uses config.json unchanged
 exact attn_implementation: the same attention, without a fused kernel
-exact max_train_samples max_eval_samples: of the evaluation, or no limit
+exact max_train_samples max_eval_samples: a limit of the evaluation, or no limit
 """)
 SIZES = table("""
 integer r -> lora.rank
@@ -43,11 +43,11 @@ switch use_rslora -> lora.rslora: alpha / sqrt(rank)
 switch use_dora -> lora.kind=dora
 """)
 ADAPTER = table("""
-exact peft_type task_type auto_mapping peft_version base_model_name_or_path: what it is
-exact revision inference_mode runtime_config megatron_core: it trains nothing
-lost megatron_config=null: transformers' layers, not Megatron's
-lost fan_in_fan_out=false: no model that is trained here stores its weights as [in, out]
-exact qalora_group_size ensure_weight_tying loftq_config: of a feature that is off
+exact peft_type task_type auto_mapping peft_version base_model_name_or_path: it describes the adapter
+exact revision inference_mode runtime_config megatron_core: it does not affect training
+lost megatron_config=null: recipec uses transformers' layers, not Megatron's
+lost fan_in_fan_out=false: no model that recipec trains stores its weights as [in, out]
+exact qalora_group_size ensure_weight_tying loftq_config: a setting of a feature that is off
 exact eva_config corda_config lora_ga_config: of init_lora_weights
 """)
 """The meaning of PEFT's keys in adapter_config.json."""
@@ -95,7 +95,7 @@ def _data(keys: Keys, named: Named | None) -> None:
     place = datasets.place(name) if name is not None else None
     if place is None or place.path is None:
         help = "--set dataset_name=OWNER/NAME, or --set train_file=data/train.jsonl"
-        nowhere = "the files name no data set: a script of their own reads it"
+        nowhere = "the files name no data set: a separate script reads it"
         message = place.note if place is not None else nowhere
         keys.refuse(key, "E1143", message, help)
     else:
@@ -116,11 +116,11 @@ def _data(keys: Keys, named: Named | None) -> None:
     if _of_blocks(keys):
         keys.say(key, {}, BLOCKS)
     datasets.length(keys, key)
-    note = BLOCKS if _of_blocks(keys) else "the Trainer packs no samples of itself"
+    note = BLOCKS if _of_blocks(keys) else "the Trainer does not pack samples"
     keys.ledger.set("data.packing", _of_blocks(keys), note)
 
 
-BLOCKS = "run_clm puts texts end to end and cuts them into blocks; a sample here attends to itself alone"
+BLOCKS = "run_clm concatenates texts and cuts them into blocks; a sample in recipec attends only to itself"
 
 
 def _of_blocks(keys: Keys) -> bool:
@@ -135,8 +135,8 @@ def _format(keys: Keys, key: str, name: str) -> tuple[str, str]:
     if row is not None and ("messages" in row or "conversations" in row):
         made = "chat"
     if made is not None:
-        return made, "the rows of run_clm are text" if blocks else f"by the columns of {name}"
-    message = "the format of the data is a guess: the script that reads it is not among the files"
+        return made, "run_clm reads rows of text" if blocks else f"from the columns of {name}"
+    message = "the format of the data is a guess: the script that reads the data is not among the files"
     help = "set data.format and data.loss_on in the recipe: chat, instruction, prompt_completion or text"
     keys.ledger.diagnostics.append(Diagnostic("W1168", message, key, help, keys.source.span(key)))
     return "chat", "not known from the files"
@@ -162,7 +162,7 @@ def _say_adapter(keys: Keys, named: Named | None) -> None:
     """Record what became of every key of the adapter's file."""
     ledger = keys.ledger
     if str(keys.value("peft_type") or "LORA").upper() != "LORA":
-        message = f"{keys.value('peft_type')} is no LoRA, and has no counterpart here"
+        message = f"{keys.value('peft_type')} is not LoRA, and has no counterpart in recipec"
         keys.refuse("peft_type", "E1149", message, "peft_type: LORA")
     keys.follow(SIZES)
     _targets(keys, named)
@@ -180,7 +180,7 @@ def _targets(keys: Keys, named: Named | None) -> None:
     layers = keys.value("layers_to_transform")
     layers = [layers] if isinstance(layers, int) else layers
     if layers is not None and not (isinstance(layers, list) and all(isinstance(n, int) for n in layers)):
-        message = f"layers_to_transform is {flow(layers)}, which is no list of numbers"
+        message = f"layers_to_transform is {flow(layers)}, which is not a list of numbers"
         keys.refuse("layers_to_transform", "E1160", message, "layers_to_transform: [0, 1, 2]")
         layers = None
     pattern = keys.texts("layers_pattern")
@@ -193,7 +193,7 @@ def _targets(keys: Keys, named: Named | None) -> None:
     adapters.say_parameters(keys, "target_parameters", chosen)
     adapters.say_dropout(keys, chosen)
     keys.passive(("layers_to_transform", "exclude_modules"), "part of lora.targets and lora.layers")
-    keys.unless("layers_pattern", usual, "layers are counted in the decoder")
+    keys.unless("layers_pattern", usual, "the decoder's layers are counted")
 
 
 def _patterns(keys: Keys) -> None:
@@ -207,11 +207,11 @@ def _patterns(keys: Keys) -> None:
         for name, value in found.items():
             number = as_number(value)
             if number is None or isinstance(value, str) or number <= 0:
-                message = f"{key}: {value!r} is no number above zero"
+                message = f"{key}: {value!r} is not a number above zero"
                 keys.refuse(key, "E1160", message, f"{key}: {{{name}: 16}}")
                 break
             made[_spelling(str(name))] = kind(number)
-        keys.same(key, {target: made} if made else None, "one for all" if not made else "")
+        keys.same(key, {target: made} if made else None, "one value for all" if not made else "")
 
 
 def _spelling(name: str) -> str:

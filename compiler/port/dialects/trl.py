@@ -45,25 +45,25 @@ MARKS = words(
 )
 
 KEYS = table("""
-exact env: variables of the environment, which the scripts here do not read
-lost activation_offloading=false: activations stay on the devices here: more memory, the same numbers
+exact env: environment variables, which recipec's scripts do not read
+lost activation_offloading=false: recipec keeps activations on the devices: more memory, the same numbers
 exact attn_implementation: the same attention, without a fused kernel
-exact shuffle_dataset: rows are shuffled anew in each epoch here
+exact shuffle_dataset: recipec shuffles the rows again in each epoch
 exact chat_template_path: the tokenizer's own template
-exact text_column columns_to_keep: what is written of the messages
-exact dtype: with bf16 and fp16 it gives model.dtype
+exact text_column columns_to_keep: which columns are read and kept
+exact dtype: model.dtype takes it together with bf16 and fp16
 """)
 OF_LORA = table("""
 integer lora_r -> lora.rank
 number lora_alpha -> lora.alpha
 switch use_rslora -> lora.rslora: alpha / sqrt(rank)
 switch use_dora -> lora.kind=dora
-lost lora_task_type=CAUSAL_LM: a language model is trained here
+lost lora_task_type=CAUSAL_LM: recipec trains language models
 """)
 OF_SOURCES = table("""
 exact path name split data_files: part of data.train
 lost data_dir=null: a folder of a repository: name its files as data_files
-exact columns: columns that are not used are passed over
+exact columns: recipec ignores columns that it does not use
 """)
 
 SHIPPED = {"single_gpu": 1, **dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"), 8)}
@@ -134,7 +134,7 @@ def _launch(keys: Keys) -> Launch:
     elif name is not None and file is None:
         note = "not among the files: name it on the command line, or give --devices"
         keys.same("accelerate_config", note=note)
-    keys.same("accelerate_config", note="read beside this file")
+    keys.same("accelerate_config", note="read next to this file")
     if keys.given("num_processes") and (count := keys.integer("num_processes")) and count > 0:
         launch = replace(launch, processes=count)
         keys.same("num_processes", note=f"{count} processes, which multiply the rows of a step")
@@ -148,7 +148,7 @@ def _model(keys: Keys) -> Named | None:
     named = models.say_model(keys, "model_name_or_path", "model_revision")
     models.say_flash(keys)
     arguments = keys.mapping("model_init_kwargs")
-    keys.unless("model_init_kwargs", (None, {}), f"not passed on: {', '.join(arguments)}")
+    keys.unless("model_init_kwargs", (None, {}), f"recipec does not pass on {', '.join(arguments)}")
     return named
 
 
@@ -182,7 +182,7 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> Chosen | None:
     if made.value is not None:
         keys.say("load_in_4bit" if four else "load_in_8bit", {"lora.quantize": made.value}, made.note)
         rounded = keys.tool == TITLE
-        why = "TRL trains bfloat16 adapters on a quantized base" if rounded else ""
+        why = "TRL trains bfloat16 adapters on a quantized base model" if rounded else ""
         keys.ledger.set("lora.dtype", "bfloat16" if rounded else "float32", why)
     else:
         keys.ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
@@ -343,11 +343,11 @@ def _refuse(keys: Keys, chosen: str) -> None:
     for key in keys.source.data if isinstance(keys.source.data, dict) else ():
         having = _having(str(key))
         if having and chosen not in having and keys.given(key):
-            message = f"`{key}` is no key of TRL's {chosen} script, but of {_named(having)}"
+            message = f"`{key}` is not a key of TRL's {chosen} script, but of {_named(having)}"
             others = [f"--script {script}" for script in SCRIPTS if script in having]
             keys.refuse(key, "E1171", message, listing([f"--set {key}=null", *others], "or"))
         elif having and chosen not in having:
-            keys.same(key, note="null: as without the key")
+            keys.same(key, note="null: the same as without the key")
 
 
 def _nearest(used: Mapping[str, set[str]], foreign: list[str]) -> Iterable[str]:
@@ -363,18 +363,18 @@ def _another(
     alone = not used.get(keys[0], set()).intersection(SCRIPTS)
     told = listing(f"`{key}`" for key in (keys[:1] if alone else keys))
     rows = "" if keys[0] in used else "the rows of "
-    message = f"this is a run of TRL's {_named(scripts)} script, by {rows}{told}"
+    message = f"this is a run of TRL's {_named(scripts)} script, judging by {rows}{told}"
     lost = {script: [key for key in used if script not in used[key]] for script in SCRIPTS}
     nearest = min(SCRIPTS, key=lambda script: len(lost[script]))
     ways = "".join(f" --set {key}=null" for key in lost[nearest])
-    help = f"a recipe trains as TRL's {listing(SCRIPTS, 'or')} does; if this is one: --script {nearest}{ways}"
+    help = f"recipes train like TRL's {listing(SCRIPTS, 'or')}; if this is one: --script {nearest}{ways}"
     return Diagnostic("E1171", message, keys[0], help, source.place(keys[0]))
 
 
 def _untold(source: Source, used: Mapping[str, set[str]], fitting: list[str]) -> Diagnostic:
     """Return the error for a file that may be for several scripts, or for none."""
     ways = [script for script in SCRIPTS if script in fitting] or list(SCRIPTS)
-    help = f"say which one it is: {listing((f'--script {script}' for script in ways), 'or')}"
+    help = f"name the script: {listing((f'--script {script}' for script in ways), 'or')}"
     if fitting:
         message = f"{source.file} may be for several scripts of TRL: {_named(fitting)}"
         return Diagnostic("E1172", message, help=help, span=source.top())
@@ -411,7 +411,7 @@ def _data(keys: Keys, objective: str, named: Named | None) -> None:
     datasets.length(keys, "max_length")
     kwargs = keys.mapping("dataset_kwargs")
     skipped = bool(kwargs.get("skip_prepare_dataset"))
-    note = "rows that are tokenized already cannot be read here"
+    note = "recipec cannot read tokenized rows"
     keys.unless("dataset_kwargs", () if skipped else (kwargs,), note)
 
 
@@ -421,7 +421,7 @@ def _read(keys: Keys, evaluates: bool) -> str | None:
         return _handbook(keys)
     if keys.value("dataset_mixer"):
         return _mixer(keys)
-    keys.same("dataset_mixture", note="null: as without the key")
+    keys.same("dataset_mixture", note="null: the same as without the key")
     return _mixture(keys) if keys.value("datasets") else _single(keys, evaluates)
 
 
@@ -431,7 +431,9 @@ def _handbook(keys: Keys) -> str | None:
     found = keys.mapping("dataset_mixture")
     entries = found.get("datasets")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        mixture.refuse("datasets", "E1160", "datasets is no list of mappings", "datasets: [{id: OWNER/NAME}]")
+        mixture.refuse(
+            "datasets", "E1160", "datasets is not a list of mappings", "datasets: [{id: OWNER/NAME}]"
+        )
         entries = []
     made = [
         _portion(mixture.below(f"datasets[{n}]", {"split": "train", "weight": 1.0}))
@@ -439,9 +441,9 @@ def _handbook(keys: Keys) -> str | None:
     ]
     keys.ledger.set("data.train", [one for one in made if one is not None])
     _held_out(mixture, {"data.eval_seed": mixture.integer("seed") or 0})
-    mixture.same("seed", note="rows are shuffled anew in each epoch here")
+    mixture.same("seed", note="recipec shuffles the rows again in each epoch")
     names = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "datasets")
-    keys.unused(names, "dataset_mixture is what is read")
+    keys.unused(names, "the run reads dataset_mixture instead")
     return str(entries[0].get("id")) if entries else None
 
 
@@ -455,9 +457,9 @@ def _mixer(keys: Keys) -> str | None:
     for number, (name, weight) in enumerate(keys.mapping("dataset_mixer").items()):
         place, share = datasets.place(str(name)), as_number(weight)
         if place.path is None or share is None or not 0 < share <= 1:
-            why = place.note or f"its share is {weight}, and not between 0 and 1"
+            why = place.note or f"its share is {weight}, which is not between 0 and 1"
             help = "dataset_mixer: {OWNER/NAME: 1.0}"
-            keys.refuse("dataset_mixer", "E1143", f"`{name}` cannot be a source: {why}", help)
+            keys.refuse("dataset_mixer", "E1143", f"recipec cannot read the source `{name}`: {why}", help)
             continue
         config = str(configs[number]) if isinstance(configs, list) and number < len(configs) else None
         part = f"[:{max(round(100 * share), 1)}%]" if share < 1 else ""
@@ -469,24 +471,28 @@ def _mixer(keys: Keys) -> str | None:
     keys.say("dataset_mixer", {key: made[key] for key in made if key == "data.train" or evaluates})
     keys.passive(("dataset_splits", "dataset_configs"), "part of data.train")
     names = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "datasets")
-    keys.unused(names, "dataset_mixer is what is read")
+    keys.unused(names, "the run reads dataset_mixer instead")
     return next(map(str, keys.mapping("dataset_mixer")), None)
 
 
 def _portion(keys: Keys) -> Any:
     """Return the source for a data set of alignment-handbook's mixture, with a share of its rows."""
     name, split, share = keys.text("id"), keys.text("split") or "train", keys.number("weight")
-    place = datasets.place(name) if name else datasets.Place(None, "it names no id")
-    keys.passive(("columns",), "columns that are not used are passed over")
+    place = datasets.place(name) if name else datasets.Place(None, "it has no id")
+    keys.passive(("columns",), "recipec ignores columns that it does not use")
     if place.path is None:
-        keys.refuse("id", "E1143", f"it cannot be a source: {place.note}", "id: OWNER/NAME")
-        keys.passive(("config", "split", "weight"), "of a source that cannot be read")
+        keys.refuse("id", "E1143", f"recipec cannot read this source: {place.note}", "id: OWNER/NAME")
+        keys.passive(("config", "split", "weight"), "a setting of a source that recipec cannot read")
         return None
     keys.passive(("id", "config", "split"), "part of data.train")
     percent = round(100 * share) if share is not None else 100
     if share is not None and percent < 100:
         split = f"{split}[:{max(percent, 1)}%]"
-        keys.say("weight", {}, f"the first {max(percent, 1)} % of the rows; there a share that is drawn")
+        keys.say(
+            "weight",
+            {},
+            f"recipec takes the first {max(percent, 1)} % of the rows; the tool draws this share",
+        )
     keys.same("weight", note="all of its rows")
     return datasets.source(place.path, split if split != "train" else None, keys.text("config"))
 
@@ -495,16 +501,16 @@ def _held_out(keys: Keys, seed: Mapping[str, Any]) -> None:
     """Record `test_split_size`, a share of the rows. Here the same seed draws other rows."""
     share = keys.number("test_split_size")
     if share is None:
-        keys.same("test_split_size", note="no rows are held out")
+        keys.same("test_split_size", note="the run holds out no rows")
     elif 0 < share < 1:
         made = {"data.eval_fraction": share, **seed}
-        keys.say("test_split_size", made, "another generator: other rows")
+        keys.say("test_split_size", made, "another random generator: other rows")
     else:
-        keys.unless("test_split_size", (), "a number of rows cannot be held out here: give a share")
+        keys.unless("test_split_size", (), "recipec cannot hold out a number of rows: give a share")
 
 
 def _single(keys: Keys, evaluates: bool) -> str | None:
-    keys.unused(("datasets", "test_split_size"), "dataset_name is what is read")
+    keys.unused(("datasets", "test_split_size"), "the run reads dataset_name instead")
     name = keys.text("dataset_name")
     if name is None:
         help = "--set dataset_name=OWNER/NAME, or a file"
@@ -512,7 +518,7 @@ def _single(keys: Keys, evaluates: bool) -> str | None:
         return None
     place = datasets.place(name)
     if place.path is None:
-        message = f"`{name}` cannot be a source: {place.note}"
+        message = f"recipec cannot read the data set `{name}`: {place.note}"
         keys.refuse("dataset_name", "E1143", message, "name a file or a data set")
         return None
     config, split = keys.text("dataset_config"), keys.text("dataset_train_split")
@@ -531,7 +537,9 @@ def _mixture(keys: Keys) -> str | None:
     """Record the mixture `datasets`, which overrides dataset_name."""
     entries = keys.value("datasets")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        keys.refuse("datasets", "E1160", "datasets is no list of mappings", "datasets: [{path: OWNER/NAME}]")
+        keys.refuse(
+            "datasets", "E1160", "datasets is not a list of mappings", "datasets: [{path: OWNER/NAME}]"
+        )
         return None
     made: list[Any] = []
     first = None
@@ -543,7 +551,7 @@ def _mixture(keys: Keys) -> str | None:
             first = first or str(entry.get("path"))
     keys.ledger.set("data.train", made)
     names = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split")
-    keys.unused(names, "datasets wins over it")
+    keys.unused(names, "datasets overrides it")
     _held_out(keys, {})
     return first
 
@@ -551,12 +559,12 @@ def _mixture(keys: Keys) -> str | None:
 def _entry(keys: Keys) -> Any:
     made = datasets.given(keys, "path", "path: OWNER/NAME, or a file", keys.text("name"))
     if made is None:
-        keys.passive(keys_of("trl", "dataset"), "of a source that cannot be read")
+        keys.passive(keys_of("trl", "dataset"), "a setting of a source that recipec cannot read")
         return None
     share = keys.number("fraction")
     if share is not None:
         made = {**(made if isinstance(made, dict) else {"path": made}), "weight": share}
-        note = "rows are drawn in these shares here; there the first rows of each are taken"
+        note = "recipec draws rows in these shares; the tool takes the first rows of each data set"
         keys.say("fraction", {}, note)
     keys.follow(OF_SOURCES)
     return made
@@ -572,7 +580,7 @@ def _template(keys: Keys, form: str, named: Named | None) -> None:
     elif path is not None and path.endswith((".jinja", ".jinja2", ".j2")):
         keys.say("chat_template_path", {"data.chat_template": path})
     elif path is not None:
-        note = "the whole tokenizer is taken, with its template"
+        note = "recipec uses the whole tokenizer, with its template"
         keys.say("chat_template_path", {"model.tokenizer": path}, note)
     elif form == "chat" and named and named.model is not None:
         templates.say_own(keys.ledger, named.model)

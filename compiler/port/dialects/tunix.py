@@ -44,22 +44,22 @@ OF_MODEL = table("""
 files model_path model_download_path intermediate_ckpt_dir
 log model_display
 kernels flash_attention_block_size
-lost kwargs={}: config.json is taken as it is
+lost kwargs={}: recipec uses config.json unchanged
 """)
 OF_TRAINING = table("""
 log metrics_logging_options profiler_options perf_metrics_options metrics_prefix pbar_description
 checkpoints checkpointing_options
 speed max_inflight_computations
 mesh data_sharding_axis
-lost max_seq_token_per_tpu: data.packing packs rows here
+lost max_seq_token_per_tpu: recipec packs rows with data.packing
 """)
 OF_OPTIMIZER = table("""
-lost eps_root mu_dtype nesterov accumulator_dtype: the update has no such setting here
-learned mask: the decay is for all weights here
-learned exponent=1/1.0 transition_begin=0: the schedule has no such setting here
+lost eps_root mu_dtype nesterov accumulator_dtype: recipec's optimizer does not have this setting
+learned mask: recipec's weight decay applies to all weights
+learned exponent=1/1.0 transition_begin=0: recipec's schedule does not have this setting
 unused warmup_ratio: a key of Tunix's RL, which peft_main does not read
 """)
-CLIPPED = "peft_main hands it to optax's optimizer, which has no such argument: no gradient is clipped there"
+CLIPPED = "peft_main passes it to optax's optimizer, which has no such argument: Tunix clips no gradients"
 PROJECTIONS = {
     "q_proj": ("attn/q_proj", "attn/q_einsum", "attn/qkv_einsum"),
     "k_proj": ("attn/k_proj", "attn/kv_einsum", "attn/k_einsum", "attn/qkv_einsum"),
@@ -81,8 +81,8 @@ def convert(row):
     english, french = row["translation"]["en"], row["translation"]["fr"]
     return {"prompt": f"Translate this into French:\\n{english}\\n", "completion": french}
 '''
-STARTS = "there the answer begins with the tokenizer's bos_token once more, which is learned"
-FLOAT = "activations are of this type here; those of most of Tunix's models are float32"
+STARTS = "Tunix starts the answer with the tokenizer's bos_token again, and trains on it"
+FLOAT = "recipec's activations have this type; those of most of Tunix's models are float32"
 SCHEDULES = {
     "constant_schedule": "constant",
     "warmup_constant_schedule": "constant",
@@ -123,7 +123,7 @@ def _model(keys: Keys, model: Keys) -> Named | None:
     bare = re.sub(r"[-.]", lambda mark: {"-": "_", ".": "p"}[mark[0]], name.lower())
     taken = id if "/" in id else ids.get(id) or ids.get(bare) or id
     named = models.resolve(taken, keys.source.path.parent)
-    copy = "the hub's weights of this model are taken: name others in model.id"
+    copy = "recipec uses the Hugging Face Hub's weights of this model; name others in model.id"
     model.say("model_id", {"model.id": named.id}, named.note or ("" if source == "huggingface" else copy))
     model.passive(("model_source", "model_name"), "part of model.id")
     tokenizer = keys.below("tokenizer_config", defaults_of(NAME, "tokenizer"))
@@ -142,7 +142,7 @@ def _model(keys: Keys, model: Keys) -> Named | None:
     model.same("use_flash_attention", note="the same attention")
     remat = REMAT.get(str(model.value("remat_config")).rpartition(".")[2].lower())
     if remat is None:
-        message = f"`remat_config` is {model.value('remat_config')}, which is none of Tunix's"
+        message = f"`remat_config` is {model.value('remat_config')}, which Tunix does not have"
         model.refuse("remat_config", "E1160", message, "remat_config: 3")
     model.say("remat_config", {"remat.policy": remat or "decoder"})
     model.follow(OF_MODEL, training.OFF)
@@ -157,7 +157,7 @@ def _lora(keys: Keys, model: Keys, named: Named | None) -> None:
     if not model.mapping("lora_config"):
         model.same("lora_config", note="empty: all weights are trained")
         keys.ledger.set("lora", None, "full fine-tuning: lora_config is empty")
-        keys.ledger.set("train.optimizer.master_weights", False, "the weights themselves are trained there")
+        keys.ledger.set("train.optimizer.master_weights", False, "Tunix trains the weights themselves")
         return
     lora = model.below("lora_config", defaults_of(NAME, "lora"))
     path = lora.text("module_path") or ""
@@ -168,23 +168,27 @@ def _lora(keys: Keys, model: Keys, named: Named | None) -> None:
         lora.refuse("module_path", "E1164", f"not a regular expression: {error}", help)
         targets = list(PROJECTIONS)
     if not targets:
-        lora.refuse("module_path", "E1164", "nothing that can carry an adapter here has these names", help)
+        lora.refuse("module_path", "E1164", "no module that can carry an adapter has these names", help)
     lora.say("module_path", {"lora.targets": targets} if targets else None)
     for key, kind in (("rank", lora.integer), ("alpha", lora.number)):
         if (value := kind(key)) is None:
-            lora.refuse(key, "E1144", f"there is no {key}, which Tunix asks for", f"{key}: 16")
+            lora.refuse(key, "E1144", f"{key} is missing, and Tunix requires it", f"{key}: 16")
         else:
             lora.say(key, {f"lora.{key}": value})
     keys.ledger.set("lora.init", "qwix", "A is uniform with the bound sqrt(6/fan_in), as in Tunix")
-    keys.ledger.set("lora.dropout", 0.0, "Qwix drops nothing out")
-    keys.ledger.set("lora.dtype", dtype, "as the base's weights there")
+    keys.ledger.set("lora.dropout", 0.0, "Qwix applies no dropout")
+    keys.ledger.set("lora.dtype", dtype, "the base model's type, as in the tool")
     fused = named is None or named.model is None or named.model.family.name.startswith("gemma")
     if fused and {"k_proj", "v_proj"} <= set(targets):
-        keys.ledger.set("lora.kv", "shared", "one A for key and value, as Qwix's of a fused projection")
+        keys.ledger.set("lora.kv", "shared", "key and value share one A, as in Qwix's fused projection")
     code = lora.choice("weight_qtype", ("nf4", "int8"))
     size = lora.integer("tile_size")
-    tile = f"a scale for 64 weights here, for {size or 'a whole channel'} there"
-    note = {None: "", "nf4": "" if size == 64 else tile, "int8": "a scale for each output channel here"}[code]
+    tile = f"recipec stores one scale for 64 weights; the tool stores one for {size or 'a whole channel'}"
+    note = {
+        None: "",
+        "nf4": "" if size == 64 else tile,
+        "int8": "recipec stores one scale for each output channel",
+    }[code]
     if code:
         lora.say("weight_qtype", {"lora.quantize": code}, note)
     lora.passive(("weight_qtype", "tile_size"), "part of lora.quantize" if code else "not quantized")
@@ -226,8 +230,10 @@ def _mesh(mesh: Keys) -> dict[str, int]:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         made = {"": 0}
     if not all(isinstance(size, int) and size > 0 for size in made.values()):
-        message = f"{mesh.value('shape')} and {mesh.value('axis_names')} are no sizes of as many axes"
-        mesh.refuse("shape", "E1160", message, "shape: \"(2,2)\", beside axis_names: \"('fsdp','tp')\"")
+        message = (
+            f"{mesh.value('shape')} and {mesh.value('axis_names')} are not sizes of the same number of axes"
+        )
+        mesh.refuse("shape", "E1160", message, "shape: \"(2,2)\", with axis_names: \"('fsdp','tp')\"")
         return {}
     if not set(made) <= {"fsdp", "tp"}:
         message = f"the axes {', '.join(map(str, made))} are not those of Tunix's models"
@@ -241,24 +247,24 @@ def _data(keys: Keys, run: Keys, named: Named | None) -> None:
     name = str(keys.value("dataset_name"))
     if name != OPUS:
         why = (
-            "mtnt is a data set of TensorFlow Datasets, which is not read here"
+            "mtnt is a data set of TensorFlow Datasets, which recipec does not read"
             if name.startswith("mtnt")
-            else "peft_main reads mtnt/en-fr and Helsinki-NLP/opus-100 alone"
+            else "peft_main reads only mtnt/en-fr and Helsinki-NLP/opus-100"
         )
-        message = f"the data cannot be a source: {why}"
+        message = f"recipec cannot read the data: {why}"
         keys.refuse("dataset_name", "E1143", message, f"--set dataset_name={OPUS}")
     model = named.model if named else None
     twice = STARTS if model is None or tokenizer_of(model) in known("adds_bos") else ""
     keys.say("dataset_name", {"data.train": [datasets.source(f"hf://{OPUS}", None, "en-fr")]}, twice)
     rows.say(keys, "dataset_name", [Rows("prompt_completion", transform=TRANSLATED)])
-    keys.ledger.set("data.loss_on", "completion", "the translation alone carries loss")
-    keys.ledger.set("data.packing", False, "a row holds one sample")
-    keys.ledger.set("data.shuffle_seed", None, "rows come in their order")
+    keys.ledger.set("data.loss_on", "completion", "the loss covers only the translation")
+    keys.ledger.set("data.packing", False, "one sample per row")
+    keys.ledger.set("data.shuffle_seed", None, "the rows keep their order")
     length = {"data.max_length": keys.integer("max_target_length") or 256, "data.overlong": "drop"}
     keys.say("max_target_length", length)
     every = run.integer("eval_every_n_steps")
     if every is None:
-        message = "there is no eval_every_n_steps, which Tunix asks for"
+        message = "eval_every_n_steps is missing, and Tunix requires it"
         run.refuse("eval_every_n_steps", "E1144", message, "eval_every_n_steps: 100")
     else:
         held = datasets.source(f"hf://{OPUS}", "validation", "en-fr")
@@ -270,12 +276,12 @@ def _length(keys: Keys, run: Keys) -> int | None:
     """Record the steps of the run and its checkpoints. Return the steps, None for whole epochs."""
     steps, epochs = run.integer("max_steps"), keys.integer("num_train_epochs") or 1
     if steps:
-        note = f"there the run ends after num_train_epochs: {epochs} where that is sooner"
+        note = f"Tunix ends the run after num_train_epochs: {epochs} if that is sooner"
         run.say("max_steps", {"train.steps": steps}, note)
         keys.same("num_train_epochs", note="max_steps sets the length of the run")
     else:
         keys.say("num_train_epochs", {"train.epochs": epochs})
-        run.same("max_steps", note="as without the key")
+        run.same("max_steps", note="the same as without the key")
     kept = run.below("checkpointing_options", run.defaults.get("checkpointing_options"))
     for key, target in (("save_interval_steps", "every_steps"), ("max_to_keep", "keep")):
         if count := kept.integer(key):
@@ -290,11 +296,11 @@ def _optimizer(keys: Keys, steps: int | None) -> None:
     section.defaults = {} if keys.mapping("optimizer_config") else defaults_of(NAME, "optimizer")
     name = str(section.value("opt_type") or "").lower()
     if not name:
-        section.refuse("opt_type", "E1144", "there is no opt_type, which Tunix asks for", "opt_type: adamw")
+        section.refuse("opt_type", "E1144", "opt_type is missing, and Tunix requires it", "opt_type: adamw")
     known_by = name if name in OPTIMIZERS else "adamw"
     found = training.ADAMW if known_by == "adam" else training.optimizer_of(known_by)
     if name and name != known_by:
-        message = f"the optimizer optax.{name} has no counterpart here"
+        message = f"the optimizer optax.{name} has no counterpart in recipec"
         section.refuse("opt_type", "E1163", message, "opt_type: adamw")
     training.say_optimizer(section, "opt_type", name, found, "adamw")
     section.defaults = {**defaults_of(NAME, known_by), **section.defaults}
@@ -303,8 +309,8 @@ def _optimizer(keys: Keys, steps: int | None) -> None:
         if key in keys_of(NAME, known_by):
             section.say(key, {f"train.optimizer.{key}": section.number(key) or 0.0})
     if not decays:
-        keys.ledger.set("train.optimizer.weight_decay", 0.0, f"optax.{name} has none")
-    keys.ledger.set("train.optimizer.max_grad_norm", None, "no gradient is clipped there")
+        keys.ledger.set("train.optimizer.weight_decay", 0.0, f"optax.{name} does not have this setting")
+    keys.ledger.set("train.optimizer.max_grad_norm", None, "Tunix clips no gradients")
     section.unused(("max_grad_norm",), CLIPPED)
     section.unused(("b1", "b2", "eps", "momentum", "weight_decay"), f"optax.{name} has no such argument")
     _schedule(section, steps)
@@ -318,24 +324,24 @@ def _schedule(section: Keys, steps: int | None) -> None:
     made: dict[str, Any] = {"name": "constant", "warmup_steps": 0}
     section.say("learning_rate", {"train.optimizer.learning_rate": rate} if rate is not None else None)
     if rate is not None:
-        section.unused(OF_SCHEDULES, "learning_rate is given, and goes before a schedule there")
+        section.unused(OF_SCHEDULES, "learning_rate is given, and Tunix uses it instead of a schedule")
     elif kind not in SCHEDULES:
-        help = "schedule_type: warmup_cosine_decay_schedule, or a learning_rate in its place"
-        message = f"there is no schedule {kind} here" if kind else "there is no learning_rate"
+        help = "schedule_type: warmup_cosine_decay_schedule, or a learning_rate instead"
+        message = f"recipec has no schedule {kind}" if kind else "learning_rate is missing"
         section.refuse("schedule_type", "E1163" if kind else "E1144", message, help)
-        section.passive(OF_SCHEDULES, "of the schedule")
+        section.passive(OF_SCHEDULES, "part of the schedule")
     else:
         section.defaults = {**defaults_of(NAME, kind), **section.defaults}
         warm, made["name"] = kind.startswith("warmup"), SCHEDULES[kind]
         peak = "value" if kind == "constant_schedule" else "peak_value" if warm else "init_value"
         rate = section.number(peak)
         if rate is None:
-            section.refuse(peak, "E1144", f"there is no {peak}, which {kind} asks for", f"{peak}: 1e-4")
+            section.refuse(peak, "E1144", f"{peak} is missing, and {kind} requires it", f"{peak}: 1e-4")
         section.say(peak, {"train.optimizer.learning_rate": rate or 1e-4})
         if warm:
             made["warmup_steps"] = section.integer("warmup_steps") or 0
             from_zero = not section.number("init_value")
-            start = "" if from_zero else "the warm-up starts at zero here, at init_value there"
+            start = "" if from_zero else "recipec's warm-up starts at zero; Tunix's starts at init_value"
             section.say("init_value", None, start)
         last = "alpha" if kind == "cosine_decay_schedule" else "end_value"
         end = section.number(last) or 0.0
@@ -346,12 +352,13 @@ def _schedule(section: Keys, steps: int | None) -> None:
             made.pop("final_ratio")
         elif whole != steps:
             message = (
-                f"a schedule of {whole} steps in a run of {steps or 'epochs'}: here it is as long as the run"
+                f"the schedule has {whole} steps and the run {steps or 'epochs'}: recipec's schedule "
+                "is as long as the run"
             )
             help = f"--set optimizer_config.{length}={steps}" if steps else "set training_config.max_steps"
             section.refuse(length, "E1163", message, help)
         used = {key for key in OF_SCHEDULES if key in keys_of(NAME, kind)}
-        section.passive(("schedule_type", *used - {"exponent", "transition_begin"}), "of the schedule")
+        section.passive(("schedule_type", *used - {"exponent", "transition_begin"}), "part of the schedule")
         section.unused([key for key in OF_SCHEDULES if key not in used], f"{kind} has no such argument")
     for key, value in made.items():
         ledger.set(f"train.schedule.{key}", value)

@@ -22,17 +22,17 @@ from recipec.runtime.model.families.decoder import DecoderArchitecture
 from recipec.spec.language.lora import PROJECTIONS
 
 FEATURES = table("""
-learned lora_bias=null/false: no bias of B is trained
-learned bias=null/none: biases stay frozen
-learned trainable_token_indices=null: the embedding stays frozen: new tokens are not learned
-learned layer_replication=null: the model keeps its own layers
-learned alora_invocation_tokens=null: the adapter applies to all tokens
-learned use_qalora=null/false: A takes all inputs, not pooled ones
-learned use_bdlora=null/false: A and B are whole, not block-diagonal
-learned arrow_config=null: one adapter, without a router
-learned kasa_config=null: the base's weights stay as they are
-learned monteclora_config=null: nothing is sampled beside A and B
-learned velora_config=null: activations are kept whole
+learned lora_bias=null/false: recipec does not train biases of B
+learned bias=null/none: recipec keeps biases frozen
+learned trainable_token_indices=null: recipec keeps the embedding frozen: it does not train new tokens
+learned layer_replication=null: recipec keeps the model's own layers
+learned alora_invocation_tokens=null: recipec applies the adapter to all tokens
+learned use_qalora=null/false: recipec gives A all inputs, not pooled ones
+learned use_bdlora=null/false: recipec has full matrices A and B, not block-diagonal ones
+learned arrow_config=null: recipec has one adapter, without a router
+learned kasa_config=null: recipec leaves the base model's weights unchanged
+learned monteclora_config=null: recipec samples nothing besides A and B
+learned velora_config=null: recipec keeps activations in full
 """)
 """Keys of PEFT that go beyond A and B and have no counterpart."""
 
@@ -86,21 +86,21 @@ def say_targets(
         return None
     if not chosen.targets:
         known = listing(PROJECTIONS)
-        message = f"nothing of {model.title} that can carry an adapter has these names"
+        message = f"no module of {model.title} that can carry an adapter has these names"
         keys.refuse(key, "E1164", message, f"its projections are {known}")
         return None
     notes = []
     if chosen.beyond:
-        notes.append(f"{listing(chosen.beyond)} carries no adapter here: fewer parameters are trained")
+        notes.append(f"recipec puts no adapter on {listing(chosen.beyond)}: it trains fewer parameters")
     if chosen.unmatched:
-        notes.append(f"{listing(chosen.unmatched)} names nothing of {model.title}")
+        notes.append(f"{model.title} has no module {listing(chosen.unmatched)}")
     made: dict[str, Any] = {"lora.targets": list(chosen.targets), "lora.layers": chosen.layers}
     if chosen.doubled:
         made |= _doubled(keys, chosen.doubled)
     if notes and keys.given(key):
         keys.say(key, made, "; ".join(notes))
     elif chosen.vision:
-        keys.same(key, made, "nothing of the vision tower: the model that is trained here has none")
+        keys.same(key, made, "these include the vision tower, which the model in recipec does not have")
     elif chosen.doubled and keys.given(key):
         keys.same(key, made, DOUBLED)
     else:
@@ -108,7 +108,7 @@ def say_targets(
     return chosen
 
 
-DOUBLED = "gate and up of an expert are one parameter in transformers: PEFT gives it the ranks of both"
+DOUBLED = "transformers stores an expert's gate and up as one parameter, and PEFT gives it both ranks"
 
 
 def _doubled(keys: Keys, names: Sequence[str]) -> dict[str, Any]:
@@ -125,30 +125,30 @@ def _doubled(keys: Keys, names: Sequence[str]) -> dict[str, Any]:
 def say_parameters(keys: Keys, key: str, chosen: Chosen | None) -> None:
     """Record PEFT's target_parameters, which `say_targets` was given."""
     if not keys.value(key):
-        keys.same(key, note="no parameters beside the modules")
+        keys.same(key, note="no parameters besides the modules")
     elif chosen is None:
         help = "--set 'lora.targets=[q_proj, v_proj, experts]' in the recipe, once its model is known"
-        keys.refuse(key, "E1164", "names of parameters that can be told once the model is known", help)
+        keys.refuse(key, "E1164", "recipec can resolve names of parameters only if it knows the model", help)
     elif chosen.parameters:
         made = {"lora.targets": list(chosen.targets), "lora.layers": chosen.layers}
-        lost = f"{listing(chosen.nothing)} carries no adapter here" if chosen.nothing else ""
+        lost = f"recipec puts no adapter on {listing(chosen.nothing)}" if chosen.nothing else ""
         keys.say(key, made, lost)
     else:
-        keys.unless(key, (), "parameters with these names carry no adapter here")
+        keys.unless(key, (), "recipec puts no adapter on parameters with these names")
 
 
 def say_dropout(keys: Keys, chosen: Chosen | None) -> None:
     """Record `lora_dropout`. PEFT raises an error for it if it adapts parameters."""
     dropout = keys.number("lora_dropout") or 0.0
     if dropout and chosen is not None and chosen.parameters:
-        message = f"a dropout of {dropout:g} with adapters on parameters, for which PEFT has none"
+        message = f"a dropout of {dropout:g} with adapters on parameters, for which PEFT has no dropout"
         keys.refuse("lora_dropout", "E1145", message, "lora_dropout: 0")
     keys.say("lora_dropout", {"lora.dropout": dropout})
 
 
 INITS = {
-    "orthogonal": "A starts uniform here and B at zero; there both with orthogonal rows",
-    "eva": "A starts uniform here; there with the directions of the activations",
+    "orthogonal": "recipec starts A uniform and B at zero; the tool starts both with orthogonal rows",
+    "eva": "recipec starts A uniform; the tool starts it with the directions of the activations",
 }
 """Initializations of A that leave the base unchanged, and how they differ."""
 
@@ -167,11 +167,13 @@ def say_loftq(keys: Keys, key: str, config: Any) -> None:
     config = config if isinstance(config, Mapping) else {}
     bits, iterations = config.get("loftq_bits", 4), config.get("loftq_iter", 1)
     if bits != 4:
-        keys.learned(key, (), f"LoftQ of {bits} bits is not computed here, only that of nf4")
+        keys.learned(key, (), f"recipec computes LoftQ only for nf4, not for {bits} bits")
         return
-    notes = [] if iterations == 1 else [f"one iteration, not {iterations}"]
+    notes = [] if iterations == 1 else [f"recipec makes one iteration, not {iterations}"]
     if keys.ledger.value("lora.alpha") != keys.ledger.value("lora.rank"):
-        notes.append("here B A times alpha / rank makes good what nf4 loses; there B A alone")
+        notes.append(
+            "in recipec, B A times alpha / rank makes up for nf4's error; in the tool, B A alone does"
+        )
     keys.say(key, {"lora.init": "loftq", "lora.quantize": "nf4"}, "; ".join(notes))
 
 
@@ -195,9 +197,12 @@ def say_init(keys: Keys, key: str, found: Any) -> None:
         say_loftq(keys, key, keys.value("loftq_config"))
         keys.same("loftq_config", note="its settings")
     elif found is False or name == "false":
-        keys.say(key, {"lora.init": "peft"}, "B starts at zero here, not at random")
+        keys.say(key, {"lora.init": "peft"}, "recipec starts B at zero, not at random")
     else:
-        note = f"{name} starts from other weights of the base; here from the checkpoint's own, and B at zero"
+        note = (
+            f"{name} starts from other weights of the base model; recipec starts from the "
+            "checkpoint's own, with B at zero"
+        )
         keys.learned(key, (), note)
         keys.ledger.set("lora.init", "peft")
 
@@ -205,14 +210,14 @@ def say_init(keys: Keys, key: str, found: Any) -> None:
 def say_head(keys: Keys, key: str) -> None:
     """Record a switch for an adapter on the output head."""
     if keys.flag(key):
-        keys.say(key, {}, "lm_head carries no adapter here: fewer parameters are trained")
+        keys.say(key, {}, "recipec puts no adapter on lm_head: it trains fewer parameters")
     keys.same(key, note="off")
 
 
 def refuse_quantized(keys: Keys, key: str, help: str) -> None:
     """Refuse a switch for a quantized base if there are no adapters to train on it."""
     if keys.flag(key) if isinstance(keys.value(key), bool) else keys.given(key):
-        message = f"`{key}` with full fine-tuning: a quantized base cannot be trained itself"
+        message = f"`{key}` with full fine-tuning: a quantized base model cannot be trained itself"
         keys.refuse(key, "E1146", message, help)
 
 
@@ -238,7 +243,10 @@ def fused(model: Model | None, names: Sequence[str]) -> tuple[list[str], str]:
     kept = [name for name in names if name in own or name != "gate_proj" or not plain]
     made = list(dict.fromkeys(others.get(name, name) for name in kept))
     whole = listing(dict.fromkeys(holders[name] for name in parts))
-    note = f"{listing(parts)} lie within {whole}, which has one A for all that is in it, and a B as large"
+    note = (
+        f"{listing(parts)} are parts of {whole}, which has one A for all of its parts, and "
+        "one B of its full size"
+    )
     return made, note if parts else ""
 
 
@@ -248,7 +256,7 @@ def _without_model(keys: Keys, key: str, spec: str | Sequence[str]) -> None:
     elif spec == "all-linear":
         keys.say(key, {"lora.targets": list(PROJECTIONS)})
     else:
-        what = "names of modules that can be told once the model is known"
+        what = "recipec can resolve names of modules only if it knows the model"
         help = f"port it with --set 'lora.targets=[{PROJECTIONS[0]}, {PROJECTIONS[2]}]'"
         keys.refuse(key, "E1164", what, help)
 
@@ -499,14 +507,15 @@ class Quantization:
 
 
 NESTED = (
-    "scales are stored in float32 here, not quantized a second time: the weights are a little more precise, "
-    "with 0.4 bits more for each"
+    "recipec stores scales in float32, without quantizing them again: weights are a "
+    "little more precise, with 0.4 bits more for each"
 )
 INT8 = (
-    "int8 with a scale for each output channel, and activations in model.dtype, in place of bitsandbytes' "
-    "LLM.int8() with its activations in int8 and outliers in float16"
+    "recipec uses int8 with a scale for each output channel, and activations in "
+    "model.dtype; bitsandbytes' LLM.int8() has activations in int8 and outliers in "
+    "float16"
 )
-FP4 = "nf4 in its place: the same size and blocks, other code points"
+FP4 = "recipec uses nf4 instead: the same size and blocks, other code points"
 
 
 def quantized(bits: int | None, kind: str = "nf4", nested: bool = False, left: bool = False) -> Quantization:

@@ -41,7 +41,7 @@ def place(path: str, data_files: str | Sequence[str] | None = None) -> Place:
     files = [data_files] if isinstance(data_files, str) else list(data_files or ())
     if files:
         if len(files) > 1:
-            return Place(None, "several data_files: each is a source of its own here")
+            return Place(None, "recipec makes each of the data_files a source of its own")
         if path in ("json", "csv", "parquet", "arrow") or is_local(path):
             return place(files[0])
         inside = files[0]
@@ -54,13 +54,13 @@ def place(path: str, data_files: str | Sequence[str] | None = None) -> Place:
         return Place("gs://" + path.partition("://")[2])
     if "://" in path:
         return Place(
-            None, f"a run does not read {path.partition('://')[0]}://, so copy it to a folder or to gs://"
+            None, f"recipec does not read {path.partition('://')[0]}://, so copy it to a folder or to gs://"
         )
     if is_local(path):
         return Place(path)
     if re.fullmatch(REPOSITORY, path):
         return Place(f"hf://{path}")
-    return Place(None, "neither a file nor an id of the Hugging Face hub")
+    return Place(None, "neither a file nor an id of the Hugging Face Hub")
 
 
 def is_local(path: str) -> bool:
@@ -106,7 +106,9 @@ def given(keys: Keys, key: str, help: str, config: str | None) -> Any:
     name, files, split = keys.text(key), keys.value("data_files"), keys.text("split")
     found = place(name or "", files if isinstance(files, str | list) else None)
     if name is None or found.path is None:
-        keys.refuse(key, "E1143", f"it cannot be a source: {found.note or f'it names no {key}'}", help)
+        keys.refuse(
+            key, "E1143", f"recipec cannot read this source: {found.note or f'it names no {key}'}", help
+        )
         return None
     hub = found.path.startswith("hf://")
     return source(found.path, None if split == "train" else split, config if hub else None)
@@ -131,7 +133,10 @@ def retold(keys: Keys, key: str, found: Keys) -> str:
     return "; ".join(dict.fromkeys(filter(None, notes)))
 
 
-ROWS_HELD_OUT = "a number of rows cannot be held out: nothing is; data.eval_fraction takes a share, 0.05 say"
+ROWS_HELD_OUT = (
+    "recipec cannot hold out a number of rows, and holds out none; data.eval_fraction "
+    "takes a share, such as 0.05"
+)
 
 
 def evaluation(size: float | int) -> dict[str, Any]:
@@ -184,7 +189,7 @@ def length(keys: Keys, key: str, note: str = "") -> None:
     most = keys.integer(key) if keys.given(key) or not keys.stands(key) else None
     if most is None:
         sets = {"data.max_length": NO_LIMIT, "data.overlong": "error"}
-        note = "without a limit there; a longer sample is an error here, rather than cut"
+        note = "the tool has no limit; recipec stops at a longer sample, and does not truncate it"
         if keys.stands(key):
             keys.ledger.approximated(keys.source, keys.prefix + key, sets, note)
             keys.said.add(key)
@@ -193,5 +198,5 @@ def length(keys: Keys, key: str, note: str = "") -> None:
     else:
         keys.say(key, {"data.max_length": most, "data.overlong": "truncate"}, note)
     if str(keys.value("truncation_mode") or "keep_start") == "keep_start":
-        keys.same("truncation_mode", note="the end is cut off")
-    keys.unless("truncation_mode", ("keep_start",), "the end is cut off here, not the start")
+        keys.same("truncation_mode", note="the end is truncated")
+    keys.unless("truncation_mode", ("keep_start",), "recipec truncates the end, not the start")

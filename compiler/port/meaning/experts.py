@@ -95,10 +95,10 @@ def _leaves(pattern: str, table: Mapping[str, str], every: Sequence[str]) -> lis
     return list(matched)
 
 
-LEFT = "experts are quantized too here; there they stay in 16 bits, as they are no linear layers"
+LEFT = "recipec quantizes experts too; the tool keeps them in 16 bits, because they are not linear layers"
 
 AUX = "train.router_aux_loss_coef"
-MEANS = "over all tokens of a micro-batch here; there over those of each device by itself"
+MEANS = "recipec computes it over all tokens of a micro-batch; the tool computes it on each device by itself"
 
 
 def coefficient(model: Model | None) -> float | None:
@@ -119,7 +119,7 @@ def say_coefficient(keys: Keys, key: str, model: Model | None, to: Sequence[str]
     """
     value = keys.number(key)
     if model is None:
-        note = "whether the model has experts is not known here: train.router_aux_loss_coef would be the key"
+        note = "recipec does not know whether the model has experts; the key is train.router_aux_loss_coef"
         keys.unless(key, (0, 0.0), note)
     elif coefficient(model) is None or (to and model.family.name not in to):
         keys.same(key, note=f"{keys.tool} adds no such loss to {model.title}")
@@ -143,5 +143,5 @@ def say_overrides(keys: Keys, key: str, model: Model | None) -> bool:
     if given.get("output_router_logits") is True:
         value = as_number(given.get("router_aux_loss_coef", usual))
         keys.say(key, {AUX: value}, MEANS)
-    keys.same(key, note="without output_router_logits there is no load-balancing loss")
+    keys.same(key, note="there is no load-balancing loss without output_router_logits")
     return True

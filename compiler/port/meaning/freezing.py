@@ -10,7 +10,7 @@ from recipec.compiler.port.keys import Keys
 from recipec.compiler.wording import listing, split_layer
 from recipec.runtime.model.adapters import matches
 
-NAMES = "modules go by the checkpoint's names here; transformers may have others for some of them"
+NAMES = "recipec uses the checkpoint's names of modules; transformers may have other names for some of them"
 
 
 def chosen_by(model: Model, keeps: Callable[[str], bool]) -> list[str]:
@@ -51,7 +51,7 @@ def _patterns(layers: Sequence[int], stems: Sequence[str]) -> list[str]:
 
 def say_layers(keys: Keys, model: Model | None) -> None:
     """Record LLaMA-Factory's freeze tuning: some of the last layers are trained, or of the first ones."""
-    keys.ledger.set("lora", None, "there are no adapters")
+    keys.ledger.set("lora", None, "the run has no adapters")
     count = keys.integer("freeze_trainable_layers") if keys.given("freeze_trainable_layers") else 2
     given = {key: keys.texts(key) for key in ("freeze_trainable_modules", "freeze_extra_modules")}
     modules, extra = (

@@ -11,38 +11,40 @@ from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.diagnostics import Diagnostic
 
 OF_SFT = table("""
-exact eval_packing: evaluation's rows are packed as training's: its loss is a mean over tokens
+exact eval_packing: recipec packs evaluation rows like training rows: the loss is a mean over tokens
 exact loss_type: the negative log-likelihood
 """)
 OF_PREFERENCES = table("""
-exact disable_dropout: the model here has no dropout of its own
-exact generate_during_eval is_encoder_decoder: it trains nothing
-exact max_completion_length: for encoders with decoders
-lost max_prompt_length: a prompt is not cut for itself here: a sample is, at max_length
+exact disable_dropout: recipec's model has no dropout of its own
+exact generate_during_eval is_encoder_decoder: it does not affect training
+exact max_completion_length: only for encoder-decoder models
+lost max_prompt_length: recipec truncates no prompt by itself, only a sample at max_length
 """)
 OF_DPO = table("""
 exact loss_type: the objective's own loss
 exact f_divergence_type: dpo's own
-exact f_alpha_divergence_coef discopop_tau: of a loss that the run does not have
+exact f_alpha_divergence_coef discopop_tau: a setting of a loss that the run does not have
 exact label_smoothing: the loss does not read it
-learned loss_weights=null/[1.0]/[1]: the one loss has the weight 1 here
-learned ld_alpha=null/1.0: tokens beyond the shorter answer count in full here
-learned use_weighting=false: pairs are not weighted here
-learned sync_ref_model=false: the reference stays the model that training starts from here
-exact ref_model_mixup_alpha ref_model_sync_steps: the reference stays the model that training starts from here
-exact precompute_ref_log_probs precompute_ref_batch_size: when they are computed changes no number
+learned loss_weights=null/[1.0]/[1]: recipec's only loss has the weight 1
+learned ld_alpha=null/1.0: recipec counts tokens beyond the shorter answer in full
+learned use_weighting=false: recipec does not weight pairs
+learned sync_ref_model=false: recipec's reference stays the model that training starts from
+exact ref_model_mixup_alpha ref_model_sync_steps: recipec's reference stays the model that training starts
+    from
+exact precompute_ref_log_probs precompute_ref_batch_size: it decides when they are computed, not their values
 """)
 
 OF_CPO = table("""
 exact loss_type: the objective's own loss
 exact label_smoothing simpo_gamma: the loss does not read it
-learned alpha=0/0.0: rewards are log-probabilities here, without AlphaPO's form
+learned alpha=0/0.0: recipec's rewards are log-probabilities, without AlphaPO's form
 """)
 OF_KTO = table("""
 exact loss_type: the objective's own loss
-learned sync_ref_model=false: the reference stays the model that training starts from here
-exact ref_model_mixup_alpha ref_model_sync_steps: the reference stays the model that training starts from here
-exact precompute_ref_log_probs precompute_ref_batch_size: when they are computed changes no number
+learned sync_ref_model=false: recipec's reference stays the model that training starts from
+exact ref_model_mixup_alpha ref_model_sync_steps: recipec's reference stays the model that training starts
+    from
+exact precompute_ref_log_probs precompute_ref_batch_size: it decides when they are computed, not their values
 """)
 TRLS = {"dpo": words("robust"), "cpo": words("sigmoid simpo")}
 """The losses that read label_smoothing in TRL, by objective."""
@@ -50,7 +52,7 @@ TRLS = {"dpo": words("robust"), "cpo": words("sigmoid simpo")}
 
 UNPAIRED = "unpaired_preference"
 """The format of single answers, each desirable or not."""
-PAIRED = "rows of chosen and rejected answers are taken apart there, and two samples of a row are none here"
+PAIRED = "TRL splits a row with a chosen and a rejected answer into two samples; recipec cannot"
 
 
 def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) -> str:
@@ -70,29 +72,29 @@ def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) 
     column = keys.text("dataset_text_field") or "text"
     if row is not None:
         form = _of_columns(row, column)
-        why = f"by the columns of {path}" if form else ""
+        why = f"from the columns of {path}" if form else ""
     elif keys.flag("assistant_only_loss"):
-        form, why = "chat", "assistant_only_loss is for conversations alone"
+        form, why = "chat", "assistant_only_loss is only for conversations"
     elif keys.value("completion_only_loss") is True:
-        form, why = "prompt_completion", "completion_only_loss is for prompts and completions alone"
+        form, why = "prompt_completion", "completion_only_loss is only for prompts and completions"
     elif keys.given("dataset_text_field"):
         form, why = "text", "dataset_text_field names a column of text"
     else:
         form, why = None, ""
     if form is None:
-        form, why = "chat", "not known from the files: TRL goes by the columns of the data set"
+        form, why = "chat", "not known from the files: TRL decides by the columns of the data set"
     if why.startswith("not known") and path is not None:
-        message = "the format of the data is a guess: TRL tells it by the columns of the data set"
+        message = "the format of the data is a guess: TRL decides by the columns of the data set"
         help = (
-            "chat is right for a column `messages`; else set data.format and data.loss_on in the recipe: "
-            "prompt_completion or text"
+            "chat is right for a column `messages`; otherwise set data.format and data.loss_on "
+            "in the recipe: prompt_completion or text"
         )
         key = where[0].prefix + where[1]
         keys.ledger.diagnostics.append(Diagnostic("W1168", message, key, help, keys.source.span(key)))
     keys.ledger.set("data.format", form, why)
     if form == "text" and column != "text":
         keys.say("dataset_text_field", {"data.fields": {"text": column}})
-    keys.same("dataset_text_field", note="the column of text, where the rows hold text")
+    keys.same("dataset_text_field", note="the column with the text, if the rows hold text")
     return form
 
 
@@ -112,38 +114,39 @@ def masks(keys: Keys, form: str) -> None:
         if completion is True:
             message = "completion_only_loss is for prompts and completions, and the rows are conversations"
             keys.refuse("completion_only_loss", "E1145", message, "assistant_only_loss: true")
-        keys.same("completion_only_loss", note="for prompts and completions alone")
+        keys.same("completion_only_loss", note="only for prompts and completions")
     elif form == "prompt_completion":
         on = "all" if completion is False else "completion"
         keys.defaults = {**keys.defaults, "completion_only_loss": "auto"}
         keys.say("completion_only_loss", {"data.loss_on": on})
-        keys.same("assistant_only_loss", note="the completion carries the loss")
+        keys.same("assistant_only_loss", note="the loss covers the completion")
     else:
         keys.ledger.set("data.loss_on", "all")
         names = ("completion_only_loss", "assistant_only_loss")
-        keys.passive(names, "the rows are text: all of it is learned")
+        keys.passive(names, "the rows are text, and the loss covers all of it")
     if form == "chat":
         keys.same("eos_token", note="the chat template ends a turn")
-    keys.unless("eos_token", (None,), "the tokenizer's own end of text ends a sample here")
+    keys.unless("eos_token", (None,), "recipec ends a sample with the tokenizer's own end of text")
 
 
 def packing(keys: Keys) -> None:
     on = keys.flag("packing")
     strategy = str(keys.value("packing_strategy"))
-    cut = "a sample attends to itself alone, and is whole or cut off here; there rows are cut anywhere"
+    cut = "a sample in recipec attends only to itself, and is whole or truncated; the tool cuts rows anywhere"
     notes = {
         "bfd": "",
-        "bfd_split": "what is longer than a row is cut off here; there it goes on in other rows",
+        "bfd_split": "recipec truncates a sample that is longer than a row; the tool continues it in "
+        "other rows",
     }
     keys.say("packing", {"data.packing": on}, notes.get(strategy, cut) if on else "")
-    note = "which samples share a row; each attends to itself alone" if on else "no packing"
+    note = "which samples share a row; each attends only to itself" if on else "no packing"
     keys.same("packing_strategy", note=note)
 
 
 def supervised(keys: Keys) -> None:
     loss = keys.value("loss_type") or "nll"
     if loss not in ("nll", "chunked_nll"):
-        message = f"the loss {loss} has no counterpart: the run here learns from the negative log-likelihood"
+        message = f"the loss {loss} has no counterpart: recipec trains on the negative log-likelihood"
         keys.refuse("loss_type", "E1163", message, "loss_type: nll")
     keys.follow(OF_SFT)
 
@@ -166,7 +169,7 @@ def of_pairs(
     loss = every[0] if len(every) == 1 else None
     if loss not in had:
         shown = " + ".join(map(str, every))
-        message = f"the preference loss {shown} has no counterpart: {objective} here has {listing(had)}"
+        message = f"the preference loss {shown} has no counterpart: recipec's {objective} has {listing(had)}"
         keys.refuse(key, "E1163", message, f"{key}: sigmoid")
         loss = "sigmoid"
     elif loss != "sigmoid":
@@ -191,7 +194,7 @@ def kto(keys: Keys) -> None:
     had = OBJECTIVES["kto"].losses
     if len(every) != 1 or every[0] not in had:
         shown = " + ".join(map(str, every))
-        message = f"the loss {shown} has no counterpart: kto here has {listing(had)}"
+        message = f"the loss {shown} has no counterpart: recipec's kto has {listing(had)}"
         keys.refuse("loss_type", "E1163", message, "loss_type: kto")
     elif every[0] != "kto":
         keys.say("loss_type", {"train.loss_type": every[0]})
@@ -210,6 +213,8 @@ def dpo(keys: Keys, smoothed: frozenset[str] | None = None) -> None:
     of_pairs(keys, "dpo", smoothed=smoothed)
     divergence = keys.text("f_divergence_type")
     if divergence not in (None, "reverse_kl", "FDivergenceType.REVERSE_KL"):
-        message = f"the divergence {divergence} has no counterpart: dpo here is of the reverse KL divergence"
+        message = (
+            f"the divergence {divergence} has no counterpart: recipec's dpo uses the reverse KL divergence"
+        )
         keys.refuse("f_divergence_type", "E1163", message, "f_divergence_type: reverse_kl")
     keys.follow(OF_DPO)

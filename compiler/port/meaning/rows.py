@@ -103,8 +103,8 @@ def say(keys: Keys, key: str, found: Sequence[Rows], names: Sequence[str] = ()) 
     """
     ways = {(rows.format, *sorted(rows.fields.items()), rows.transform): rows for rows in found}
     if len(ways) > 1:
-        message = "the data sets' rows are of different forms, which one run does not mix here"
-        way = "keep those of one form" + (f", as {names[0]} has" if names else "")
+        message = "the data sets have rows of different forms, which recipec does not mix in one run"
+        way = "keep only data sets of one form" + (f", as {names[0]} has" if names else "")
         keys.refuse(key, "E1142", message, way)
     if len(ways) != 1:
         return None
@@ -114,5 +114,5 @@ def say(keys: Keys, key: str, found: Sequence[Rows], names: Sequence[str] = ()) 
         keys.ledger.set("data.fields", dict(rows.fields))
     if rows.transform:
         keys.ledger.files[conversion.FILE] = rows.transform
-        keys.ledger.set("data.transform", conversion.TRANSFORM, f"{keys.tool}'s own way of reading the rows")
+        keys.ledger.set("data.transform", conversion.TRANSFORM, f"{keys.tool} reads the rows in its own way")
     return rows

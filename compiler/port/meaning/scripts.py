@@ -128,39 +128,40 @@ UNSLOTH_LORA: Mapping[str, Any] = {
 """The same for get_peft_model, and for the 4 bits of from_pretrained."""
 
 KEYS = table("""
-exact random_state: the seed of the adapters' start: other draws of the same distribution
-exact full_finetuning load_in_16bit: whether adapters are trained, and on what
-learned finetune_language_layers=null/true: the language layers are what is trained
+exact random_state: the seed of the initial adapters: other draws of the same distribution
+exact full_finetuning load_in_16bit: whether the run trains adapters, and on which base model
+learned finetune_language_layers=null/true: recipec trains the language layers
 exact finetune_attention_modules finetune_mlp_modules: part of lora.targets
-exact finetune_vision_layers finetune_audio_layers: the model here has no tower for them
-lost finetune_last_n_layers=null: adapters on all layers here
-learned qat_scheme=null: nothing is rounded while training
-learned embedding_learning_rate=null: one learning rate for all that is trained
-learned float32_mixed_precision=null/false/true: the precision is model.dtype
+exact finetune_vision_layers finetune_audio_layers: recipec's model has no tower for them
+lost finetune_last_n_layers=null: recipec puts adapters on all layers
+learned qat_scheme=null: recipec rounds nothing during training
+learned embedding_learning_rate=null: recipec uses one learning rate for all parameters
+learned float32_mixed_precision=null/false/true: model.dtype sets the precision
 learned optimizers=null: another optimizer than the arguments name
 learned optimizer_cls_and_kwargs=null: another optimizer than the arguments name
 learned compute_loss_func=null: another loss
-learned ref_model=null: the reference is the model that training starts from here
-learned resize_model_vocab=null: no new tokens are learned
-learned text_only=false/true: the text model alone is trained here
+learned ref_model=null: recipec's reference is the model that training starts from
+learned resize_model_vocab=null: recipec does not train new tokens
+learned text_only=false/true: recipec trains only the text model
 log callbacks
 evaluation compute_metrics preprocess_logits_for_metrics eval_dataset
-learned
-    data_collator=null/DataCollatorForSeq2Seq/DataCollatorForLanguageModeling/default_data_collator: rows are
-    padded here, and nothing else
-learned resize_token_embeddings: no new tokens are learned: tokenizer and embeddings are the model's own
-learned loftq_config=null/{}: the adapters start without a share of what quantization loses
-learned init_lora_weights=true/null/default: the adapters start as PEFT's do by themselves
-learned layers_to_transform=null layers_pattern=null exclude_modules=null: adapters on all layers alike
-learned rank_pattern=null/{} alpha_pattern=null/{}: one rank and one alpha for all
-exact peft_type inference_mode auto_mapping: what the adapters are
+learned data_collator=null/DataCollatorForSeq2Seq/DataCollatorForLanguageModeling/default_data_collator:
+    recipec only pads rows
+learned resize_token_embeddings: recipec does not train new tokens: tokenizer and embeddings are the model's
+    own
+learned loftq_config=null/{}: recipec's initial adapters do not compensate for quantization errors
+learned init_lora_weights=true/null/default: the adapters start as PEFT's do by default
+learned layers_to_transform=null layers_pattern=null exclude_modules=null: recipec puts the same adapters on
+    all layers
+learned rank_pattern=null/{} alpha_pattern=null/{}: recipec has one rank and one alpha for all adapters
+exact peft_type inference_mode auto_mapping: it describes the adapters
 files token use_auth_token fix_tokenizer use_exact_model_name data_files
 speed max_memory use_safetensors offload_embedding fast_inference gpu_memory_utilization max_lora_rank
     float8_kv_cache disable_log_stats unsloth_tiled_mlp bnb_4bit_compute_dtype llm_int8_threshold
     llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight llm_int8_skip_modules
-exact standardize_sharegpt: both ways of writing conversations are read here
-lost dataset_shuffle: the first rows are taken here; there as many that a seed draws
-exact pretraining_tp: how products are split, not what they give
+exact standardize_sharegpt: recipec reads both ways of writing conversations
+lost dataset_shuffle: recipec takes the first rows; the script draws as many with a seed
+exact pretraining_tp: how products are split, not their result
 """)
 """The meaning of a script's keys that TRL's command line does not have."""
 
@@ -178,10 +179,10 @@ def say_rows(keys: Keys, script: Script) -> str:
         name = next((each.name for each in rows.by_hand if each.name), FUNCTION)
         ledger.files[FILE] = _stub(name, rows.by_hand, form, sorted(_columns(rows.content)))
         sets["data.transform"] = f"{FILE}:{name}"
-        note = f"to be copied by hand into {FILE}: {listing(map(_shown, rows.by_hand))}"
+        note = f"copy by hand into {FILE}: {listing(map(_shown, rows.by_hand))}"
         for each in rows.by_hand:
-            message = f"{_shown(each)} has no form that is known, and is to be copied by hand: {each.why}"
-            help = f"{FILE} beside the recipe has its lines as a comment, and stops a run until it is written"
+            message = f"recipec cannot convert {_shown(each)}, so copy it by hand: {each.why}"
+            help = f"{FILE} next to the recipe has its lines as a comment, and stops a run until you write it"
             ledger.diagnostics.append(Diagnostic("W1178", message, rows.keys[0], help, each.span))
     elif body:
         ledger.files[FILE] = body
@@ -192,9 +193,10 @@ def say_rows(keys: Keys, script: Script) -> str:
         keys.said.discard(key)
         keys.say(key, sets if key == rows.keys[0] else {}, note)
     if form == "text" and keys.flag("assistant_only_loss"):
-        message = "a part of a text carries the loss, and the rows are whole texts"
+        message = "the loss covers a part of a text, and the rows are whole texts"
         help = (
-            "--set assistant_only_loss=null learns all of it; a transform to prompt and completion the part"
+            "--set assistant_only_loss=null trains on all of it; a transform to prompt and "
+            "completion trains on the part"
         )
         keys.refuse("assistant_only_loss", "E1145", message, help)
     if keys.given("dataset_text_field"):
@@ -231,7 +233,7 @@ def _answers(content: Any) -> tuple[str, dict[str, str], str]:
         return form, _renamed({key: value.name for key, value in (content or {}).items()}), ""
     pairs = "".join(f"        {literal(key)}: {_written(value)},\n" for key, value in content.items())
     body = f"    return {{\n{pairs}    }}\n"
-    return form, {}, _file("a prompt and what answers it", sorted(_columns(content)), body)
+    return form, {}, _file("a prompt and its answer", sorted(_columns(content)), body)
 
 
 def _renamed(fields: dict[str, str], usual: tuple[str, ...] = ()) -> dict[str, str]:
@@ -318,7 +320,7 @@ def say_template(keys: Keys, form: str, named: Named | None) -> None:
     given = keys.text("chat_template")
     model = named.model if named else None
     if given is None or form != "chat":
-        keys.same("chat_template", note="the rows are text, which no template writes")
+        keys.same("chat_template", note="the rows are text, to which no template applies")
         if form == "chat" and model is not None:
             templates.say_own(keys.ledger, model)
     elif "{%" in given or "{{" in given:

@@ -15,7 +15,7 @@ from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.source import Source, join
 
 MESH = REASONS["mesh"]
-UNSAID = "the files do not say on how many GPUs the run was: {}, and --devices N says otherwise"
+UNSAID = "the files do not give the number of GPUs of the run: {}; --devices N sets another number"
 
 
 def assumed(ledger: Ledger, launch: Launch, rows: Mapping[str, Any]) -> None:
@@ -25,7 +25,7 @@ def assumed(ledger: Ledger, launch: Launch, rows: Mapping[str, Any]) -> None:
         rows: the recipe's values that depend on the number.
     """
     count = devices(ledger, launch)
-    group = f"{count} are taken, which share each row" if count > 1 else "one is taken"
+    group = f"recipec assumes {count}, which share each row" if count > 1 else "recipec assumes one"
     ledger.defaulted("--devices", count, rows, UNSAID.format(group))
 
 
@@ -72,7 +72,7 @@ class Launch:
         if self.deepspeed or (self.fsdp and mixed):
             runs = "DeepSpeed" if self.deepspeed else "FSDP with mixed precision"
             return True, f"{runs} keeps float32 weights, and computes with them in 16 bits"
-        return False, "the weights are trained in bfloat16 itself, as there"
+        return False, "the weights are trained directly in bfloat16, as in the tool"
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | Non
     single = kind in ("NO", "NONE")
     launch = Launch(1 if single else None, fsdp=kind == "FSDP", deepspeed=kind == "DEEPSPEED")
     if kind in ("MEGATRON_LM", "XLA", "TPU"):
-        note = f"{kind} is another trainer; batches are taken as of data parallelism"
+        note = f"{kind} is another trainer; recipec reads batches as in data parallelism"
         keys.unless("distributed_type", (), note)
     keys.same("distributed_type", note=MESH)
     if keys.given("num_processes") and (count := keys.integer("num_processes")) is not None:
@@ -129,7 +129,7 @@ def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | Non
             keys.same("num_processes", note=f"{count} processes, which multiply the rows of a step")
     keys.same("num_processes", note="the launcher's own number: give it with --devices")
     launch = replace(launch, mixed_precision=keys.text("mixed_precision"))
-    keys.same("mixed_precision", note="the trainer's own bf16 and fp16 win over it")
+    keys.same("mixed_precision", note="the trainer's own bf16 and fp16 override it")
     launch = replace(launch, remat=fsdp(keys.below("fsdp_config")))
     launch = replace(launch, shared=parallelism(keys.below("parallelism_config")))
     section = keys.below("deepspeed_config")
@@ -138,13 +138,13 @@ def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | Non
         launch = replace(launch, shared=launch.shared * made.shared)
     for name in ("fp8_config", "megatron_lm_config"):
         if keys.mapping(name):
-            keys.unless(name, (), "another arithmetic or another trainer: it has no counterpart")
+            keys.unless(name, (), "it changes the arithmetic or the trainer, and has no counterpart")
     keys.follow(_CLUSTER)
     return launch
 
 
 _CLUSTER = table("""
-exact num_machines: machines are counted in num_processes
+exact num_machines: num_processes counts the processes of all machines
 speed dynamo_config dynamo_backend
 launch compute_environment debug use_cpu machine_rank gpu_ids main_process_ip main_process_port rdzv_backend
     same_network main_training_function enable_cpu_affinity mpirun_config downcast_bf16 tpu_name tpu_zone
@@ -184,7 +184,7 @@ mesh version fsdp sharding_strategy reshard_after_forward auto_wrap_policy trans
 speed offload_params cpu_offload cpu_offload_pin_memory cpu_ram_efficient_loading
     activation_checkpointing_offload backward_prefetch forward_prefetch limit_all_gathers
 checkpoints state_dict_type
-exact mixed_precision_policy: the precision is model.dtype here
+exact mixed_precision_policy: model.dtype sets the precision
 """)
 
 
@@ -226,10 +226,10 @@ launch deepspeed_config_file deepspeed_hostfile deepspeed_exclusion_filter deeps
 log steps_per_print wall_clock_breakdown dump_state memory_breakdown flops_profiler tensorboard wandb
     csv_monitor comms_logger
 checkpoints checkpoint
-exact fp16 bf16 amp torch_autocast: loss scaling and casts belong to the precision, which is model.dtype here
-exact optimizer scheduler: its counterpart among the trainer's arguments holds
-exact zero_allow_untested_optimizer: a check of DeepSpeed's own
-exact data_types: gradients are accumulated in float32 here
+exact fp16 bf16 amp torch_autocast: loss scaling and casts are part of the precision, which model.dtype sets
+exact optimizer scheduler: the trainer's own argument applies
+exact zero_allow_untested_optimizer: DeepSpeed's own check
+exact data_types: recipec accumulates gradients in float32
 """)
 
 
@@ -249,7 +249,7 @@ def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> DeepSpeed:
         elif leaf in ("optimizer.type", "scheduler.type"):
             name = keys.text(leaf)
             optimizer, scheduler = (name, scheduler) if first == "optimizer" else (optimizer, name)
-            keys.same(leaf, note=f"in place of the trainer's {first}")
+            keys.same(leaf, note=f"it replaces the trainer's {first}")
         elif leaf in ("tensor_parallel.autotp_size", "sequence_parallel_size"):
             size = keys.integer(leaf) or 1
             shared *= max(size, 1)
@@ -257,7 +257,7 @@ def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> DeepSpeed:
         elif first in _DEEPSPEED:
             keys.same(leaf, note=_DEEPSPEED[first])
         elif first in ("data_efficiency", "compression_training", "elasticity", "curriculum_learning"):
-            keys.unless(leaf, (False,), f"{first} has no counterpart: all rows are trained on, alike")
+            keys.unless(leaf, (False,), f"{first} has no counterpart: recipec trains on all rows equally")
     return DeepSpeed(optimizer, scheduler, shared)
 
 
@@ -277,10 +277,10 @@ def _agree(keys: Keys, leaf: str, expected: Mapping[str, Any]) -> None:
     wanted = expected.get(leaf)
     same = value == wanted or (as_number(value) is not None and as_number(value) == as_number(wanted))
     if value in ("auto", None) or leaf not in expected or same:
-        note = "auto: the trainer's own" if value == "auto" else "as the trainer's own"
+        note = "auto: the trainer's own" if value == "auto" else "the same as the trainer's own"
         keys.same(leaf, note=note)
         return
-    stops = "the Trainer stops on that"
+    stops = "the Trainer stops at that"
     message = f"DeepSpeed's {leaf} is {value}, and the trainer's own is {wanted}: {stops}"
     keys.refuse(leaf, "E1161", message, f"{leaf.rpartition('.')[2]}: auto")
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from recipec.compiler.port.keys import Keys
 
-WINDOWS = "rows are shuffled and packed within windows of as many here: another order of samples"
-KEPT = "in the sources' order, as there; rows are packed within windows of as many"
+WINDOWS = "recipec shuffles and packs rows within windows of this size: another order of samples"
+KEPT = "rows come in the sources' order, as in the tool; recipec packs them within windows of this size"
 
 
 def say_stream(
@@ -22,17 +22,17 @@ def say_stream(
     """
     ledger = keys.ledger
     if not on and not keys.flag(switch):
-        keys.same(switch, note="off: all rows are read first, as here")
-        keys.unused(buffers, f"without {switch} it is not read")
+        keys.same(switch, note="off: all rows are read first, as in recipec")
+        keys.unused(buffers, f"the tool does not read it without {switch}")
         return
     why = None
     if not ledger.value("train.steps"):
-        why = "no number of steps is given, without which there is no stream here"
+        why = "the file gives no number of steps, which streaming in recipec needs"
     elif ledger.value("data.eval_fraction"):
-        why = "a share of the rows is held out, which takes counting them"
+        why = "the run holds out a share of the rows, which requires counting them"
     if why is not None:
-        keys.unless(switch, (False,), f"all rows are read first here: {why}")
-        keys.unused(buffers, "all rows are read first here")
+        keys.unless(switch, (False,), f"recipec reads all rows first: {why}")
+        keys.unused(buffers, "recipec reads all rows first")
         return
     buffer = next((key for key in buffers if keys.given(key)), buffers[0] if buffers else None)
     found = keys.integer(buffer) if buffer is not None else None

@@ -45,7 +45,7 @@ UNKNOWN = Template({}, known=False)
 
 def unknown(whose: str, name: Any, found: Template) -> str:
     """Return the message for an unknown template, with its owner and the reason."""
-    return f"{whose} `{name}` is not written out here" + (f": {found.note}" if found.note else "")
+    return f"recipec cannot write out {whose} `{name}`" + (f": {found.note}" if found.note else "")
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ TORCHTUNE = {name: _torchtune(row) for name, row in known("torchtune", "tokenize
 PLAIN = TORCHTUNE["gemma_tokenizer"]
 """The turns of a torchtune tokenizer without marks, or without a prompt template."""
 
-PIECES = "each turn is tokenized with what is around it: other tokens where an answer begins with white space"
-NOT_TOKENS = "its marks are no tokens of {title}, and are written as text, in several tokens each"
+PIECES = "recipec tokenizes each turn with its context: other tokens if an answer begins with white space"
+NOT_TOKENS = "its markers are not tokens of {title}, and recipec writes them as text, in several tokens each"
 
 
 def own(model: Model | None) -> Template:
@@ -137,7 +137,8 @@ def own(model: Model | None) -> Template:
     if sibling is None:
         return Template({})
     return Template(
-        {"model.tokenizer": sibling}, f"the tokenizer of {sibling}, which has the template; same tokens"
+        {"model.tokenizer": sibling},
+        f"recipec uses the tokenizer of {sibling}, which has the template and the same tokens",
     )
 
 
@@ -170,9 +171,7 @@ def axolotl(name: str, model: Model | None, jinja: str | None = None) -> Templat
             if (sibling := found.sets.get("model.tokenizer"))
             else "the model's own"
         )
-        return Template(
-            found.sets, f"{by}: the template that Axolotl's copy was taken from, and may be newer"
-        )
+        return Template(found.sets, f"{by}: Axolotl's copy comes from this template, which may be newer")
     return of("axolotl", name, model)
 
 

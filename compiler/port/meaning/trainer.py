@@ -15,12 +15,12 @@ from recipec.compiler.port.meaning import models, sharding, training
 from recipec.compiler.port.meaning.sharding import DeepSpeed, Launch
 
 AUTOCAST = (
-    "the weights are held in bfloat16 here; there in float32, and rounded for each product, while norms and "
-    "sums of residuals stay in float32"
+    "recipec keeps the weights in bfloat16; the tool keeps them in float32 and rounds "
+    "them for each product, while norms and residual sums stay in float32"
 )
-HALF = "bfloat16 in its place: more range, three bits less precision, and no loss scaling"
-DECAYED = "norms and biases decay too here; the Trainer leaves both out"
-SEED = "the same seed of another generator: other draws of the same distribution"
+HALF = "recipec uses bfloat16 instead: more range, three bits less precision, and no loss scaling"
+DECAYED = "recipec decays norms and biases too; the Trainer leaves both out"
+SEED = "the same seed of another random generator: other draws of the same distribution"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def placement(keys: Keys, launch: Launch) -> tuple[Launch, DeepSpeed]:
     else:
         file = ledger.sources.others.get("deepspeed")
         if file is None:
-            keys.same("deepspeed", note=f"not among the files: taken as auto. {sharding.MESH}")
+            keys.same("deepspeed", note=f"not among the files; recipec assumes auto; {sharding.MESH}")
         else:
             keys.same("deepspeed", note=f"read from {file.file}")
     if (file := ledger.sources.others.get("deepspeed")) is not None:
@@ -129,18 +129,20 @@ def batch(keys: Keys, launch: Launch) -> None:
     if split:
         made = training.Batch(max(per_device // made.data_parallel, 1), accumulation, made.data_parallel)
         for key in ("split_batches", "accelerator_config"):
-            keys.same(key, note="split_batches: a device's batch is of all devices together")
+            keys.same(key, note="split_batches: the batch size is of all devices together")
     keys.same("split_batches", note="off")
     keys.say("per_device_train_batch_size", {"train.micro_batch_size": made.per_device})
     rows = {"train.global_batch_size": made.rows}
-    keys.same("gradient_accumulation_steps", rows, f"{made.rows} rows a step: {made}")
+    keys.same("gradient_accumulation_steps", rows, f"{made.rows} rows per step: {made}")
     keys.ledger.set("train.global_batch_size", made.rows, f"{made}")
     given = keys.value("average_tokens_across_devices") is not None
     tokens = keys.flag("average_tokens_across_devices") if given else True
     keys.ledger.set("train.loss_normalization", "tokens", "")
     if tokens or made.data_parallel == 1:
-        keys.same("average_tokens_across_devices", note="a mean over all tokens of a step, as here")
-    note = "a mean over the tokens of all devices here, not of each device's"
+        keys.same(
+            "average_tokens_across_devices", note="the mean is over all tokens of a step, as in recipec"
+        )
+    note = "recipec takes the mean over the tokens of all devices, not of each device"
     keys.say("average_tokens_across_devices", {}, note)
 
 
@@ -154,11 +156,15 @@ def length(keys: Keys) -> None:
         return
     keys.same("max_steps", note="not above zero: the epochs set the length of the run")
     if epochs is None or epochs <= 0:
-        message = f"num_train_epochs is {epochs}, and not above 0"
+        message = f"num_train_epochs is {epochs}, which is not above 0"
         keys.refuse("num_train_epochs", "E1160", message, "num_train_epochs: 1")
         return
     whole = math.ceil(epochs)
-    note = "" if whole == epochs else f"whole epochs here, not {epochs}: give train.steps for a part of one"
+    note = (
+        ""
+        if whole == epochs
+        else f"recipec runs whole epochs, not {epochs}: set train.steps for a part of one"
+    )
     keys.say("num_train_epochs", {"train.epochs": whole}, note)
 
 
@@ -167,8 +173,8 @@ def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> None:
     name = taken.optimizer or str(keys.value(run.optim) or "adamw_torch_fused")
     found = training.optimizer_of(name)
     if found.same and taken.optimizer and keys.given(run.optim):
-        keys.same(run.optim, {"train.optimizer.name": found.name}, "DeepSpeed's optimizer holds in its place")
-    keys.unless("adafactor", (False,), "an older name of optim: optim holds")
+        keys.same(run.optim, {"train.optimizer.name": found.name}, "DeepSpeed's optimizer applies instead")
+    keys.unless("adafactor", (False,), "an older name of optim; the value of optim applies")
     training.say_optimizer(keys, run.optim, name, found, "adamw_torch")
     keys.say("learning_rate", {"train.optimizer.learning_rate": run.learning_rate})
     decay = keys.number("weight_decay") or 0.0
@@ -181,12 +187,12 @@ def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> None:
         keys.say("adam_beta2", {"train.optimizer.b2": betas[1]})
     if found.name == "adamw":
         keys.say("adam_epsilon", {"train.optimizer.eps": keys.number("adam_epsilon")})
-    keys.passive(("adam_beta1", "adam_beta2", "adam_epsilon"), f"{found.name} has none")
+    keys.passive(("adam_beta1", "adam_beta2", "adam_epsilon"), f"{found.name} does not have this setting")
     if found.name == "rmsprop":
         say_rmsprop(keys, given)
     if found.name == "sgd" and given.get("momentum"):
         keys.same("optim_args", {"train.optimizer.momentum": float(given["momentum"])})
-    note = f"{name} does not read them" if found.name == "adamw" else "as its defaults here"
+    note = f"{name} does not read them" if found.name == "adamw" else "the same as recipec's defaults"
     keys.same("optim_args", note=note)
     unset = keys.stands("max_grad_norm") and not keys.given("max_grad_norm")
     norm = None if unset else keys.number("max_grad_norm")
@@ -217,7 +223,7 @@ def schedule(keys: Keys, run: Run, taken: DeepSpeed) -> None:
     made = training.schedule_of(name, keys.mapping("lr_scheduler_kwargs"), run.learning_rate)
     if made.name is None:
         help = "lr_scheduler_type: cosine"
-        keys.refuse("lr_scheduler_type", "E1163", f"there is no schedule {name}", help)
+        keys.refuse("lr_scheduler_type", "E1163", f"recipec has no schedule {name}", help)
         made = training.Schedule("linear")
     sets: dict[str, Any] = {"train.schedule.name": made.name}
     if made.final_ratio:
@@ -229,27 +235,28 @@ def schedule(keys: Keys, run: Run, taken: DeepSpeed) -> None:
         return
     found = training.warmup(steps, ratio)
     if ratio is None:
-        keys.same("warmup_ratio", note="null: warmup_steps holds")
+        keys.same("warmup_ratio", note="null: warmup_steps applies")
     if ratio is not None:
         keys.say("warmup_ratio", found.sets(), found.note)
-        keys.same("warmup_steps", note="warmup_ratio wins over it")
+        keys.same("warmup_steps", note="warmup_ratio overrides it")
     elif found.sets():
         keys.say("warmup_steps", found.sets(), found.note)
     else:
-        keys.same("warmup_steps", note="no warm-up, as here")
+        keys.same("warmup_steps", note="no warm-up, as in recipec")
         if not keys.stands("warmup_steps"):
             keys.say("warmup_steps", {"train.schedule.warmup_steps": 0})
 
 
 _LOGARITHMIC = (
-    "DeepSpeed's warm-up rises with the logarithm of the step, unless warmup_type is linear; here linearly"
+    "DeepSpeed's warm-up rises with the logarithm of the step, unless warmup_type is "
+    "linear; recipec's is linear"
 )
 _DEEPSPEED_SCHEDULES: Mapping[str, tuple[str, str]] = {
     "WarmupLR": ("constant_with_warmup", _LOGARITHMIC),
     "WarmupDecayLR": ("linear", _LOGARITHMIC),
     "WarmupCosineLR": (
         "cosine",
-        "DeepSpeed's warm-up and decay start from small shares of the peak; here from zero",
+        "DeepSpeed's warm-up and decay start from small shares of the peak; recipec's start from zero",
     ),
 }
 
@@ -278,7 +285,7 @@ def precision(keys: Keys, run: Run, launch: Launch, dtype: str) -> None:
         default = {"bf16": mixed}
         keys.defaults = {**keys.defaults, **default}
         keys.say("bf16", sets, note)
-    keys.passive(("bf16", "fp16"), "the precision is model.dtype")
+    keys.passive(("bf16", "fp16"), "model.dtype sets the precision")
     keys.ledger.set("model.dtype", made, note)
     if not run.lora and made == "bfloat16":
         held, why = launch.masters(dtype == "float32", mixed or half)
@@ -296,14 +303,14 @@ def order(keys: Keys) -> None:
         keys.say("seed", {"train.seed": seed})
     if sampling == "sequential":
         keys.say("train_sampling_strategy", {"data.shuffle_seed": None})
-        keys.same("data_seed", note="the order is the sources' own")
+        keys.same("data_seed", note="the order is that of the sources")
         return
     keys.ledger.set("data.shuffle_seed", shuffle)
     keys.same("data_seed", {"data.shuffle_seed": shuffle} if keys.given("data_seed") else None, SEED)
-    mixed = "samples of like length do not come together here: other batches"
+    mixed = "recipec does not group samples of similar length: other batches"
     if sampling == "group_by_length":
         keys.say("train_sampling_strategy", {}, mixed)
-    keys.same("train_sampling_strategy", note="shuffled anew in each epoch, as here")
+    keys.same("train_sampling_strategy", note="shuffled again in each epoch, as in recipec")
     if keys.given("group_by_length") and keys.value("group_by_length"):
         keys.say("group_by_length", {}, mixed)
     keys.same("group_by_length", note="off")
@@ -326,13 +333,13 @@ def bookkeeping(keys: Keys) -> None:
     every = keys.number("logging_steps")
     if keys.given("logging_steps") and every is not None and every >= 1:
         keys.same("logging_steps", {"train.log.every": int(every)})
-    keys.same("logging_steps", note="how often a line is written")
+    keys.same("logging_steps", note="how often a line is logged")
     training.report_to(keys)
     if keys.given("save_steps"):
         every = keys.number("save_steps") or 0
         if every >= 1:
             keys.same("save_steps", {"checkpoint.every_steps": int(every)})
-        keys.same("save_steps", note="a share of the run there; a number of steps here")
+        keys.same("save_steps", note="the tool takes a share of the run; recipec takes a number of steps")
     if keys.given("save_total_limit") and (keep := keys.integer("save_total_limit")) and keep > 0:
         keys.same("save_total_limit", {"checkpoint.keep": keep})
     training.best(keys, "early_stopping_steps" if keys.stands("early_stopping_steps") else training.PATIENCE)
@@ -353,7 +360,7 @@ def evaluation(keys: Keys) -> bool:
         name = "eval_steps" if keys.given("eval_steps") else "logging_steps"
         keys.ledger.set("train.eval_every", int(every))
         keys.same(name, {"train.eval_every": int(every)})
-    keys.same("eval_steps", note="how often it evaluates")
+    keys.same("eval_steps", note="it affects how often the run evaluates")
     return strategy != "no"
 
 
@@ -369,11 +376,11 @@ evaluation generation_config generation_max_length generation_num_beams include_
 speed dispatch_batches fp16_backend fp16_opt_level fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap
     half_precision_backend jit_mode_eval mp_parameters past_index ray_scope torchdynamo tpu_metrics_debug
     tpu_num_cores use_ipex use_legacy_prediction_loop use_mps_device xpu_backend
-exact optim_target_modules: the optimizer works on all that is trained
-exact lr_scheduler_kwargs: part of the schedule above
+exact optim_target_modules: the optimizer updates all trained parameters
+exact lr_scheduler_kwargs: part of the schedule
 lost liger_kernel_config=null: kernels of the same arithmetic
-lost auto_find_batch_size=false: a batch that does not fit stops the run here; nothing is halved
-exact dataloader_drop_last: it bears on the last step of an epoch at most
-exact label_names length_column_name remove_unused_columns: columns are named by data.format and data.fields
+lost auto_find_batch_size=false: recipec stops at a batch that does not fit, and halves nothing
+exact dataloader_drop_last: it affects at most the last step of an epoch
+exact label_names length_column_name remove_unused_columns: data.format and data.fields name the columns
 """)
 """Keys that affect no number or have no counterpart, including keys of earlier versions of transformers."""

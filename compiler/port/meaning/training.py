@@ -107,33 +107,34 @@ same adafactor -> adafactor
 same sgd -> sgd
 same rmsprop -> rmsprop
 same fusedadam -> adamw
-same flashadamw -> adamw: its state is kept in float32 here, not compressed to 8 bits: the same rule, more
-    precise, with more memory
+same flashadamw -> adamw: recipec keeps the optimizer state in float32, not compressed to 8 bits: the same
+    rule, more precise, with more memory
 same lion lion_pytorch lion_32bit paged_lion paged_lion_32bit pagedlion -> lion
 same adamw_8bit adamw_bnb_8bit paged_adamw_8bit adamw_torch_8bit adamw8bit pagedadamw8bit ao_adamw_8bit
-    ao_adamw_fp8 adamwfp8 -> adamw: its state is kept in float32 here, not in 8 bits: the same rule, more
-    precise, with more memory
-same adamw_torch_4bit ao_adamw_4bit adamw4bit -> adamw: its state is kept in float32 here, not in 4 bits: the
-    same rule, more precise, with more memory
-same lion_8bit paged_lion_8bit lion8bit pagedlion8bit -> lion: its state is kept in float32 here, not in 8
+    ao_adamw_fp8 adamwfp8 -> adamw: recipec keeps the optimizer state in float32, not in 8 bits: the same
+    rule, more precise, with more memory
+same adamw_torch_4bit ao_adamw_4bit adamw4bit -> adamw: recipec keeps the optimizer state in float32, not in 4
     bits: the same rule, more precise, with more memory
-same adam -> adamw: Adam adds its weight decay to the gradient, AdamW takes it from the weights
-same cpuoffloadoptimizer -> adamw: its state stays on the devices here, not on the host
-same adamw_anyprecision -> adamw: its state is kept in float32 here, without Kahan summation
-same optimi_adamw -> adamw: the update is done in float32 here, without Kahan summation
+same lion_8bit paged_lion_8bit lion8bit pagedlion8bit -> lion: recipec keeps the optimizer state in float32,
+    not in 8 bits: the same rule, more precise, with more memory
+same adam -> adamw: Adam adds weight decay to the gradient; AdamW subtracts it from the weights
+same cpuoffloadoptimizer -> adamw: recipec keeps the optimizer state on the devices, not on the host
+same adamw_anyprecision -> adamw: recipec keeps the optimizer state in float32, without Kahan summation
+same optimi_adamw -> adamw: recipec computes the update in float32, without Kahan summation
 other galore_adamw galore_adamw_8bit galore_adamw_layerwise galore_adamw_8bit_layerwise apollo_adamw
-    apollo_adamw_layerwise q_galore_adamw8bit -> adamw: gradients are not projected to a low rank here: this
-    is plain AdamW, whose updates are others and whose state is larger
-other galore_adafactor galore_adafactor_layerwise -> adafactor: gradients are not projected to a low rank
-    here: this is plain Adafactor, whose updates are others and whose state is larger
-other schedule_free_adamw -> adamw: AdamW with its schedule: weights are not averaged here
-other schedule_free_sgd -> sgd: SGD with its schedule: weights are not averaged here
-other stable_adamw -> adamw: updates are not clipped by their root mean square here
-other grokadamw -> adamw: gradients are not filtered or amplified here
-other ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit -> adamw: AdamW in its place: there is
-    no second, slow mean of the gradients
-other came_pytorch -> adafactor: Adafactor in its place: updates are not scaled by their confidence
-other adopt_adamw -> adamw: AdamW in its place: ADOPT normalizes before the momentum
+    apollo_adamw_layerwise q_galore_adamw8bit -> adamw: recipec uses plain AdamW and does not project
+    gradients to a low rank: other updates, and a larger state
+other galore_adafactor galore_adafactor_layerwise -> adafactor: recipec uses plain Adafactor and does not
+    project gradients to a low rank: other updates, and a larger state
+other schedule_free_adamw -> adamw: recipec uses AdamW with its schedule, and does not average weights
+other schedule_free_sgd -> sgd: recipec uses SGD with its schedule, and does not average weights
+other stable_adamw -> adamw: recipec does not clip updates by their root mean square
+other grokadamw -> adamw: recipec does not filter or amplify gradients
+other ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit -> adamw: recipec uses AdamW instead,
+    without a second, slow mean of the gradients
+other came_pytorch -> adafactor: recipec uses Adafactor instead, and does not scale updates by their
+    confidence
+other adopt_adamw -> adamw: recipec uses AdamW instead; ADOPT normalizes before the momentum
 """)
     for name in row.keys
 }
@@ -148,7 +149,9 @@ def optimizer_of(name: str) -> Translation:
             class ("torch.optim.AdamW", "bitsandbytes.optim.PagedAdamW8bit").
     """
     last = name.strip().rsplit(".", 1)[-1].lower()
-    return OPTIMIZERS.get(last, Translation("adamw", "AdamW in its place makes other updates", same=False))
+    return OPTIMIZERS.get(
+        last, Translation("adamw", "recipec uses AdamW instead, which makes other updates", same=False)
+    )
 
 
 def say_optimizer(keys: Keys, key: str, name: str, found: Translation, help: str) -> None:
@@ -160,7 +163,7 @@ def say_optimizer(keys: Keys, key: str, name: str, found: Translation, help: str
     """
     sets = {"train.optimizer.name": found.name}
     if not found.same:
-        message = f"the optimizer {name} has no counterpart here: {found.note}"
+        message = f"the optimizer {name} has no counterpart: {found.note}"
         keys.refuse(key, "E1163", message, f"{key}: {help}")
     keys.say(key, sets, found.note)
 
@@ -193,7 +196,7 @@ def of_rmsprop(given: Mapping[str, str]) -> dict[str, Any]:
         ValueError: a value is no number, or `centered` is on.
     """
     if given.get("centered", "").lower() in TRUE:
-        raise ValueError("`centered` has no counterpart: no mean is taken off the second moment here")
+        raise ValueError("`centered` has no counterpart: recipec subtracts no mean from the second moment")
     defaults = TORCH_DEFAULTS["rmsprop"]
     names = {"alpha": "b2", "eps": "eps", "momentum": "momentum"}
     return {f"train.optimizer.{to}": float(given.get(key, defaults[key])) for key, to in names.items()}
@@ -215,14 +218,15 @@ TORCH_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 by the beginning of their names after Paged."""
 
 OF_OPTIMIZERS = table("""
-lost amsgrad=false: the second moment is not held at its largest here
-lost maximize=false: the loss is made small here
-learned centered=false: the second moment is not taken around the mean gradient here
-learned bias_correction=true: the moments are corrected for their start at zero here
-learned decouple_lr=false: the weight decay follows the learning rate here
+lost amsgrad=false: recipec does not keep the second moment at its largest
+lost maximize=false: recipec minimizes the loss
+learned centered=false: recipec does not center the second moment on the mean gradient
+learned bias_correction=true: recipec corrects the moments for their start at zero
+learned decouple_lr=false: recipec's weight decay follows the learning rate
 exact fused foreach capturable differentiable is_paged block_wise bf16_stochastic_round optim_bits
     min_8bit_size percentile_clipping args offload_gradients store_param_remainders quantize
-    compress_state_dict check_numerics use_decoupled_grad set_grad_none: how the same update is computed
+    compress_state_dict check_numerics use_decoupled_grad set_grad_none: it affects how the same update is
+    computed
 """)
 
 
@@ -255,9 +259,9 @@ def say_torch_optimizer(keys: Keys, name: str, where: Keys, key: str) -> None:
     if found.name in ("rmsprop", "sgd"):
         keys.say("momentum", {"train.optimizer.momentum": keys.number("momentum") or 0.0})
     if found.name == "sgd":
-        keys.unless("nesterov", (False,), "the momentum is not Nesterov's here")
-        keys.unless("dampening", (0,), "the momentum is not dampened here")
-    keys.passive(("eps", "betas", "momentum"), f"{found.name} has none")
+        keys.unless("nesterov", (False,), "recipec's momentum is not Nesterov's")
+        keys.unless("dampening", (0,), "recipec does not dampen the momentum")
+    keys.passive(("eps", "betas", "momentum"), f"{found.name} does not have this setting")
     keys.follow(OF_OPTIMIZERS)
 
 
@@ -265,12 +269,13 @@ def _fused(keys: Keys, found: Translation, decay: float) -> Translation:
     """Return what Transformer Engine's FusedAdam is here, by the keys that the other classes do not have."""
     if keys.value("adam_w_mode") is False and decay:
         found = OPTIMIZERS["adam"]
-    keys.same("adam_w_mode", note="where the weight decay goes")
+    keys.same("adam_w_mode", note="where weight decay applies")
     moments = ("exp_avg_dtype", "exp_avg_sq_dtype")
     kept = {str(keys.value(key) or "float32").rpartition(".")[2] for key in moments} - {"float32"}
     if kept:
         note = (
-            f"its state is kept in float32 here, not in {listing(sorted(kept))}: the same rule, more precise"
+            f"recipec keeps the optimizer state in float32, not in {listing(sorted(kept))}: the "
+            "same rule, more precise"
         )
         found = replace(found, note=f"{found.note}; {note}" if found.note else note)
     keys.passive(moments, "the precision of the optimizer's state")
@@ -286,7 +291,7 @@ def _betas(keys: Keys, name: str) -> None:
     try:
         first, second = (float(beta) for beta in betas)
     except (TypeError, ValueError):
-        keys.refuse("betas", "E1160", f"betas are {flow(betas)}, and not two numbers", "betas: [0.9, 0.999]")
+        keys.refuse("betas", "E1160", f"betas are {flow(betas)}, not two numbers", "betas: [0.9, 0.999]")
         return
     keys.say("betas", {"train.optimizer.b1": first, "train.optimizer.b2": second})
 
@@ -335,12 +340,12 @@ SCHEDULES: Mapping[str, Schedule] = {
 warm linear -> linear
 cold constant -> constant
 warm constant_with_warmup -> constant
-warm warmup_stable_decay -> constant: the rate stays at its peak here: the decay at the end of the run is
-    missing
-warm inverse_sqrt -> constant: the rate stays at its peak here: the slow decay with the root of the step is
-    missing
-cold reduce_lr_on_plateau greedy -> constant: the rate stays at its peak here: it does not follow the
-    evaluation's loss
+warm warmup_stable_decay -> constant: recipec keeps the learning rate at its peak, without the decay at the
+    end of the run
+warm inverse_sqrt -> constant: recipec keeps the learning rate at its peak, without the slow decay with the
+    square root of the step
+cold reduce_lr_on_plateau greedy -> constant: recipec keeps the learning rate at its peak: it does not follow
+    the evaluation loss
 """)
     for name in row.keys
 }
@@ -373,16 +378,18 @@ def _cosine(name: str, given: Mapping[str, Any], learning_rate: float | None) ->
     whole = 1 if name == "cosine_with_restarts" else 0.5
     cycles = given.get("num_cycles", whole)
     if cycles != whole:
-        notes.append(f"one half wave here, not num_cycles: {cycles}")
+        notes.append(f"recipec's cosine is one half wave, not num_cycles: {cycles}")
     if name == "cosine_warmup_with_min_lr":
-        notes.append("the warm-up starts from zero here, one step below or at warmup_lr_rate there")
+        notes.append(
+            "recipec's warm-up starts from zero; the tool's starts one step below warmup_lr_rate, or at it"
+        )
     return Schedule("cosine", final, "; ".join(notes))
 
 
 def _polynomial(given: Mapping[str, Any], learning_rate: float | None) -> Schedule:
     power = given.get("power", 1.0)
     final = _share(None, given.get("lr_end", 1e-7), learning_rate)
-    note = "" if power == 1.0 else f"the decay is linear here, not of the power {power}"
+    note = "" if power == 1.0 else f"recipec's decay is linear, not of the power {power}"
     return Schedule("linear", final, note)
 
 
@@ -403,24 +410,28 @@ def warmup(steps: float | None = None, ratio: float | None = None) -> Warmup:
         return Warmup()
     if held < 1:
         return Warmup(ratio=float(held))
-    note = "" if int(held) == held and ratio is None else f"taken as {int(held)} steps, as transformers does"
+    note = (
+        ""
+        if int(held) == held and ratio is None
+        else f"recipec reads it as {int(held)} steps, as transformers does"
+    )
     return Warmup(steps=int(held), note=note)
 
 
-FOLDER = "where results are kept; here the artifact's output folder"
-UPLOAD = "nothing is uploaded while training: `recipe push` takes what merge.py writes"
-LOGS = "train.log has TensorBoard, Weights & Biases and MLflow"
+FOLDER = "where results are kept; recipec uses the artifact's output folder"
+UPLOAD = "recipec uploads nothing during training: `recipe push` uploads what merge.py writes"
+LOGS = "train.log supports TensorBoard, Weights & Biases and MLflow"
 OFF: tuple[Any, ...] = (None, False, "", 0, [], "none", "false")
 PROJECT = "train.log.wandb_project"
 EXPERIMENT = "train.log.mlflow_experiment"
 BY_MLFLOW = (
-    "transformers asks MLFLOW_EXPERIMENT_NAME, and else takes MLflow's `Default`, as here; "
-    "MLFLOW_TRACKING_URI in the run's environment says where"
+    "transformers reads MLFLOW_EXPERIMENT_NAME, or else uses MLflow's `Default`, as "
+    "recipec does; MLFLOW_TRACKING_URI in the run's environment gives the server"
 )
 PATIENCE = "early_stopping_patience"
 STOPPING, BEST = "train.early_stopping", "checkpoint.keep_best"
-TAKEN = "the best checkpoint stays beside the newest: merge.py takes it with --step best"
-BY_ENVIRONMENT = "transformers asks WANDB_PROJECT, and else takes `huggingface`, as here"
+TAKEN = "recipec keeps the best checkpoint next to the newest: merge.py takes it with --step best"
+BY_ENVIRONMENT = "transformers reads WANDB_PROJECT, or else uses `huggingface`, as recipec does"
 """transformers' own rule, for a run whose environment variables are not among the files."""
 
 
@@ -430,7 +441,11 @@ def directory(keys: Keys, key: str) -> None:
     remote = isinstance(given, str) and given.startswith(("gs://", "gcs://"))
     if remote:
         place = "gs://" + str(given).partition("://")[2].rstrip("/")
-        keys.same(key, {"checkpoint.directory": place}, "checkpoints go there; merge.output says where else")
+        keys.same(
+            key,
+            {"checkpoint.directory": place},
+            "checkpoints go to this folder; merge.output names the folder of the merged weights",
+        )
     keys.same(key, note=FOLDER)
 
 
@@ -450,21 +465,23 @@ def best(keys: Keys, patience: str = PATIENCE, also: Mapping[str, Any] | None = 
     """
     evaluates = bool(keys.ledger.value("data.eval") or keys.ledger.value("data.eval_fraction"))
     metric = str(keys.value("metric_for_best_model") or "loss").removeprefix("eval_")
-    why = "" if evaluates else "no evaluation data is taken over"
+    why = "" if evaluates else "the recipe has no evaluation data"
     if metric != "loss" or keys.value("greater_is_better"):
-        why = why or "it goes by the lowest evaluation loss alone here"
+        why = why or "recipec goes only by the lowest evaluation loss"
     count = keys.integer(patience) if keys.given(patience) else None
     if count and not why:
         sets = {f"{STOPPING}.patience": count, **(also or {})}
         keys.say(patience, sets, TAKEN if also else "")
         delta = keys.number("early_stopping_threshold") if keys.given("early_stopping_threshold") else None
         keys.same("early_stopping_threshold", {f"{STOPPING}.min_delta": delta} if delta else None)
-    keys.unless(patience, OFF, f"the run goes on to its last step here: {why}")
+    keys.unless(patience, OFF, f"recipec runs until the last step: {why}")
     if keys.given("load_best_model_at_end") and keys.flag("load_best_model_at_end") and not why:
         keys.say("load_best_model_at_end", {BEST: True}, TAKEN)
-    keys.unless("load_best_model_at_end", OFF, f"the last step's weights are kept here: {why}")
+    keys.unless("load_best_model_at_end", OFF, f"recipec keeps the last step's weights: {why}")
     for name in ("metric_for_best_model", "greater_is_better", "early_stopping_threshold"):
-        keys.same(name, note="the lowest evaluation loss" if not why else f"it says nothing here: {why}")
+        keys.same(
+            name, note="the lowest evaluation loss" if not why else f"it has no effect in recipec: {why}"
+        )
     if keys.given(patience):
         keys.same("callbacks", note="early stopping is train.early_stopping")
 
@@ -474,7 +491,7 @@ def report_to(keys: Keys) -> None:
     given = keys.value("report_to")
     names = given if isinstance(given, list) else [given]
     lost = [str(name) for name in names if name not in (*OFF, "all", "tensorboard", "wandb", "mlflow")]
-    notes = [f"nothing is logged to {listing(lost)} here: {LOGS}"] if lost else []
+    notes = [f"recipec does not log to {listing(lost)}: {LOGS}"] if lost else []
     made = [one for one in SERVICES if one[0] in names]
     if made:
         sets = {path: value for _, path, value, _ in made}
@@ -498,4 +515,4 @@ def hub(keys: Keys) -> None:
         if pushes:
             keys.unless(key, OFF, UPLOAD)
         else:
-            keys.same(key, note="without push_to_hub it says nothing" if keys.value(key) else "off")
+            keys.same(key, note="it has no effect without push_to_hub" if keys.value(key) else "off")
