@@ -35,11 +35,11 @@ OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", "none", [], {})
 """Values at which a feature does nothing."""
 
 REASONS = {
-    "files": "how files are found, read and kept, not their content",
+    "files": "it affects how files are found, read and kept, not their content",
     "log": "it affects logs and reports, not training",
     "speed": "it affects speed and memory, not the numbers",
     "kernels": "fused or compiled kernels of the same arithmetic; XLA compiles the whole step",
-    "launch": "how processes start and find each other; TPU hosts do this in their own way",
+    "launch": "it affects how processes start and find each other; TPU hosts do this in their own way",
     "mesh": "recipec chooses the mesh for the accelerator; its fsdp axis splits weights and optimizer state",
     "padding": "padding is neither trained on nor attended to",
     "derived": "the tool finds this out about the model by itself",

@@ -441,7 +441,7 @@ def in_the_way(
             message = (
                 f"{display(folder / name)} already exists, and the {what} needs another file of that name"
             )
-            yield Diagnostic("E1112", message, help="--force replaces it; -o names another folder")
+            yield Diagnostic("E1112", message, help="--force replaces it; -o can name another folder")
 
 
 @contextmanager

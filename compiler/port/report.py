@@ -26,7 +26,7 @@ MEANINGS = {
     Verdict.APPROXIMATED: "the closest counterpart; the note says how it differs",
     Verdict.DEFAULTED: "not in the files; recipec writes out the tool's default",
     Verdict.UNSUPPORTED: "not taken over; the note says what that changes",
-    Verdict.UNUSED: "the run of the files does not read it either",
+    Verdict.UNUSED: "the source's run does not read it either",
 }
 SECRETS = re.compile(r"(hub_token|hf_token|api_key|password|secret)$", re.IGNORECASE)
 """Keys whose values are not shown."""

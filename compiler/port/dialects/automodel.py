@@ -184,7 +184,7 @@ def _lora(keys: Keys, named: Named | None) -> None:
         keys.ledger.set("lora", None, "full fine-tuning: the file has no peft section")
         adapters.refuse_quantized(quantized, key, "add peft, or remove quantization")
     else:
-        peft.same("_target_", note="the lora section")
+        peft.same("_target_", note="it adds the lora section")
         peft.follow(OF_LORA)
         targets, exclude = _listed(peft, "target_modules"), _listed(peft, "exclude_modules")
         every = peft.flag("match_all_linear") or (exclude and not targets)

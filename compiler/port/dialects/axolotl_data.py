@@ -573,8 +573,8 @@ PLAIN = (
 )
 PIECES = "recipec truncates a text longer than sequence_len at its end; Axolotl continues it in further rows"
 SEGMENTS = (
-    "recipec leaves out rows whose trained segments are not all at the end, and ends the "
-    "sequence after each row"
+    "recipec leaves out rows whose trained segments are not all at the end, and ends each "
+    "row with the eos token"
 )
 
 _TASK = "Below is an instruction that describes a task"

@@ -159,7 +159,7 @@ def _method(keys: Keys) -> str:
         keys.same("finetuning_type", {"lora": None}, what)
         names = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora")
         keys.passive(names, f"the run has no adapters: {what}")
-    keys.same("finetuning_type", note="the lora section")
+    keys.same("finetuning_type", note="it adds the lora section")
     if not keys.stands("finetuning_type"):
         keys.default("finetuning_type", "lora", {})
     return method

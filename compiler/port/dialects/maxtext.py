@@ -209,7 +209,7 @@ def _lora(keys: Keys, lora: Keys, model: Model | None) -> None:
         lora.passive(keys_of(NAME, "LoRA"), "enable_lora is off")
         keys.ledger.set("lora", None, "full fine-tuning")
         return
-    lora.same("enable_lora", note="the lora section")
+    lora.same("enable_lora", note="it adds the lora section")
     lora.follow(OF_LORA, training.OFF)
     path = lora.text("lora_module_path") or ""
     attention = [name for name in PROJECTIONS if "attention" in PROJECTIONS[name]]

@@ -218,7 +218,7 @@ def _lora(run: Keys, keys: Keys, named: Named | None, kind: str) -> Chosen | Non
         adapters.refuse_quantized(keys, "q_lora", "training.use_peft: true, or remove peft.q_lora")
         keys.unused(keys_of(NAME, "peft"), "training.use_peft is off")
         return None
-    run.same("use_peft", note="the lora section")
+    run.same("use_peft", note="it adds the lora section")
     keys.follow(OF_LORA)
     model = named.model if named else None
     spec: Any = keys.texts("lora_target_modules")

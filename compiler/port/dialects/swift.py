@@ -252,7 +252,7 @@ def _lora(keys: Keys, named: Named | None, objective: str) -> Run:
             f"the tuner {kind} is not LoRA, and has no counterpart in recipec",
             "tuner_type: lora",
         )
-    keys.same("tuner_type", {"lora": None} if kind == "full" else None, "the lora section")
+    keys.same("tuner_type", {"lora": None} if kind == "full" else None, "it adds the lora section")
     keys.unless("tuner_backend", ("peft", "unsloth"), "recipec uses PEFT's arithmetic instead")
     keys.same("tuner_backend", note="the same arithmetic")
     rate = keys.number("learning_rate")

@@ -29,7 +29,7 @@ MARKS = words(
 KEYS = table("""
 files config_name tokenizer_name cache_dir use_fast_tokenizer token use_auth_token model_revision
     preprocessing_num_workers overwrite_cache streaming trust_remote_code low_cpu_mem_usage keep_linebreaks
-exact torch_dtype dtype: model.dtype takes it together with bf16 and fp16
+exact torch_dtype dtype: it gives model.dtype, together with bf16 and fp16
 exact dataset_config_name validation_file validation_split_percentage: the run does not evaluate
 exact model_type: model_name_or_path gives the model
 learned config_overrides: recipec uses config.json unchanged

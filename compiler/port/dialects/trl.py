@@ -51,7 +51,7 @@ exact attn_implementation: the same attention, without a fused kernel
 exact shuffle_dataset: recipec shuffles the rows again in each epoch
 exact chat_template_path: the tokenizer's own template
 exact text_column columns_to_keep: which columns are read and kept
-exact dtype: model.dtype takes it together with bf16 and fp16
+exact dtype: it gives model.dtype, together with bf16 and fp16
 """)
 OF_LORA = table("""
 integer lora_r -> lora.rank
@@ -164,7 +164,7 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> Chosen | None:
         keys.passive(of_adapters, "use_peft is off")
         keys.same("use_peft", {"lora": None}, "full fine-tuning")
         return None
-    keys.same("use_peft", note="the lora section")
+    keys.same("use_peft", note="it adds the lora section")
     keys.follow(OF_LORA)
     if keys.value("init_lora_weights") not in (None, True, "default"):  # only in Python scripts
         adapters.say_init(keys, "init_lora_weights", keys.value("init_lora_weights"))

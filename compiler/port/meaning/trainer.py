@@ -354,7 +354,7 @@ def evaluation(keys: Keys) -> bool:
     """
     strategy = str(keys.value("eval_strategy") or "no")
     every = keys.number("eval_steps") or keys.number("logging_steps")
-    note = "no evaluation" if strategy == "no" else f"evaluated every {strategy.rstrip('s')}"
+    note = "no evaluation" if strategy == "no" else f"the run evaluates by {strategy}"
     keys.same("eval_strategy", note=note)
     if strategy == "steps" and every is not None and every >= 1:
         name = "eval_steps" if keys.given("eval_steps") else "logging_steps"
