@@ -52,6 +52,8 @@ derived trust_remote_code config force_hf
 files cache_dir
 speed use_cache low_cpu_mem_usage output_hidden_states
 lost text_config=null: recipec uses config.json unchanged
+lost num_nextn_predict_layers=0 mtp_use_repeated_layer=false mtp_loss_scaling_factor=0: recipec does not train
+     layers that predict more tokens; its loss is that of the next token alone
 """)
 OF_STEPS = table("""
 speed gc_every_steps
