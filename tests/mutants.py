@@ -114,8 +114,8 @@ MUTANTS = (
     Mutant("port-torchtune-steps", "test_port_keys -k torchtune",
            '{"train.steps": most * epochs}', '{"train.steps": most}'),
     Mutant("port-trl-rslora", "test_port_keys -k trl",
-           "switch use_rslora -> lora.rslora: alpha / sqrt(rank)\nlost lora_task_type",
-           "exact use_rslora: alpha / sqrt(rank)\nlost lora_task_type"),
+           "switch use_rslora -> lora.rslora: alpha / sqrt(rank)\nswitch use_dora -> lora.kind=dora\nlost",
+           "exact use_rslora: alpha / sqrt(rank)\nswitch use_dora -> lora.kind=dora\nlost"),
     Mutant("port-litgpt-rows", "test_port_keys -k litgpt",
            "accumulation = rows // devices // micro", "accumulation = rows // micro"),
     Mutant("port-trainer-epochs", "test_port_trainer",
@@ -199,8 +199,8 @@ MUTANTS = (
     Mutant("watch-cut-line", "test_watch_command -k cut_off",
            "(self._rest + fresh).split", "fresh.split"),
     Mutant("report-best-loss", "test_report_run -k as_it_was",
-           "best = min(evaluated, key=lambda pair: (pair[1], pair[0])",
-           "best = max(evaluated, key=lambda pair: (pair[1], pair[0])"),
+           "best = min(evaluated, key=lambda pair: (pair[1], pair[0]), default=None)",
+           "best = max(evaluated, key=lambda pair: (pair[1], pair[0]), default=None)"),
     Mutant("report-thinned", "test_report_metrics -k peak",
            "min(part, key=values.__getitem__), max(part, key=values.__getitem__)", "part[len(part) // 2]"),
     Mutant("cost-of-a-resumed-run", "test_cost -k once",
@@ -224,11 +224,11 @@ MUTANTS = (
     Mutant("packing-too-full", "test_data_packing",
            "at = bisect_left(rooms, length)", "at = bisect_left(rooms, length - 1)"),
     Mutant("mean-over-tokens", "test_data_prepare -k norm",
-           "return sum(counts) / self._accumulation", "return float(counts[part])"),
+           "return count(step.rows) / self._accumulation", "return float(count(part))"),
     Mutant("accumulation", "test_data_prepare -k norm",
-           "return sum(counts) / self._accumulation", "return float(sum(counts))"),
+           "return count(step.rows) / self._accumulation", "return float(count(step.rows))"),
     Mutant("mean-of-means", "test_data_prepare -k norm",
-           "counts[part] * sum(count > 0 for count in counts)", "counts[part] * len(counts)"),
+           "sum(count(rows) > 0 for rows in parts)", "len(parts)"),
     Mutant("epochs-in-one-order", "test_data_prepare -k another_order",
            "seed=(self._seed + epoch) % 2**32", "seed=self._seed % 2**32"),
     Mutant("steps-of-an-epoch", "test_data_prepare -k transformers",
@@ -238,7 +238,7 @@ MUTANTS = (
     Mutant("held-out-rows", "test_data_splits -k held_out",
            "[mask == self.held_out for mask in", "[mask for mask in"),
     Mutant("evaluation-mean", "test_data_prepare -k evaluation",
-           "weight / len(parts), i)", "weight, i)"),
+           "norm = int(weights.sum()) / sum(map(len, chunks.values()))", "norm = float(weights.sum())"),
     # The schedule, the optimizer, the loss.
     Mutant("schedule-decay", "test_schedule -k transformers",
            '"decay_steps": end,', '"decay_steps": Name(f"{end.text} - {warmup.text}"),'),
@@ -249,9 +249,9 @@ MUTANTS = (
     Mutant("master-weights", "test_optimizers -k add_up",
            "optax.apply_updates(state.master, changes)", "optax.apply_updates(_float32(params), changes)"),
     Mutant("loss-not-shifted", "test_loss -k padded_and_packed",
-           "jnp.roll(tokens, -1, axis=1), counted, norm)", "tokens, counted, norm)"),
+           "jnp.roll(tokens, -1, axis=1), counted)", "tokens, counted)"),
     Mutant("loss-across-samples", "test_loss -k padded_and_packed",
-           "loss_mask[:, 1:] & _continued(segment_ids)", "loss_mask[:, 1:]"),
+           'batch["loss_mask"][:, 1:] & _continued(segment_ids)', 'batch["loss_mask"][:, 1:]'),
     Mutant("attention-to-the-future", "test_loss -k came_before",
            "jnp.tril(jnp.ones((length, length), bool))", "jnp.ones((length, length), bool)"),
     Mutant("attention-across-samples", "test_loss -k came_before",
@@ -294,8 +294,8 @@ MUTANTS = (
            "np.ascontiguousarray(change.b, np.float32) * np.float32(change.scale)",
            "np.ascontiguousarray(change.b, np.float32)"),
     Mutant("merge-rounding", "test_merge_rule -k rounds_once",
-           "(weight.astype(jnp.float32) + product).astype(dtype)",
-           "weight.astype(dtype) + product.astype(dtype)"),
+           "weight.astype(jnp.float32) + jnp.matmul(high, low, precision=\"highest\")",
+           "weight + jnp.matmul(high, low, precision=\"highest\").astype(dtype)"),
     Mutant("peft-export-config", "test_lora_patterns -k pefts_terms",
            '"use_rslora": settings.rslora', '"use_rslora": False'),
     Mutant("peft-import-scale", "test_peft_import_refused -k told_how",
@@ -373,13 +373,18 @@ def baseline(trees: Queue[Path], tests: str) -> tuple[bool, str]:
     return False, f"FAILS     {tests}\n{last(done)}"
 
 
+def product(tree: Path) -> dict[Path, str]:
+    """The files of the product that mutants change, with their texts."""
+    files = [file for folder in PRODUCT for file in sorted((tree / folder).rglob("*.*"))]
+    files = [file for file in files if file.suffix in (".py", ".sh", ".j2", ".json") and file.is_file()]
+    return {file: file.read_text(encoding="utf-8") for file in files}
+
+
 def judge(trees: Queue[Path], mutant: Mutant) -> tuple[bool, str]:
     """Whether a mutant is caught, and a line about it."""
     tree = trees.get()
     try:
-        files = [file for folder in PRODUCT for file in sorted((tree / folder).rglob("*.*"))]
-        files = [file for file in files if file.suffix in (".py", ".sh", ".j2", ".json") and file.is_file()]
-        found = {file: text for file in files if mutant.text in (text := file.read_text(encoding="utf-8"))}
+        found = {file: text for file, text in product(tree).items() if mutant.text in text}
         times = sum(text.count(mutant.text) for text in found.values())
         if times != 1:
             return False, f"STALE     {mutant.name}: its text stands {times} times in the product"

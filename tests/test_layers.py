@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import mutants
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("spec", "compiler", "runtime", "templates")
 NAME = "recipec."
@@ -365,3 +367,11 @@ def test_checking_a_recipe_needs_nothing_heavy(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_each_mutant_changes_one_place() -> None:
+    """`make mutants` is not run in CI, so a mutant whose text is gone would be noticed late."""
+    whole = "\0".join(mutants.product(ROOT).values())
+    assert {
+        mutant.name: count for mutant in mutants.MUTANTS if (count := whole.count(mutant.text)) != 1
+    } == {}
