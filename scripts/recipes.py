@@ -1,6 +1,6 @@
 """The estimates of recipes/: compiled, recorded in recipes/estimates.json, and shown in pages and recipes.
 
-    python -m scripts.recipes plan [NAME...]     compile what changed: minutes each
+    python -m scripts.recipes plan [NAME...]     plan what changed, or these: minutes each
     python -m scripts.recipes fits               the bounds of docs/recipes.md's second table (a minute)
     python -m scripts.recipes rehearse NAME...   run `recipe rehearse`, and record the results: minutes each
     python -m scripts.recipes write              the heads of the recipes, docs/recipes.md and the cards' data
@@ -92,8 +92,8 @@ ADAPTERS = {"lora": "lora: {rank: 32}", "qlora": "lora: {rank: 32, quantize: nf4
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.recipes", description="Estimates of recipes/.")
     commands = parser.add_subparsers(dest="command", required=True)
-    planning = commands.add_parser("plan", help="compile the steps of recipes that changed")
-    planning.add_argument("names", nargs="*", metavar="NAME", help="of a recipe; all when none is given")
+    planning = commands.add_parser("plan", help="plan recipes that changed, or all that are named")
+    planning.add_argument("names", nargs="*", metavar="NAME", help="of a recipe; without names, all that changed")
     commands.add_parser("fits", help="work out where the models fit")
     rehearsing = commands.add_parser("rehearse", help="rehearse recipes, and keep what is found")
     rehearsing.add_argument("names", nargs="+", metavar="NAME", help="of a recipe")
@@ -265,7 +265,7 @@ def _plan(names: Sequence[str]) -> None:
         kept = record.recipes.get(path.stem)
         if of.accelerator.platform != "tpu" or (names and path.stem not in names):
             continue
-        if kept is None or kept.key != key(of) or kept.seconds is None:
+        if names or kept is None or kept.key != key(of) or kept.seconds is None:
             found = planned(of, plan(of))
             memory = found.memory
             if memory.headroom < 0:
