@@ -93,7 +93,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.recipes", description="Estimates of recipes/.")
     commands = parser.add_subparsers(dest="command", required=True)
     planning = commands.add_parser("plan", help="plan recipes that changed, or all that are named")
-    planning.add_argument("names", nargs="*", metavar="NAME", help="of a recipe; without names, all that changed")
+    planning.add_argument("names", nargs="*", metavar="NAME", help="of a recipe; without names: what changed")
     commands.add_parser("fits", help="work out where the models fit")
     rehearsing = commands.add_parser("rehearse", help="rehearse recipes, and keep what is found")
     rehearsing.add_argument("names", nargs="+", metavar="NAME", help="of a recipe")
