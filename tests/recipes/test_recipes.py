@@ -308,7 +308,8 @@ def test_a_plan_compiles_what_changed_alone(
 
     old = dataclasses.replace(planned, key="another")
     recipes._keep(Record({**current.recipes, "qwen3-32b-v6e8": old}, {}))
-    assert recipes.main(["plan", "llama31-8b-v6e8"]) == 0  # that one alone is asked for
+    assert recipes.main(["plan", "llama31-8b-v6e8"]) == 1  # what is named is planned, changed or not
+    assert "llama31-8b-v6e8 would be compiled" in capsys.readouterr().err
     assert recipes.main(["plan"]) == 1
     assert "qwen3-32b-v6e8 would be compiled" in capsys.readouterr().err
     assert recipes.main(["plan", "no-such"]) == 1
