@@ -13,7 +13,7 @@ from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.common import say_common
 from recipec.compiler.port.keys import REASONS, Keys, defaults_of, keys_of, table, tools, words
 from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.meaning import axes, datasets, experts, models, templates, training
+from recipec.compiler.port.meaning import adapters, axes, datasets, experts, models, templates, training
 from recipec.compiler.port.meaning.models import Named
 from recipec.compiler.port.names import known
 from recipec.compiler.wording import plural
@@ -226,19 +226,7 @@ def _lora(keys: Keys, lora: Keys, model: Model | None) -> None:
         lora.refuse("lora_module_path", "E1164", message, help)
     lora.say("lora_module_path", {"lora.targets": targets} if targets else None)
     keys.ledger.set("lora.init", "qwix", "A is uniform with the bound sqrt(6/fan_in), as in MaxText")
-    kind = lora.choice("lora_weight_qtype", ("nf4", "int8"))
-    size = lora.integer("lora_tile_size")
-    tile = f"recipec stores one scale for 64 weights; the tool stores one for {size or 'a whole channel'}"
-    note = {
-        None: "",
-        "nf4": "" if size == 64 else tile,
-        "int8": "recipec stores one scale for each output channel",
-    }[kind]
-    if kind:
-        lora.say("lora_weight_qtype", {"lora.quantize": kind}, note)
-    lora.passive(
-        ("lora_weight_qtype", "lora_tile_size"), "part of lora.quantize" if kind else "not quantized"
-    )
+    adapters.say_qwix(lora, "lora_weight_qtype", "lora_tile_size")
 
 
 def _targeted(path: str, module: str) -> bool:

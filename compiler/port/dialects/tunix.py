@@ -15,7 +15,7 @@ from typing import Any
 from recipec.compiler.port.common import say_common
 from recipec.compiler.port.keys import REASONS, Keys, defaults_of, keys_of, table, words
 from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.meaning import datasets, models, rows, sharding, training
+from recipec.compiler.port.meaning import adapters, datasets, models, rows, sharding, training
 from recipec.compiler.port.meaning.models import Named
 from recipec.compiler.port.meaning.rows import Rows
 from recipec.compiler.port.names import known, tokenizer_of
@@ -181,17 +181,7 @@ def _lora(keys: Keys, model: Keys, named: Named | None) -> None:
     fused = named is None or named.model is None or named.model.family.name.startswith("gemma")
     if fused and {"k_proj", "v_proj"} <= set(targets):
         keys.ledger.set("lora.kv", "shared", "key and value share one A, as in Qwix's fused projection")
-    code = lora.choice("weight_qtype", ("nf4", "int8"))
-    size = lora.integer("tile_size")
-    tile = f"recipec stores one scale for 64 weights; the tool stores one for {size or 'a whole channel'}"
-    note = {
-        None: "",
-        "nf4": "" if size == 64 else tile,
-        "int8": "recipec stores one scale for each output channel",
-    }[code]
-    if code:
-        lora.say("weight_qtype", {"lora.quantize": code}, note)
-    lora.passive(("weight_qtype", "tile_size"), "part of lora.quantize" if code else "not quantized")
+    adapters.say_qwix(lora, "weight_qtype", "tile_size")
 
 
 def _targeted(path: str, modules: tuple[str, ...]) -> bool:

@@ -214,6 +214,21 @@ def say_head(keys: Keys, key: str) -> None:
     keys.same(key, note="off")
 
 
+def say_qwix(keys: Keys, kind: str, tile: str) -> None:
+    """Translate Qwix's type of frozen weights and the size of its tiles, from two keys, to lora.quantize."""
+    code = keys.choice(kind, ("nf4", "int8"))
+    size = keys.integer(tile)
+    wide = f"recipec stores one scale for 64 weights; the tool stores one for {size or 'a whole channel'}"
+    note = {
+        None: "",
+        "nf4": "" if size == 64 else wide,
+        "int8": "recipec stores one scale for each output channel",
+    }[code]
+    if code:
+        keys.say(kind, {"lora.quantize": code}, note)
+    keys.passive((kind, tile), "part of lora.quantize" if code else "not quantized")
+
+
 def refuse_quantized(keys: Keys, key: str, help: str) -> None:
     """Refuse a switch for a quantized base if there are no adapters to train on it."""
     if keys.flag(key) if isinstance(keys.value(key), bool) else keys.given(key):
