@@ -54,8 +54,6 @@ ENVIRONMENT = {
     "VLLM_TARGET_DEVICE": "cpu",
     # GB. By default it takes half of the machine's memory.
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    # A core stays free for the process that sends the answers; otherwise it sends many chunks at once.
-    "VLLM_CPU_NUM_OF_RESERVED_CPU": "1",
 }
 
 
