@@ -6,12 +6,15 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .client import Client, pick
 from .findings import CheckFailed
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+SCHEDULED = Path("/proc/thread-self/schedstat")
 
 LIKELIEST = 5
 """Number of candidates per token whose log probabilities are requested."""
@@ -42,6 +45,7 @@ class Streamed:
         times: seconds from the request to each chunk that had content.
         first_tokens: number of tokens in the first of them.
         completion_tokens: from the stream's usage; None without usage.
+        held_up: seconds for which this process could have read, but had to wait for a core.
     """
 
     text: tuple[str, str]
@@ -50,6 +54,7 @@ class Streamed:
     times: tuple[float, ...]
     first_tokens: int
     completion_tokens: int | None
+    held_up: float = 0.0
 
     @property
     def first(self) -> float:
@@ -60,6 +65,11 @@ class Streamed:
     def last(self) -> float:
         """Return the seconds to the last token."""
         return self.times[-1]
+
+    @property
+    def read_late(self) -> bool:
+        """Return whether this machine was too busy for `times` to mean anything."""
+        return self.held_up > self.last / 2
 
     @property
     def rate(self) -> float | None:
@@ -129,7 +139,7 @@ class ServedModel:
         times: list[float] = []
         first_tokens = 0
         finish_reason = usage = None
-        started = time.monotonic()
+        started, waited = time.monotonic(), _waited()
         for event in self.client.stream(self.path, {**body, "stream_options": {"include_usage": True}}):
             now = time.monotonic() - started
             usage = event.get("usage") or usage
@@ -161,6 +171,7 @@ class ServedModel:
             tuple(times),
             first_tokens,
             completed,
+            _waited() - waited,
         )
 
     def prompt_tokens(self, prompt: str) -> list[int]:
@@ -206,6 +217,14 @@ def _by_id(step: Mapping[str, Any]) -> dict[int, float]:
             raise CheckFailed("a log probability is not a finite number", broken)
         out[int(number)] = float(value)
     return out
+
+
+def _waited() -> float:
+    """Return the seconds for which this thread has waited for a core, as Linux counts them; else 0."""
+    try:
+        return int(SCHEDULED.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _text(value: Any) -> str:

@@ -204,8 +204,8 @@ def test_a_server_that_hangs_is_not_asked_again(fake: Start, run: Callable[..., 
     assert output.endswith("1 of 4 checks FAILED in N s; the checks after it were not made\n")
 
 
-def stream_of(*times: float, tokens: int = 64) -> Streamed:
-    return Streamed(("", ""), None, "length", times, 1, tokens)
+def stream_of(*times: float, tokens: int = 64, held_up: float = 0.0) -> Streamed:
+    return Streamed(("", ""), None, "length", times, 1, tokens, held_up)
 
 
 def test_chunks_that_come_one_by_one_pass() -> None:
@@ -225,6 +225,14 @@ def test_chunks_that_come_at_once_fail() -> None:
     ):
         with pytest.raises(CheckFailed, match=r"2\.00 s after the request"):
             came_one_by_one(stream_of(*times))
+
+
+def test_chunks_that_this_machine_read_late_are_not_judged() -> None:
+    times = [0.2 + 0.0001 * n for n in range(64)]
+    (note,) = came_one_by_one(stream_of(*times, held_up=0.19))
+    assert note == "this machine was too busy to tell whether chunks come one by one"
+    with pytest.raises(CheckFailed):
+        came_one_by_one(stream_of(*times, held_up=0.09))
 
 
 def test_answers_too_short_or_too_quick_to_judge_are_noted() -> None:
