@@ -24,6 +24,8 @@ HEADS = (
     *("linear_num_key_heads", "linear_num_value_heads", "mamba_n_heads", "mamba_num_heads"),
 )
 """The config.json keys whose values tp splits."""
+HEAD_DIM = 32
+"""The least size of the miniature's heads. It is the smallest that vLLM's CPU attention takes."""
 
 
 def emit_probe(program: Program) -> dict[str, str]:
@@ -70,7 +72,7 @@ def _miniature(program: Program, axes: Any) -> dict[str, Any]:
     text = program.config.get("text_config", program.config)
     both = axes.get("fsdp", 1) * axes.get("tp", 1)
     tp = math.gcd(both, *(text[key] for key in HEADS if text.get(key)))
-    config = shrink(program.config, {**axes, "fsdp": both // tp, "tp": tp})
+    config = shrink(program.config, {**axes, "fsdp": both // tp, "tp": tp}, HEAD_DIM)
     family = family_of(config)
     small = family.architecture(config)
     recipe = program.recipe.model_dump(mode="json", include={"lora"})

@@ -307,7 +307,9 @@ NOT_TAKEN = (
 )
 
 
-def shrink(config: Mapping[str, Any], axes: Mapping[str, int] | None = None) -> dict[str, Any]:
+def shrink(
+    config: Mapping[str, Any], axes: Mapping[str, int] | None = None, head_dim: int = 16
+) -> dict[str, Any]:
     """Return a config.json of the same family, with one full period of layers and at least two layers.
 
     These ratios are kept: query to key/value heads, sizes of the heads, and frequencies to the context they
@@ -317,9 +319,10 @@ def shrink(config: Mapping[str, Any], axes: Mapping[str, int] | None = None) -> 
     Args:
         config: the original's. A nested config stays nested if the family has an entry in TOWERS.
         axes: axes of the mesh that the miniature is trained on.
+        head_dim: the least size of a head.
     """
     family, text = family_of(config), text_config(config)
-    sizes = Sizes.of(family.architecture(config), text, axes or {})
+    sizes = Sizes.of(family.architecture(config), text, axes or {}, head_dim)
     layers = pattern(config)
     layers = layers if len(layers) > 1 else 2 * layers
     if shared := bool(text.get("num_kv_shared_layers")):
@@ -357,9 +360,11 @@ class Sizes:
     global_kv_heads: int | None
 
     @classmethod
-    def of(cls, original: Architecture, text: Mapping[str, Any], axes: Mapping[str, int]) -> Sizes:
+    def of(
+        cls, original: Architecture, text: Mapping[str, Any], axes: Mapping[str, int], head_dim: int
+    ) -> Sizes:
         step, tp = math.lcm(8, shards("fsdp", axes), *axes.values()), axes.get("tp", 1)
-        head_dim = _multiple(16, step)
+        head_dim = _multiple(head_dim, step)
         fits = original.hidden_size == original.num_heads * original.head_dim
         own = text.get("num_global_key_value_heads")
         counts = [original.num_heads, original.num_kv_heads, *([own] if own else [])]

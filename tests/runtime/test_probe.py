@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import optax
 import pytest
 
-from recipec.compiler.artifacts.artifact import write
-from recipec.compiler.emitters.emit import emit
-from recipec.compiler.lowering.lower import lower
-from recipec.compiler.rehearse.artifact_run import script_environment
 from recipec.runtime.model.adapters import lora_settings
 from recipec.runtime.model.random_weights import write_text_model
 from recipec.runtime.probe import machine, numbers
@@ -33,97 +27,17 @@ from recipec.runtime.settings import (
     TrainSettings,
 )
 from recipec.runtime.weights.checkpoint import HFCheckpoint
-from recipec.spec.load import load
-from tests.conftest import IN_ONE_PIECE
+from tests.runtime.probed import CONFIG, build, environment_of, run
 from tests.runtime.runs import lora_section
-
-RECIPE = """\
-recipe: 1
-name: confidential
-model: {id: ./secret-model, dtype: float32}
-mesh: {accelerator: cpu-4, axes: {fsdp: 2, tp: 2}}
-lora: {rank: 4, targets: [q_proj, v_proj, down_proj]}
-data: {train: [train.jsonl], max_length: 64}
-train: {steps: 10, global_batch_size: 8, micro_batch_size: 2}
-"""
-CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "vocab_size": 256,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "rope_theta": 1000000.0,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "torch_dtype": "float32",
-}
-
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("probed")
-    (place / "secret-model").mkdir()
-    (place / "secret-model" / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-    (place / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
-    program = lower(load(place / "recipe.yaml")).program
-    assert program is not None
-    write(place / "generated", {program.name: emit(program)})
-    return place / "generated" / program.name
+    return build(tmp_path_factory.mktemp("probed"))
 
 
 @pytest.fixture(scope="module")
 def environment(artifact: Path) -> Mapping[str, str]:
-    made = script_environment(artifact.parent)
-    return {**made, "XLA_FLAGS": f"{made['XLA_FLAGS']} {IN_ONE_PIECE}"}
-
-
-def run(artifact: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(artifact / "probe.py")],
-        env=dict(environment),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
-@pytest.mark.e2e
-def test_a_probe_finds_the_machine_numbers_time_and_a_merge(
-    artifact: Path, environment: Mapping[str, str]
-) -> None:
-    ran = run(artifact, environment)
-    assert ran.returncode == 0, ran.stderr
-    text = (artifact / "probe.json").read_text(encoding="utf-8")
-    found = json.loads(text)
-    assert found["machine"]["devices"] == 4 and found["problems"] == []
-    places = {(one["where"], one["dtype"]) for one in found["numbers"]}
-    named = ("the recipe's mesh", "fsdp 4, tp 1", "another order of the devices")
-    assert places == {(where, dtype) for where in named for dtype in ("float32", "bfloat16")}
-    assert all("elements" in one for one in found["numbers"])
-    # Three layers, three more, and a line through both: eight.
-    few, more = found["time"]["depths"]
-    assert (few["layers"], more["layers"], found["time"]["layers"]) == (3, 6, 8)
-    layer = (more["seconds"] - few["seconds"]) / 3
-    assert found["time"]["step_seconds"] == pytest.approx(2 * (more["seconds"] + 2 * layer))
-    # A traced step's parts, along the same line.
-    parts = found["time"]["parts"]
-    assert few["parts"]["products"] > 0 and few["parts"]["collectives"] > 0
-    taken = few["parts"]["other"], more["parts"]["other"]
-    assert parts["other"] == pytest.approx(max(0, taken[0] + 5 / 3 * (taken[1] - taken[0])))
-    assert "seconds of a micro-batch: products" in ran.stdout
-    assert more["compiled_bytes"] > few["compiled_bytes"] > 0
-    assert 0 < found["merge"]["logits"] <= found["merge"]["logits_allowed"] < found["merge"]["effect"]
-    assert "seconds of a step, 8 layers" in ran.stdout
-    # Small, and nobody's.
-    assert len(text) < 10_000
-    for secret in ("confidential", "secret-model", "/", os.uname().nodename):
-        assert secret not in text
+    return environment_of(artifact)
 
 
 def test_a_chip_that_is_missing_is_one_sentence(artifact: Path, environment: Mapping[str, str]) -> None:
