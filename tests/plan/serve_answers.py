@@ -1,4 +1,4 @@
-"""A serving recipe, and what a worker answers of it, without a worker."""
+"""A serving recipe, and made-up answers of the serving worker."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def lowered(folder: Path, recipe: str, *sets: str) -> Program:
 
 
 def program_of(kind: str, tokens: int, layers: int, pages: int) -> ServeProgram:
-    """What was compiled of Gemma 4 31B, TP 8, rounded, as a line in the depth."""
+    """Return rounded figures of Gemma 4 31B at TP 8, linear in the number of layers."""
     tens = layers / 6
     return ServeProgram(
         kind,
@@ -93,7 +93,7 @@ def program_of(kind: str, tokens: int, layers: int, pages: int) -> ServeProgram:
 
 
 def answered(made: ServeJob, say: Any = None) -> ServeAnswer:
-    """A worker's answer without a worker."""
+    """Answer a job as the worker would."""
     pages = made.pages or 19636
     return ServeAnswer(
         page_tokens=16,
@@ -115,7 +115,7 @@ def answered(made: ServeJob, say: Any = None) -> ServeAnswer:
 
 
 def planned_texts(program: Program, **options: Any) -> tuple[str, dict[str, Any]]:
-    """What plan_serve prints, and its values."""
+    """Plan a server, and return the printed text and the values."""
     served = plan_serve(program, **options)
     ((_, text),) = served.sections
     return text, json.loads(json.dumps(served.data))

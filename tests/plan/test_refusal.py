@@ -1,4 +1,4 @@
-"""libtpu's message about a program that does not fit."""
+"""Tests of how libtpu's message about a program that does not fit is parsed."""
 
 from __future__ import annotations
 
