@@ -1,5 +1,4 @@
-"""The disk that `make e2e` and `make nightly` need, asked for before the first test rather than missed by one
-in the middle."""
+"""Checks for enough disk space before the first test of `make e2e` and `make nightly`."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ TEMPORARY = 3.0
 
 
 def shortage(command: str) -> str | None:
-    """What `make COMMAND` is missing, as a sentence; None where there is enough."""
+    """Return a sentence about the space that `make COMMAND` lacks, or None."""
     BUILD.mkdir(exist_ok=True)
     temporary = Path(os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir())
     needed: dict[int, tuple[Path, float]] = {}

@@ -1,4 +1,4 @@
-"""Values that vLLM's parser is asked about, and recipes that it refuses or takes."""
+"""Flag values for vLLM's parser, and recipes that it refuses or accepts."""
 
 from __future__ import annotations
 

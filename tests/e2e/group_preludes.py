@@ -1,4 +1,4 @@
-"""Code of artifacts that several processes train."""
+"""Code that the tests prepend to the scripts of runs of several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags of libtpu that the project knows, against libtpu itself."""
+"""Tests of the libtpu flags that the project knows, against libtpu itself."""
 
 from __future__ import annotations
 

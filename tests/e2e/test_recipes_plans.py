@@ -1,4 +1,4 @@
-"""The record of what recipes take on TPUs, compiled again: the smallest of them."""
+"""Tests of the smallest recipes in the record of plans, compiled again."""
 
 from __future__ import annotations
 

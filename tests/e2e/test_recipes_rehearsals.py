@@ -1,6 +1,6 @@
-"""Every shipped recipe through `recipe rehearse`: train, kill, resume, merge and verify, in miniature.
+"""Tests of `recipe rehearse` on each shipped recipe: train, kill, resume, merge and verify, in miniature.
 
-One of each family is in `make e2e`, the others are in `make nightly`.
+`make e2e` runs one recipe of each family, and `make nightly` runs the others.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ STEPS = ("miniature", "compile", "train", "kill", "resume", "compare", "merge", 
 
 @pytest.fixture(scope="module", autouse=True)
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Scripts that need not import everything anew, and share what they compile.
+    """Run scripts that share imports and compiled code.
 
-    Of Gemma 4's layers there is one of each kind (Tunix has Gemma 3 in whole periods of six alone).
+    Gemma 4 has one layer of each kind here. Tunix supports Gemma 3 only in whole periods of six.
     """
     whole = miniature.pattern
 
