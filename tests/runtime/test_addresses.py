@@ -1,4 +1,4 @@
-"""Versions of Python that crash while they write to a bucket are refused before anything is read."""
+"""Tests that the runtime refuses Python versions that crash when they write to a bucket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANY = cast(Any, SimpleNamespace(output=Path("out")))
 
 @pytest.fixture
 def python(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Has the runtime take itself to run on another version of Python."""
+    """Return a function that makes the runtime see another version of Python."""
 
     def become(*version: int) -> None:
         monkeypatch.setattr(addresses, "sys", SimpleNamespace(version_info=(*version, "final", 0)))

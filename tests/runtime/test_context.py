@@ -1,4 +1,4 @@
-"""Context parallelism: a row whose tokens are split over devices trains as it does on one device."""
+"""Tests of context parallelism: a row split over devices trains as on one device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, int], bool]] = {
 
 @pytest.mark.parametrize("model", [*list(MODELS)[:2], pytest.param("mistral, splash", marks=pytest.mark.e2e)])
 def test_a_split_row_trains_as_on_one_device(model: str, tmp_path: Path) -> None:
-    """Packed rows of seven samples, some longer than the window: the loss, and LoRA's gradients."""
+    """Compare the loss and LoRA's gradients on packed rows of seven samples, some longer than the window."""
     make, axes, splash = MODELS[model]
     make(tmp_path / "base")
     found = []

@@ -1,4 +1,4 @@
-"""probe.py of an artifact on virtual CPU devices: what it finds, what it tells, what it keeps to itself."""
+"""Tests of an artifact's probe.py on virtual CPU devices: its findings, its report, what stays private."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_probe_finds_the_machine_numbers_time_and_a_merge(
     assert (few["layers"], more["layers"], found["time"]["layers"]) == (3, 6, 8)
     layer = (more["seconds"] - few["seconds"]) / 3
     assert found["time"]["step_seconds"] == pytest.approx(2 * (more["seconds"] + 2 * layer))
-    # A traced step's parts, along the same line.
+    # The parts of a traced step, along the same line.
     parts = found["time"]["parts"]
     assert few["parts"]["products"] > 0 and few["parts"]["collectives"] > 0
     taken = few["parts"]["other"], more["parts"]["other"]
@@ -120,7 +120,7 @@ def test_a_probe_finds_the_machine_numbers_time_and_a_merge(
     assert more["compiled_bytes"] > few["compiled_bytes"] > 0
     assert 0 < found["merge"]["logits"] <= found["merge"]["logits_allowed"] < found["merge"]["effect"]
     assert "seconds of a step, 8 layers" in ran.stdout
-    # Small, and nobody's.
+    # The report is small, and identifies nobody.
     assert len(text) < 10_000
     for secret in ("confidential", "secret-model", "/", os.uname().nodename):
         assert secret not in text
@@ -158,7 +158,7 @@ def test_ctrl_c_leaves_nothing(artifact: Path, environment: Mapping[str, str], t
 def test_a_disk_without_room_is_one_sentence(
     artifact: Path, environment: Mapping[str, str], tmp_path: Path
 ) -> None:
-    limited = f"ulimit -f 8; exec {sys.executable} {artifact / 'probe.py'}"  # files of 8 KiB at the most
+    limited = f"ulimit -f 8; exec {sys.executable} {artifact / 'probe.py'}"  # files of at most 8 KiB
     ran = subprocess.run(
         ["bash", "-c", limited],
         env={**environment, "TMPDIR": str(tmp_path)},
