@@ -1,4 +1,4 @@
-"""The pinned sets hold what is imported, agree with pyproject.toml, and are complete."""
+"""Tests that the pinned sets hold all imports, agree with pyproject.toml, and are complete."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BACKENDS = {"torchax": {"train-cpu", "torchax"}, "trl": {"trl"}}
 
 
 def imported(*files: Path) -> set[str]:
-    """The packages that modules of runtime/ import, besides the standard library and runtime itself."""
+    """Return the packages that modules import, except the standard library and runtime itself."""
     names: set[str] = set()
     for path in files:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
