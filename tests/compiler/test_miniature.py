@@ -1,4 +1,4 @@
-"""Miniature checkpoints: complete for transformers, true to the original's layout, and reproducible."""
+"""Tests of miniature checkpoints: complete for transformers, with the original's layout, and reproducible."""
 
 from __future__ import annotations
 
@@ -378,7 +378,7 @@ def test_three_devices_divide_the_miniature() -> None:
     ids=lambda scaling: scaling["type"],
 )
 def test_every_rotary_kind_is_rehearsed(scaling: dict[str, Any]) -> None:
-    """A miniature's heads are smaller, and its positions must be beyond the context that is extended."""
+    """Keep positions beyond the context that is extended, with the miniature's smaller heads."""
     for before in ({}, {"original_max_position_embeddings": 1024}):
         config = {"model_type": "llama", "max_position_embeddings": 4096, "rope_scaling": scaling | before}
         original: Any = family_of(config).architecture(config)

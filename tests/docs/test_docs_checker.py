@@ -1,4 +1,4 @@
-"""The checker of the pages' code blocks finds what is wrong with a block."""
+"""Tests that the checker of the pages' code blocks finds errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEW = "--model Qwen/Qwen3-8B --accelerator v6e-8 --data hf://owner/name --format
 
 
 def found(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is wrong with the blocks of a page."""
+    """Return the problems of a page's blocks."""
     (tmp_path / "recipes").mkdir()
     page = tmp_path / "page.md"
     page.write_text(text, encoding="utf-8")
