@@ -1,4 +1,4 @@
-"""A little of what tests/e2e/test_fuzz_*.py try at length, and what they have found."""
+"""Tests of a few cases of tests/e2e/test_fuzz_*.py, and of what these have found."""
 
 from __future__ import annotations
 

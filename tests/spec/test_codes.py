@@ -1,4 +1,4 @@
-"""The registry of codes, its page, and that every code is put to the test."""
+"""Tests of the registry of codes and its page, and that every code has a test."""
 
 from __future__ import annotations
 
