@@ -30,7 +30,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("spec", "compiler", "runtime", "templates")
 SECONDS = 1200
-"""That the tests of one mutant may take; pytest itself ends each test much earlier."""
+"""The limit for the tests of one mutant. pytest itself ends each test much earlier."""
 
 
 class Mutant(NamedTuple):

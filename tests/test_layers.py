@@ -23,11 +23,11 @@ from tests import mutants
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("spec", "compiler", "runtime", "templates")
 NAME = "recipec."
-"""What the packages are imported by, from outside their own folders."""
+"""The prefix under which other folders import the packages."""
 FOLDERS = (*PACKAGES, "scripts", "tests")
 
 BASE = {"pydantic", "pydantic_core", "jinja2", "markupsafe", "ruamel", "typer", "rich", "yaml"}
-"""What the distribution installs without an extra, by the names that are imported."""
+"""The packages of a distribution without extras, by their import names."""
 
 ELSEWHERE = {
     "compiler.lsp": "what an editor speaks with, of the extra lsp",
@@ -61,19 +61,19 @@ DOORS = {
         *("runtime.weights.grown", "runtime.weights.mxfp4"),
     },
 }
-"""Rooms with doors: the modules of each that the compiler imports from outside it."""
+"""Rooms with doors: the modules of each that the compiler imports from outside of it."""
 
 LONGEST = 800
-"""Lines of a module that reads from top to bottom."""
+"""The most lines of a module that reads from top to bottom."""
 
 LONG = {
     "spec/codes.py": "one table: an entry for each diagnostic, which docs/diagnostics.md prints",
 }
-"""Longer modules, and why they are not cut."""
+"""Longer modules, and why they are not split."""
 
 
 MOST_PARAMETERS = 7
-"""Of a function or a method; commands, whose parameters are options of the command line, have more."""
+"""For functions and methods, except commands, whose parameters are options of the command line."""
 
 SCRIPTS = {
     "runtime.backends.torchax.train.run",
@@ -81,7 +81,7 @@ SCRIPTS = {
     "runtime.merging.merge.main",
     "runtime.training.train.run",
 }
-"""What the generated scripts call, with a constant of the script for each parameter."""
+"""Functions that the generated scripts call, with a constant of the script for each parameter."""
 
 
 @dataclass(frozen=True)

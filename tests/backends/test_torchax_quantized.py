@@ -20,7 +20,7 @@ from tests.backends.torchax_models import (
 
 AXES = {"fsdp": 2, "tp": 4}
 ODD = {"hidden_size": 80, "intermediate_size": 112}
-"""Nothing here is a multiple of 64: a device's 40 inputs are one block, and so are its 28 of the MLP."""
+"""No size is a multiple of 64: a device's 40 inputs are one block, and so are the MLP's 28."""
 TARGETS = ("q_proj", "k_proj", "o_proj", "down_proj")
 
 

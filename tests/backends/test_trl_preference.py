@@ -33,7 +33,7 @@ OBJECTIVES = {
     "cpo": {"objective": "cpo", "loss_type": "simpo", "simpo_gamma": 0.4, "cpo_alpha": 0.7},
     "orpo": {"objective": "orpo"},
 }
-"""What a recipe says of its objective, by names for these tests."""
+"""A recipe's settings of its objective, by these tests' names."""
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ MEDIAN, SIGMA = 818, 0.488
 
 VOCABULARY = 32_000
 TOKENS_A_WORD = 1.17
-"""Of the tokenizer and the words below, with the punctuation between them."""
+"""For the tokenizer and the words below, including punctuation."""
 
 TEMPLATE = (
     "{{ bos_token }}"

@@ -15,7 +15,7 @@ MODEL = "google/gemma-4-31B-it"
 
 RANK = 64
 SHARD = 3_000_000_000
-"""Bytes of tensors in a file of the base, at most."""
+"""The most bytes of tensors in a file of the base."""
 
 
 def config(layers: int, vocabulary: int) -> dict[str, Any]:

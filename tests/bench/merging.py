@@ -30,22 +30,24 @@ import numpy as np
 from tests.bench.merged_base import MODEL, RANK, ROOT, SHARD, write_base, write_run
 
 RECIPE = "recipes/gemma4-31b-v5p8.yaml"
-"""Whose merge.py is measured: bfloat16, files of at most 5 GB, the PEFT adapter beside them."""
+"""The recipe whose merge.py is measured: bfloat16, files of at most 5 GB, the PEFT adapter next to them."""
 
 WHOLE = 62.5
 """GB of Gemma 4 31B."""
 
 SIZES = ((2, 32_768), (4, 32_768), (6, 262_144))
-"""Layers and vocabulary of each size that is merged, the last of which is compared with the others."""
+"""Layers and vocabulary of each merged size. The last one is compared with copies and PEFT."""
 ROUNDS = 3
 SLOWEST, FASTER, MEMORY = 1.8, 2.0, 1.5
 """Targets: times the seconds of `cp -r`; times faster than PEFT; GB above the interpreter."""
 
 SETTLE = 10
-"""Seconds of rest before each measurement: a virtual machine's host may take freed memory back, and the first
-touch of it then costs more than if it had just been used."""
+"""Seconds of rest before each measurement.
+
+A virtual machine's host may take freed memory back, and its first use then costs more.
+"""
 POLL = 0.02
-"""Seconds between two looks at a process's memory."""
+"""Seconds between two samples of a process's memory."""
 
 PEFT = """
 import sys

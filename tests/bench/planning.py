@@ -19,10 +19,10 @@ from tests import tpu_environment
 ROOT = Path(__file__).resolve().parent.parent.parent
 FLAGSHIP, PAPER = "gemma4-31b-v5p8", "gemma4-31b-paper"
 MEAN_LENGTH, PACKED_SHARE, ROW = 922, 0.97, 3072
-"""Tokens of the reference run's mean sample (arXiv 2605.25645), and how full packing is taken to leave a row."""
+"""Tokens of the reference run's mean sample (arXiv 2605.25645), the fill of packed rows, and a row."""
 
 TARGET = 7
-"""How many times the flagship's time a real token is to take in what it is held against."""
+"""The target for the reference's time of a real token, divided by the Gemma 4 31B recipe's."""
 
 NO_SERVER = "serve=null"
 EXACT: Mapping[str, tuple[str, Sequence[str]]] = {
@@ -40,7 +40,7 @@ EXACT: Mapping[str, tuple[str, Sequence[str]]] = {
     ),
     "Gemma 4 E2B, v5p-8, fsdp 4, splash, none": (FLAGSHIP, ("model.id=google/gemma-4-E2B-it",)),
 }
-"""What is compiled whole as well: a recipe and what is set in it."""
+"""Plans that are also compiled with all layers: a recipe and its changes."""
 
 
 def section() -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BEGAN = "RECIPEC_BENCH_BEGAN"
-"""Environment: the time at which the process was started."""
+"""Environment variable: the time at which the process was started."""
 PARTS = {
     "imports": "Python and imports",
     "devices": "devices and mesh",

@@ -34,7 +34,7 @@ CONFIG = {
     "num_kv_shared_layers": 0,
     "final_logit_softcapping": 30.0,
 }
-"""A Gemma 4 whose vocabulary is a full one and whose layers are small."""
+"""A Gemma 4 with a full vocabulary and small layers."""
 
 
 def measure_temporaries(

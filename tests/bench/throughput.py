@@ -25,7 +25,7 @@ SCALE = 12
 MEAN, P99, CAP = 922 / SCALE, 2553 / SCALE, 3072 // SCALE
 SAMPLES, ROWS, ACCUMULATION = 1200, 4, 2
 STEPS, WARM = 14, 2
-"""Optimizer steps of each run, and how many of them are not timed."""
+"""Optimizer steps of each run, and the number of untimed ones."""
 RANK = 8
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TEXT = {

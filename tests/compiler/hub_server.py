@@ -20,11 +20,14 @@ from typing import Any
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OLDER = "89abcdef0123456789abcdef0123456789abcdef"
 LARGE = (".safetensors", "tokenizer.json")
-"""Endings of what the CDN has."""
+"""Endings of the files on the CDN."""
 
 CUT, CUT_ONCE, LONGER, SHORTER, BROKEN, WHOLE = "cut", "cut once", "longer", "shorter", "broken", "whole"
-"""A body that ends before it begins, one that ends in its middle the first time, a Content-Length that is too
-large, one that is too small, a status of 500, and all of a file where a part is asked for."""
+"""Faults of a body.
+
+In order: it ends before it begins, it ends in its middle once, its Content-Length is too large, its
+Content-Length is too small, its status is 500, and it is the whole file instead of a part.
+"""
 
 
 @dataclass

@@ -285,7 +285,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **{"num_key_value_heads": 8, "max_position_embeddings": 65_536, "attention_bias": False},
     },
 }
-"""The sizes of published checkpoints that the catalog need not have."""
+"""The sizes of published checkpoints, which need not be in the catalog."""
 
 
 def shrunk(model: str, axes: dict[str, int]) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def shrunk(model: str, axes: dict[str, int]) -> dict[str, Any]:
 
 
 ALIKE = ("Granite 3.1 1B-A400M", "Mixtral 8x7B", "OLMoE 1B-7B", "Qwen 3 30B-A3B", "Qwen 3.5 35B-A3B")
-"""Those whose kinds of layers and experts others have too."""
+"""Models whose kinds of layers and experts others have too."""
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from markdown_it.token import Token
 from tests.docs.shell import ROOT
 
 TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
-"""Pages that are not of the site."""
+"""Pages outside of the site."""
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in TOP)]
 
 _TITLE = re.compile(r'title="([^"]*)"')

@@ -28,7 +28,7 @@ from tests.docs.blocks import Block
 
 ROOT = shell.ROOT
 COLUMNS = 100
-"""The terminal in which the pages' commands are run."""
+"""The width of the terminal for the pages' commands."""
 
 SHOWN = frozenset({"text", "diff", "elisp", "lua", "html", "css", "ini", "kdl"})
 """Languages of blocks that are only shown."""
@@ -42,7 +42,7 @@ lora: {rank: 64}
 data: {train: [gs://bucket/train.jsonl]}
 train: {epochs: 1, global_batch_size: 8}
 """
-"""The recipe that a fragment is put into."""
+"""The recipe around a fragment."""
 
 
 def problems(block: Block, folder: Path) -> Iterator[str]:

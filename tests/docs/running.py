@@ -49,13 +49,13 @@ NOT_RUN = {
     "tensorboard": "it serves until it is ended",
     "wandb": "it wants an account",
 }
-"""Commands that are held against their options and files alone, and why."""
+"""Commands of which only the options and files are checked, and why."""
 
 SHELL = ("cat", "cp", "head", "ls", "mkdir")
 PARSED = "parsed: "
-"""How the remark above a block begins whose commands are not run, with the reason behind it."""
+"""The start of the remark above a block whose commands do not run; the reason follows."""
 EACH = "each"
-"""The remark above a block whose commands stand for one another: each is run in the folder as it was."""
+"""The remark above a block of alternative commands: each runs in an unchanged folder."""
 
 
 def reason(words: Sequence[str]) -> str | None:
@@ -185,4 +185,4 @@ THERE: dict[str, Callable[[Path], None]] = {
     "porting.md": _configs,
     "coming-from.md": _tools,
 }
-"""Files of a page's folder that a clone does not have."""
+"""Files of a page's folder that a clone lacks."""

@@ -35,7 +35,7 @@ SCRIPTS = {
 _SEPARATORS = frozenset({"|", "||", "&&", ";", "&"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.S)
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*|.*[\[\]|<>].*|\.\.\.")
-"""A word that a reader puts something else in for."""
+"""A word that the reader replaces."""
 
 
 class Words(list[str]):

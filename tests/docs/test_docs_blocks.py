@@ -15,7 +15,7 @@ from tests.docs.blocks import PAGES, Block, blocks, inline
 from tests.docs.checks import problems, updated
 
 READ = ("tests", "scripts", "docs")
-"""Folders of the repository that the pages' commands may read, and nothing writes to."""
+"""Folders of the repository that the pages' commands may read, and that nothing writes to."""
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ data: {train: [gs://bucket/train.jsonl]}
 train: {global_batch_size: 8}
 """
 NEW = "--model Qwen/Qwen3-8B --accelerator v6e-8 --data hf://owner/name --format chat"
-"""Options with which `recipe new` asks for nothing."""
+"""Options with which `recipe new` asks no question."""
 
 
 def found(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -18,7 +18,7 @@ from tests.docs.shell import ROOT
 PINS = json.loads((ROOT / "compiler" / "data" / "pins.json").read_text(encoding="utf-8"))
 NUMBERS = {3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"}
 BY_HAND = ("benchmarks.md", "comparison.md", "scale.md", "diagnostics.md")
-"""Pages that say of what, and when, their versions are."""
+"""Pages that state the dates and the objects of their own versions."""
 
 
 def text(name: str) -> str:
@@ -117,7 +117,7 @@ def pages() -> list[Path]:
 
 
 NAMES = {"vllm": "vllm-tpu", "vllm-tpu": "vllm-tpu", "tpu-inference": "vllm-tpu", "orbax": "orbax-checkpoint"}
-"""What pages call a package, where it is not its name: tpu-inference is released with vllm-tpu."""
+"""Packages by the pages' names for them: tpu-inference is released with vllm-tpu."""
 
 
 def test_wheels_are_called_as_they_are_built() -> None:

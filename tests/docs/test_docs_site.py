@@ -18,7 +18,7 @@ from recipec.spec.schema import json_schema
 from scripts.docs import diagnostics, language
 
 LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src"}
-"""Elements that a browser loads something for, and where they say what."""
+"""Elements that load something, and the attribute with its address."""
 
 
 class Loaded(HTMLParser):

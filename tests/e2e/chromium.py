@@ -35,7 +35,7 @@ SIDEWAYS = """
     && one.getBoundingClientRect().right > innerWidth + 0.5)
   .map((one) => one.outerHTML.slice(0, 80))
 """
-"""What reaches beyond the window's right edge and is not in a part that scrolls by itself."""
+"""Elements beyond the window's right edge that are not in a scrolling part."""
 
 BEYOND = """
 [...document.querySelectorAll(".js-plotly-plot")].filter((plot) => {
@@ -43,7 +43,7 @@ BEYOND = """
   return svg.right > box.right + 1 || plot.querySelectorAll(".trace, .hm, .bars .point").length === 0;
 }).map((plot) => plot.id)
 """
-"""Plots that are wider than their place, or without anything drawn."""
+"""Plots that are wider than their container, or empty."""
 
 OVER_LEGENDS = """
 [...document.querySelectorAll(".js-plotly-plot")].filter((plot) => {
@@ -54,7 +54,7 @@ OVER_LEGENDS = """
       && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4));
 }).map((plot) => plot.id)
 """
-"""Plots whose legend lies on the words of an axis."""
+"""Plots whose legend covers the words of an axis."""
 
 
 def cases(looks: Iterable[tuple[str, int, str]]) -> list[Any]:

@@ -21,7 +21,7 @@ FOLDER = ROOT / "build" / "docker"
 SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 
 FLAGS = ("--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=overlay2")
-"""No network but the host's, which is what serving on TPUs takes too: nothing of the machine's changes."""
+"""Only the host's network, as in serving on TPUs: nothing on the machine changes."""
 
 CAPABILITIES = (
     "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE "
@@ -30,7 +30,7 @@ CAPABILITIES = (
     "SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG "
     "WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
 )
-"""Linux's, by their numbers."""
+"""Linux's capabilities, by their numbers."""
 
 RUNTIME = """\
 #!{python} -IS
@@ -50,12 +50,12 @@ for flag, keys in (("--bundle", ("process",)), ("--process", ())):
             json.dump(spec, file)
 os.execv({runc!r}, [{runc!r}, *words])
 """
-"""runc, for a machine that has not all capabilities itself: privileged containers get those that it has."""
+"""A runc for a machine that lacks capabilities: privileged containers get those that it has."""
 
 START_SECONDS = 60
 
 MORTAL = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
-"""The engine ends with this process, however that ends: PR_SET_PDEATHSIG, SIGTERM."""
+"""The engine ends with this process, however this process ends: PR_SET_PDEATHSIG, SIGTERM."""
 
 
 @dataclass(frozen=True)

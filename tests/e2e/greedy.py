@@ -17,10 +17,12 @@ NEW_TOKENS = 16
 TOLERANCE = 1e-3
 """Between log probabilities; the largest difference seen was 2.4e-4."""
 TIE = 2 * TOLERANCE
-"""Where transformers' likeliest token and vLLM's are closer than this, either is right, and what follows is
-not compared."""
+"""If the likeliest tokens of transformers and vLLM are closer than this, both are right.
+
+The rest of the answer is not compared.
+"""
 TIES = 1
-"""At most, among the answers of one model."""
+"""The most ties among the answers of one model."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ MEDIA = {
         "audio": "<|audio|>",
     }.items()
 }
-"""The ids in config.json, of the tokenizer's own markers."""
+"""The ids in config.json of the tokenizer's special tokens."""
 
 
 @dataclass(frozen=True)

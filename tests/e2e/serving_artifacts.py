@@ -28,7 +28,7 @@ SENTINELS = {
     "VLLM_API_KEY": "sentinel-of-the-api-key-5f1c0a",
     "HF_TOKEN": "hf_sentinelOfTheTokenb7e9d2",
 }
-"""Set in every command of these tests, and to be found nowhere but in the container's environment."""
+"""Secrets in every command of these tests, which may only be in the container's environment."""
 
 RECIPE = """\
 recipe: 1

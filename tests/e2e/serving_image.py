@@ -27,14 +27,14 @@ from tests.e2e.docker_engine import Engine
 REPOSITORY = "vllm-for-cpu"
 
 PACKAGES = ("passwd", "libc-bin")
-"""Debian's packages besides the essential ones."""
+"""Debian's packages in addition to the essential ones."""
 
 LEFT_OUT = re.compile(
     r"/site-packages/(triton|torch/(test|include|bin/(?!torch_shm_manager).*)|pip)(/|$)"
     r"|^usr/share/(doc|man|locale|info|lintian|bash-completion|zoneinfo)/"
     r"|^usr/local/lib/python[^/]+/(test|idlelib|tkinter|ensurepip|turtledemo|config-[^/]+)(/|$)"
 )
-"""What serving on a CPU does not read: Triton alone is a gigabyte."""
+"""Files that serving on a CPU does not read: Triton alone is a gigabyte."""
 
 VLLM = """\
 #!/usr/local/bin/python3

@@ -26,12 +26,12 @@ PACKAGES = ("recipec", "spec", "compiler", "templates", "runtime")
 NAMES = (f"recipec-{__version__}-py3-none-any.whl", f"recipec-{__version__}.tar.gz")
 FLAGSHIP = "gemma4-31b-v5p8"
 BESIDE = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
-"""Files of the source archive besides the packages."""
+"""Files of the source archive in addition to the packages."""
 STRAY = (
     *("tests/test_x.py", "generated/x/train.py", "recipes/x.yaml", "docs/x.md", "dist/x.whl", "x.py"),
     *("spec/__pycache__/load.pyc", "compiler/data/own.csv", "compiler/.load.py.swp", "templates/a~"),
 )
-"""Files that lie in a checkout and are no part of a distribution."""
+"""Files in a checkout that are no part of a distribution."""
 ISOLATED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "RECIPEC_CACHE")
 
 

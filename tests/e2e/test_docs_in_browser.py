@@ -26,7 +26,7 @@ SIDEWAYS = """
     && one.getBoundingClientRect().right > innerWidth + 0.5)
   .map((one) => one.outerHTML.slice(0, 80))
 """
-"""What reaches beyond the window's right edge and is not in a part that scrolls by itself."""
+"""Elements beyond the window's right edge that are not in a scrolling part."""
 
 PICTURE = """
 (() => { const box = document.querySelector("img[src$='architecture.svg']").getBoundingClientRect();

@@ -72,7 +72,7 @@ class Merges:
     lives: Lives
     place: Path
     seconds: float = 0.0
-    """Of an undisturbed one, from its start to its end."""
+    """The duration of an undisturbed merge."""
 
     def begin(self, work: str) -> Life:
         return self.lives.begin(

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.nightly
 
 LIMITS = TOLERANCES["float32"] | {"trained": 1e-5}
 ODD = {"hidden_size": 80, "intermediate_size": 112, "head_dim": 24}
-"""Where no size is a multiple of nf4's blocks of 64."""
+"""Sizes that are no multiples of nf4's blocks of 64."""
 TORCHAX: dict[str, tuple[str, str, dict[str, int]]] = {
     "nf4, tp 2, a mean of means": ("gemma3", "nf4", {}),
     "nf4, odd sizes, fsdp 2, packed": ("qwen3", "nf4", ODD),

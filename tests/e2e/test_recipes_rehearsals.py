@@ -24,9 +24,9 @@ ELSEWHERE = {
     "llama31-70b-v5p8": "the same model on two slices, llama31-70b-2xv5p16",
     "quickstart": "`make quickstart` does more, in test_quickstart.py",
 }
-"""Recipes that other tests take through all of it."""
+"""Recipes that other tests rehearse."""
 ONE_OF_EACH = ("gemma3-12b-v5e8", "llama31-8b-v6e8", "qwen3-8b-dpo-v5e8")
-"""Of the families that ELSEWHERE has not, and one of preferences."""
+"""One recipe of each family that ELSEWHERE lacks, and one of preferences."""
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml") if path.stem not in ELSEWHERE)
 STEPS = ("miniature", "compile", "train", "kill", "resume", "compare", "merge", "verify")
 

@@ -50,7 +50,7 @@ data: {train: [{path: gs://bucket/train.jsonl}]}
 serve: {accelerator: v6e-8, weights: adapter, env: {MODEL_IMPL_TYPE: vllm}}
 evaluate: {prompts: prompts.jsonl, samples: 5, temperature: 0.8, max_tokens: 24, tasks: [sums], limit: 8}
 """
-"""What is evaluated has this recipe's names; its model is too large to be served here."""
+"""The recipe with the names that the evaluation uses; its model is too large to be served here."""
 
 PATTERNS = ("[aeiou]", r"^\s*\w+", "the|and", "[0-9]", "[A-Z][a-z]")
 

@@ -27,16 +27,16 @@ pytestmark = pytest.mark.nightly
 
 CLIENTS, REQUESTS = 64, 1000
 TOKENS = 8
-"""Of each answer."""
+"""The tokens of each answer."""
 
 LONG_TOKENS = 200
-"""Of answers that are in flight when the server is told to end."""
+"""The tokens of answers that are in flight when the server is told to end."""
 
 STREAMS = 8
-"""Clients that ask for such answers, one after the other, until the server is being stopped."""
+"""Clients that request such answers one after another until the server stops."""
 
 SILENCE = 20.0
-"""Seconds: vLLM leaves a request without an answer that reaches it after SIGTERM."""
+"""Seconds without an answer: vLLM does not answer a request that arrives after SIGTERM."""
 
 START_SECONDS = 300
 

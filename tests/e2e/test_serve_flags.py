@@ -147,7 +147,7 @@ ARCHITECTURES = sorted(
     | {architecture_class(entry["config"]) for entry in catalog.entries().values() if "config" in entry}
     | {*features.features()["models"]["jax"]}
 )
-"""Of the families: what config.json of their checkpoints names. And what tpu-inference has models of."""
+"""The classes in config.json of the families' checkpoints, and those that tpu-inference implements."""
 
 
 def samples() -> list[tuple[str, Any]]:

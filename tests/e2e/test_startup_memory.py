@@ -32,8 +32,10 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
-"""Llama 3.1 8B with fewer layers: 7.8 GB in bfloat16. The embedding and the output head, 1.05 GB each, are
-the largest arrays, and the head comes last."""
+"""Llama 3.1 8B with fewer layers: 7.8 GB in bfloat16.
+
+The embedding and the output head, 1.05 GB each, are the largest arrays, and the head comes last.
+"""
 
 BUILD = """
 import json, resource, sys

@@ -33,10 +33,10 @@ SCRIPT = Path(__file__).with_name("tpu_load.py")
 
 SHARDS = 8
 HEADS, LOCAL_KV, GLOBAL_KV = 16, 8, 4
-"""In the proportions of Gemma 4 31B: the global layers have fewer key heads than there are devices."""
+"""Gemma 4 31B's proportions: the global layers have fewer key heads than there are devices."""
 LOCAL, GLOBAL = 128, 256
 LAYERS = 6
-"""Five local ones and a global one, whose keys are its values too."""
+"""Five local layers and a global one, whose keys are also its values."""
 VISION_HEADS, VISION = 8, 16
 
 

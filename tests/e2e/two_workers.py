@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "build" / "e2e" / "output.txt"
 
 LINES = 14
-"""Shown of a test's output: its last ones."""
+"""The number of last lines of a test's output to show."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     # Whole runs: the quickstart, three backends, one run of each family.
@@ -40,7 +40,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "docker": ("test_serve_containers", "test_serve_faults", "test_serve_up"),
     groups.OTHERS: (),
 }
-"""Modules by group. Any other module is a group by itself, handed out where the others stand."""
+"""Modules by group. Any other module forms its own group, which is scheduled at the place of OTHERS."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

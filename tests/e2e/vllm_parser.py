@@ -27,7 +27,7 @@ OFFLINE = {
 }
 MOST_SAID = 2000
 PARSERS: list[Any] = []
-"""The parser, once it is made."""
+"""The parser, after it was made."""
 
 
 def main(asked_file: str, answers_file: str) -> None:

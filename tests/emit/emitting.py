@@ -100,7 +100,7 @@ EVERYTHING = {
     ],
     "long-name": ["name=a-name-that-is-as-long-as-names-may-be-which-is-63-characters-l"],
 }
-"""What between them use every branch of the emitters: --set arguments by the name of a recipe."""
+"""--set arguments by recipe, which together use every branch of the emitters."""
 
 
 def program_of(folder: Path, sets: Sequence[str] = (), text: str = RECIPE) -> Program:

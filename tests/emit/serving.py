@@ -75,7 +75,7 @@ def image_environment(dockerfile: str) -> dict[str, str]:
 
 
 TOOLS = ("bash", "sh", "dirname", "mkdir", "touch", "env")
-"""What serve.sh and the stubs need of a machine."""
+"""The tools that serve.sh and the stubs need."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ STUBS = {
     "gcloud": 'printf "%s\\0" "$@" > "$STUBS/gcloud.words.$$"; for last; do :; done; '
     'touch "$last/config.json" "$last/adapter_config.json"',
 }
-"""Commands that write down what they were called with; this gcloud's copies are empty files."""
+"""Commands that record their arguments. The gcloud among them copies empty files."""
 
 
 def run_script(

@@ -42,7 +42,7 @@ FILES = {
 
 
 SCRIPTS = {"slices", "slices-of-four", "ironwood", "local", "everything", "reserved"}
-"""Shapes whose scripts have between them every line of the templates."""
+"""Shapes whose scripts together have every line of the templates."""
 
 
 @pytest.fixture(scope="module")

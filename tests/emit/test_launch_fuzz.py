@@ -85,7 +85,7 @@ PIECES = [
         "&a",
     ),
 ]
-"""No blank at the ends and no line break: the checks refuse the one, and nobody means the other."""
+"""Texts without line breaks, which the checks refuse, and without outer blanks, which nobody intends."""
 
 
 def text(found: random.Random) -> str:
@@ -179,7 +179,7 @@ COMMANDS = {
     "xpk.sh": [["create"], ["status"]],
     "host.sh": [["stage"]],
 }
-"""Between them these reach every value of the scripts."""
+"""Commands that together use every value of the scripts."""
 
 
 def scripts(files: dict[str, str], here: Path) -> Iterator[Path]:

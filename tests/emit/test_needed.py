@@ -32,7 +32,7 @@ from recipec.runtime.errors import UserError, guarded
 from recipec.runtime.model.families import FAMILIES
 
 MOST = 21_400
-"""Lines that a plain recipe needs at most: LoRA on one host, with nothing optional, without a server."""
+"""The most lines that a plain recipe needs: LoRA on one host, without options and a server."""
 
 
 def listed(files: dict[str, bytes]) -> set[str]:

@@ -19,8 +19,7 @@ DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "tunix": "google-tunix", "google":
 """Packages whose import has another name than their distribution."""
 
 OPTIONAL = {"wandb", "mlflow", "jaxlib"}
-"""Weights & Biases is among the packages of recipes that ask for it. jaxlib comes with jax, in the
-version that jax needs."""
+"""Weights & Biases is in the packages of recipes that use it. jaxlib comes with jax, in jax's version."""
 
 
 BACKENDS = {"torchax": {"train-cpu", "torchax"}, "trl": {"trl"}}

@@ -72,7 +72,7 @@ PIECES = [
 ]
 
 BREAKS = ["\n", "\t", "\r\n", "\n\n", "\nRUN touch CANARY\n", "\n  - evil", "\x1b[2J", "\x7f", "\x85"]
-"""Where the language takes them: in flags, and in folders."""
+"""Line breaks and control characters, for flags and folders, where the language accepts them."""
 
 
 @dataclass(frozen=True)

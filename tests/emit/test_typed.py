@@ -14,7 +14,7 @@ from emitting import EVERYTHING, program_of, tool
 from recipec.compiler.emitters.emit import emit
 
 UNLIKE = ("gemma3-4b-full-v6e8", "qwen3-8b-dpo-v5e8")
-"""Artifacts whose scripts differ most from those of LoRA: without adapters, and of preferences."""
+"""Artifacts whose scripts differ most from LoRA's: one without adapters, and one of preferences."""
 
 
 @pytest.mark.parametrize("which", ["unlike", pytest.param("all", marks=pytest.mark.nightly)])

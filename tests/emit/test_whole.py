@@ -19,7 +19,7 @@ from recipec.compiler.artifacts.writing import ARCHIVE, replacing
 from recipec.compiler.errors import ArtifactError
 
 STEPS = ("mkdir", "replace", "rmdir", "unlink")
-"""What of `os` changes a folder."""
+"""The functions of `os` that change a folder."""
 
 
 class Killed(BaseException):

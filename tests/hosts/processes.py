@@ -14,9 +14,9 @@ from tests.runtime.artifacts import script
 from tests.runtime.lives import Life, Lives
 
 PEER = 6
-"""RECIPEC_PEER_TIMEOUT, seconds, where a process that falls silent is what is tested."""
+"""RECIPEC_PEER_TIMEOUT in seconds, for tests of a process that falls silent."""
 PATIENT = 60
-"""The same elsewhere: on a busy machine a process that compiles is silent for a while."""
+"""The same for other tests: on a busy machine, a process that compiles is silent for a while."""
 LIMITS = {"RECIPEC_START_TIMEOUT": "60", "RECIPEC_BARRIER_TIMEOUT": "60"}
 
 LIGHT = """
@@ -26,7 +26,7 @@ LORA = dataclasses.replace(LORA, targets=("q_proj",), dropout={dropout})
 MESH = MeshSettings(platform="cpu", devices={devices}, axes={axes})
 DATA = dataclasses.replace(DATA, max_length=32)
 """
-"""Code of an artifact that compiles in little time, on any mesh."""
+"""Code of an artifact that compiles quickly on any mesh."""
 
 
 def light(axes: Mapping[str, int], dropout: float = 0.1, more: str = "") -> str:
@@ -155,7 +155,7 @@ def dumped(self, batch):
 
 sharding.Rows.place = dumped
 """
-"""Code of an artifact whose processes write down the rows that they place on their devices."""
+"""Code of an artifact whose processes record the rows that they place on their devices."""
 
 
 def dumped_rows(output: Path, count: int) -> list[str]:

@@ -32,7 +32,7 @@ except SystemExit as done:
     print("modules:", *sorted(loaded & {"recipec", "spec", "compiler", "templates"}))
     sys.exit(done.code)
 """
-"""Runs a script as if it were called by itself, and says which runtime it used."""
+"""Runs a script as a command does, and prints which runtime it used."""
 
 
 @pytest.mark.e2e

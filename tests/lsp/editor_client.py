@@ -14,7 +14,7 @@ from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 
 SECONDS = 60.0
-"""What an answer may take, on a busy machine."""
+"""The limit for an answer, on a busy machine."""
 
 
 class Editor:

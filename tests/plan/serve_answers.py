@@ -53,7 +53,7 @@ custom-call(%all-gather.2), custom_call_target="tpu_custom_call", backend_config
 backend_config={"window_config":{"estimated_cycles":"40"}}
 }
 """
-"""A cut-out of Gemma 4 31B's decode step on v6e-8, as libtpu 0.0.48 wrote it."""
+"""A part of Gemma 4 31B's decode step on v6e-8, as libtpu 0.0.48 wrote it."""
 
 CLOCK = 1.75e9
 LOCAL, GLOBAL = "RPAd-p_16-bq_1_1-bkv_16384_16384-sw_1024", "RPAd-p_16-bq_1_1-bkv_8192_8192"

@@ -194,7 +194,7 @@ def test_rows_of_a_preference_are_two() -> None:
 LLAMA_LAYERS = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14_336)
 LLAMA_HEAD = 128_256 * 4096
 LLAMA_PAIRS = 4097 / 2 * 4096 * 32
-"""Of a token in a row of 4,096, times the queries of all layers."""
+"""Pairs of a token in a row of 4,096, times the queries of all layers."""
 
 
 def test_model_flops_of_lora_leave_out_the_frozen_weights_gradients() -> None:

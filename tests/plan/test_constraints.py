@@ -27,7 +27,7 @@ SETS = (
     "data.max_length=64",
 )
 LAYERS = range(6)
-"""One repeat of Gemma 4 31B's pattern, global layer included, at its real sizes: nothing is computed."""
+"""One repeat of Gemma 4 31B's pattern with a global layer, at its real sizes: nothing is computed."""
 
 
 @pytest.fixture(scope="module")

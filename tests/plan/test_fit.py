@@ -35,7 +35,7 @@ STATED = (
     "train.global_batch_size=4",
     "xla.profile=none",
 )
-"""What these tests rest on, whatever the recipe's own settings come to be."""
+"""Settings that these tests depend on, so that they do not depend on the recipe's."""
 
 
 @functools.cache

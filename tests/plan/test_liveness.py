@@ -11,7 +11,7 @@ from recipec.compiler.plan.hlo.parse import parse
 MIB = 2**20
 BIG = "bf16[1024,512]{1,0:T(8,128)(2,1)}"
 SHARED = '"aliasing_operands":{"lists":[{"indices":["0","1"]}]}'
-"""As the backend writes that result 0 of one operand may lie where that operand does."""
+"""The backend's note that result 0 of an operation may share the memory of that operand."""
 
 
 def module(*entry: str, others: str = "") -> str:

@@ -79,7 +79,7 @@ def settled(*sets: str) -> Program:
 
 
 BOUNDS: dict[str, Bound] = {}
-"""By what they depend on here: many searches look at the same configurations."""
+"""The bounds by what they depend on here, because many searches have the same configurations."""
 
 
 def bound(program: Program, length: int) -> Bound:

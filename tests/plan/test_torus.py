@@ -15,7 +15,7 @@ from recipec.compiler.lowering.hardware import from_name, generations
 from recipec.compiler.plan.torus import HOP_SECONDS, Torus, between_slices
 
 LINK, SIZE = 1e9, 6e9
-"""Bytes/s of a link, and bytes that a device ends with: enough that the hops' time is negligible."""
+"""Bytes/s of a link, and a device's final bytes, which make the time of hops negligible."""
 
 Chip = tuple[int, ...]
 

@@ -22,7 +22,7 @@ from scripts.recipe_pages import Planned, Record, head, page, with_head
 MODELINE = "# yaml-language-server: $schema=../docs/recipe.schema.json\n"
 
 OWN_DATA = {"W0401"}
-"""Of recipes whose data one brings along."""
+"""The code of recipes whose data the user must supply."""
 WARNINGS = {
     "gemma4-31b-v5p8": OWN_DATA,
     "gemma4-31b-int8-v5p8": OWN_DATA,
@@ -30,7 +30,7 @@ WARNINGS = {
     "qwen3-8b-32k-v6e8": OWN_DATA,
     "gemma4-31b-paper": {*OWN_DATA, "W0407"},
 }
-"""What `recipe check` warns of on purpose: the published run padded its samples."""
+"""Intended warnings of `recipe check`: the published run padded its samples."""
 
 NAMES = [path.stem for path in recipes.paths()]
 

@@ -19,7 +19,7 @@ import google_crc32c
 from tests.remote.gcs import Gcs, Refused, Request, Stored
 
 QUANTUM = 1 << 18
-"""Parts of a resumable upload, but for the last one, have a multiple of so many bytes."""
+"""Except for the last part, the parts of a resumable upload are multiples of this many bytes."""
 
 
 class Handler(BaseHTTPRequestHandler):

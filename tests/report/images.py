@@ -25,7 +25,7 @@ IMAGES = ROOT / "docs" / "images"
 STEPS, STOP = 200, 120
 RATES = {"fast": "1.0e-2", "slow": "1.0e-3"}
 COLORS = 128
-"""Of a picture's palette: what keeps its file small."""
+"""The colors of a picture's palette, few enough to keep its file small."""
 
 
 def main() -> None:

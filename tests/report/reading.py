@@ -14,7 +14,7 @@ from tests.plan.pages import figure
 RUNNER = CliRunner()
 GOLDEN = Path(__file__).parent / "golden"
 CHANGING = "Values that the recipe does not give"
-"""What follows changes with the language and the pinned packages."""
+"""The text after this changes with the language and the pinned packages."""
 
 VOID = {"meta", "br", "input"}
 LINES = {"p", "h1", "h2", "h3", "li", "tr", "div", "dt", "summary", "section"}

@@ -158,7 +158,7 @@ WORK = (
         "recipec.compiler.watch.screen.watch_screen",
     ),
 )
-"""What trains, compiles, serves or does not end; the commands come as far as its door."""
+"""Functions that train, compile, serve or do not end. The commands stop when they call one."""
 
 
 @contextmanager

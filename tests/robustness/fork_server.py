@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from inside import RECIPE, without_privileges
 
 SECONDS = 120.0
-"""After which a process counts as hanging: far more than any of them takes."""
+"""The time after which a process counts as hanging, far more than any of them takes."""
 
 
 def serve() -> None:

@@ -18,7 +18,7 @@ from inside import RECIPE, fill, recipe
 from recipe_texts import Case, cases
 
 LEFT_OUT = ("web", "huge", "long path", "zero", "full")
-"""Kinds of files that take long, or that a fault could do away with."""
+"""Kinds of files that take long, or that a bug could delete."""
 
 
 def _profile(count: int) -> Any:

@@ -29,10 +29,10 @@ train: {steps: 10}
 """
 
 MEMORY = 2 << 30
-"""Bytes that a command may take."""
+"""The most bytes of memory for a command."""
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What could steer a terminal."""
+"""Characters that could control a terminal."""
 
 
 @dataclass(frozen=True)
@@ -192,14 +192,14 @@ READING: tuple[str, ...] = (
         "new F --model google/gemma-3-270m-it --accelerator v5e-8 -o made",
     ),
 )
-"""Command lines in which F is a bad file that is read."""
+"""Command lines that read F, a bad file."""
 
 WRITING: tuple[str, ...] = (
     *("build good.yaml -o F", "pack example --from built --recipe good.yaml -o F"),
     *("port config.yaml -o F", "port config.yaml --report F"),
     *("new x --model google/gemma-3-270m-it --accelerator v5e-8 -o F", "schema -o F"),
 )
-"""Command lines in which F is to be written, and is in no state for it."""
+"""Command lines that write F, which is in no state for it."""
 
 UNWRITABLE = (
     "folder",
@@ -211,7 +211,7 @@ UNWRITABLE = (
     "long name",
     "long path",
 )
-"""The kinds that cannot be written, whatever is written; no device, which a fault could replace."""
+"""Kinds that cannot be written with any content; no device, which a bug could replace."""
 
 
 def words(line: str, name: str) -> Sequence[str]:

@@ -55,7 +55,7 @@ BASES: tuple[dict[str, Any], ...] = (
         "checkpoint": {"directory": "gs://bucket/run", "every_steps": 50},
     },
 )
-"""Recipes without errors, that take little time."""
+"""Recipes without errors that take little time."""
 
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 7, 10**9, 10**30, 0.5, -0.0, 1e308, 1e-320),
@@ -70,7 +70,7 @@ ODD: tuple[Any, ...] = (
     *("recipec/tiny-gemma4", "google/gemma-3-270m-it", "no/such-model", "a" * 300, "a/" * 2000),
     *([], {}, [None], [[]], [{}], {"": ""}, {"x": None}, {"a.b": 1}, {"[0]": 1}, ["x", "x"], [0, 0]),
 )
-"""Values that stand where others are expected."""
+"""Values that replace expected ones."""
 
 PIECES = (
     *(": ", "- ", "? ", ", ", "&a ", "*a", "!!python/object:os.system ", "!x ", "<<: ", "{", "}", "[", "]"),
@@ -94,7 +94,7 @@ PIECES = (
     *("extends: base.yaml\n", "extends: recipe.yaml\n", "recipe: 2\n", "recipe: 1\n", "lora: {rank: 1}\n"),
     *("\\", '"\\ud800"', '"\\0"', '"\\x1b[2J"', "hf_" + "a" * 30, "${env:TOKEN}", "on", "012", "-", ":"),
 )
-"""What is put into the text of a recipe."""
+"""Pieces that are inserted into a recipe's text."""
 
 TEXTS = tuple(
     file.read_text(encoding="utf-8", errors="replace").replace("gemma-4-31B-it", "gemma-3-270m-it")

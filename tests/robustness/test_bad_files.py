@@ -9,7 +9,7 @@ import pytest
 from inside import READING, UNWRITABLE, WRITING, Done, recipe, without_privileges, words
 
 QUICK = ("absent", "folder", "binary", "unreadable", "pipe", "zero", "loop", "esc\x1b[2J", "new\nline")
-"""The kinds that are tried here; test_all_bad_files.py tries the others."""
+"""The kinds to try here. test_all_bad_files.py tries the others."""
 
 
 def tried(line: str, kinds: dict[str, str], chosen: tuple[str, ...]) -> dict[str, Done]:

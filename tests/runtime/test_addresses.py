@@ -18,7 +18,7 @@ from recipec.runtime.training.session import begin
 
 BUCKET = "gs://bucket/run"
 ANY = cast(Any, SimpleNamespace(output=Path("out")))
-"""What is not looked at before the addresses are."""
+"""Stands for arguments that are not used before the addresses."""
 
 
 @pytest.fixture

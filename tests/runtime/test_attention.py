@@ -17,7 +17,7 @@ from tests.runtime import decoders, training
 from tests.runtime.training import QUICK
 
 TOLERANCE = 1e-5
-"""Of outputs up to 4. Gradients here reach 20, and may differ by ten times as much."""
+"""For outputs of up to 4. Gradients reach 20 here, and may differ by ten times as much."""
 
 CASES = {
     # name: mesh axes, rows, tokens, query heads, key/value heads, head size, window, soft-cap, sinks. If

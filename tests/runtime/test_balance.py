@@ -22,7 +22,7 @@ from tests.runtime.references import reference, twenty_steps
 
 EXPERTS, PER_TOKEN = 7, 3
 WEIGHT = 0.3
-"""Of the load-balancing loss: far more than anyone takes, so that it shows in the gradients."""
+"""A weight of the load-balancing loss far above real ones, so that it shows in the gradients."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LAYERS = {"num_hidden_layers": 3, "mlp_only_layers": [1]}
 

@@ -15,7 +15,7 @@ from tests.runtime import decoders, training
 from tests.runtime.test_attention import LAYERS, PACKED, differ, loss_and_gradients, moved, with_splash
 
 TOLERANCE = 1e-5
-"""Of a loss of 6, and of gradients of up to 0.5, in float32."""
+"""For a loss of 6 and gradients of up to 0.5, in float32."""
 ALONE = {"fsdp": 1, "tp": 1}
 MODELS: dict[str, tuple[Callable[..., Any], dict[str, int], bool]] = {
     "gemma4, splash": (

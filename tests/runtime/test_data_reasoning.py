@@ -30,7 +30,7 @@ LARGE = published("gemma4").replace(
     "{{- '<|turn>model\\n' -}}\n    {%- if not enable_thinking | default(false) -%}"
     "{{- '<|channel>thought\\n<channel|>' -}}{%- endif -%}\n    {%- endif -%}\n{%- endif -%}",
 )
-"""Gemma 4's larger models prompt with an empty thought where they are not to think."""
+"""For no thinking, Gemma 4's larger models prompt with an empty thought."""
 assert "channel>thought\\n<channel|>" in LARGE
 
 

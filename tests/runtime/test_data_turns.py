@@ -46,9 +46,11 @@ MISTRAL = """
 {%- endif %}
 {%- endfor %}
 """
-"""Calls, results and the place of the tools as Mistral's templates of 2024 and 2025 have them, in few lines
-written here: TRL, from which the others come, ships none of Mistral's. What is tested of it below was seen to
-hold for the template that Mistral Nemo was published with, too, but for its spaces."""
+"""A short template of our own with calls, results and tools as in Mistral's templates of 2024 and 2025.
+
+The other templates come from TRL, which ships none of Mistral's. What the tests below check was also seen
+with Mistral Nemo's published template, except for its spaces.
+"""
 
 SPECIAL = (
     *("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"),

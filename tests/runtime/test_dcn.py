@@ -17,7 +17,7 @@ SLICED = {"dcn": 2, "fsdp": 2, "tp": 2}
 ONE_SLICE = {"fsdp": 8, "tp": 1}
 ONE_DEVICE = {"fsdp": 1, "tp": 1}
 TOLERANCE = 1e-5
-"""Of float32 sums in another order, against the largest gradient of an array."""
+"""For float32 sums in another order, relative to the largest gradient of an array."""
 
 
 @pytest.fixture(scope="module")

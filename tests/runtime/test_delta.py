@@ -12,7 +12,7 @@ import pytest
 from tests.runtime.training import QUICK
 
 TOLERANCE = 1e-5
-"""Of an output or a gradient, against the largest of its array."""
+"""For an output or a gradient, relative to the largest of its array."""
 
 CASES = {
     # name: mesh axes, key heads, value heads, tokens, the lengths of each row's sequences

@@ -24,7 +24,7 @@ SIZES = {
     "num_key_value_heads": 4,
 }
 MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""By the name of the family."""
+"""By the family's name."""
 
 
 def abstract(family: str, remat: str = "none", dtype: str = "float32", tied: bool = True) -> Any:

@@ -18,9 +18,9 @@ EQUATIONS = {
     "output": ("btnh,nhd->btd", (2, 7, 3, 10), (3, 10, 20), (0, 1)),
     "fused": ("bsd,ckdh->cbskh", (2, 7, 24), (2, 3, 24, 10), (2,)),
 }
-"""Equation, shapes of activations and weight, and the weight's axes that are summed over."""
+"""Equation, shapes of activations and weight, and the axes of the weight that are summed over."""
 LARGEST = {"int8": 127.5, "fp8": 448.0}
-"""What the largest magnitude of a row becomes in Qwix; its code is the nearest that there is."""
+"""The code of a row's largest magnitude in Qwix, before it is rounded to the nearest one."""
 
 
 def rounded(x: np.ndarray, axes: tuple[int, ...], kind: str) -> np.ndarray:

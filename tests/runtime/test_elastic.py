@@ -28,9 +28,9 @@ DATA = replace(DATA, eval=())
 {more}
 """
 Mesh = tuple[dict[str, int], int]
-"""The axes, and rows of a device's micro-batch; a step has 8 rows."""
+"""The axes, and the rows of a device's micro-batch. A step has 8 rows."""
 BEGAN: Mesh = ({"fsdp": 2, "tp": 1}, 2)
-"""That of the runs that stay: two micro-batches a step."""
+"""The mesh of the runs that stay: two micro-batches a step."""
 PREFERENCES = """
 TRAIN = replace(TRAIN, objective="dpo")
 DATA = replace(DATA, train=("preferences.jsonl",), format="preference", loss_on="completion")
@@ -43,9 +43,9 @@ CASES: dict[str, tuple[str, list[Mesh]]] = {
     "dpo": (PREFERENCES, [({"dcn": 2, "fsdp": 2, "tp": 1}, 2), ({"fsdp": 4, "tp": 1}, 1)]),
     "full": ("LORA = None", [({"fsdp": 4, "tp": 2}, 1), ({"dcn": 2, "fsdp": 2, "tp": 1}, 2)]),
 }
-"""What differs from the run that stays, and the mesh of each step after the one that a run goes on from."""
+"""The difference from the run that stays, and the mesh of each step after the start."""
 SAVED = 8
-"""The step that runs go on from."""
+"""The step that runs continue from."""
 
 
 def lock(axes: Mapping[str, int], micro: int, **train: Any) -> dict[str, Any]:

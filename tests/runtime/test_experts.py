@@ -24,7 +24,7 @@ from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.runtime import decoders, training
 
 LIMIT = 1e-5
-"""Of an output or a gradient, against the largest of its array."""
+"""For an output or a gradient, relative to the largest of its array."""
 AXES = {"fsdp": 2, "tp": 2}
 HIDDEN = 12
 

@@ -34,7 +34,7 @@ MODELS = {
     "starcoder2": functools.partial(decoders.make, "starcoder2"),
 }
 ONLY = {"gemma4-some": ("layers.1.mlp.(gate|up)_proj", "k_proj", "v_proj", "input_layernorm")}
-"""What is trained of a model, where that is not all: an array with its neighbor, and one of two layers."""
+"""The trained parts of a model, if not all: an array with its neighbor, and arrays of one of two layers."""
 MODELS["gemma4-some"] = MODELS["gemma4"]
 MARKED = [
     "gemma4",
@@ -55,7 +55,7 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "qwen3_5_moe-multimodal": (make_qwen3_5_multimodal, {"experts": True}),
     **{name: (functools.partial(decoders.make, name), {}) for name in decoders.CASES},
 }
-"""Models whose weights go through a checkpoint of Tunix's without being trained."""
+"""Models whose weights go through a Tunix checkpoint without training."""
 
 
 class Case:

@@ -38,9 +38,9 @@ from tests.conftest import ROOT
 from tests.waiting import until
 
 SECONDS = 30.0
-"""After which something waits for ever."""
+"""The time after which a wait counts as endless."""
 CAUGHT_UP = 0.01
-"""Seconds after which a thread that has had an item waits for the next one."""
+"""Seconds after which a thread that got an item waits for the next one."""
 SHARED = (threading.__file__, queue.__file__, os.path.dirname(concurrent.futures.__file__))
 
 

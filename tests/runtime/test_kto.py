@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 STEPS, RATE, BETA = 20, 1e-3, 0.1
 WEIGHTS = {"desirable_weight": 0.8, "undesirable_weight": 1.3}
 ROWS, MICRO, LENGTH = 23, 4, 64
-"""An epoch's last micro-batch has three rows, of which the last is alone among its two."""
+"""An epoch's last micro-batch has three rows, of which the last one has no partner."""
 
 
 def rows() -> list[dict[str, Any]]:

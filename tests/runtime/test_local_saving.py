@@ -40,7 +40,7 @@ def slow(self, *arguments):
 
 trainer.Trainer._step = slow
 """
-"""Code of an artifact that saves every fourth step, and every other one locally; step 8 does not end."""
+"""Code of an artifact that saves every fourth step, and every second one locally. Step 8 does not end."""
 
 
 @pytest.mark.nightly

@@ -37,7 +37,7 @@ def slow(self, *arguments):
 
 trainer.Trainer._step = slow
 """
-"""Code of an artifact whose steps take their time, but for the first two and those of a resumed run."""
+"""Code of an artifact with slow steps, except for the first two and those of a resumed run."""
 
 PACED = """
 import time

@@ -34,10 +34,10 @@ from tests.runtime.runs import ALL, lora_section, save_run
 from tests.runtime.torch_models import make_gemma3_multimodal, make_qwen3_5_multimodal, torch_logits
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
-"""A case is verified again and again."""
+"""The tests verify a case repeatedly."""
 
 LIMIT = 5e-5
-"""Of logits that reach 20 to 30."""
+"""The tolerance for logits of up to 20 or 30."""
 
 LAYOUTS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "gemma4-multimodal-sharded": (
@@ -74,8 +74,10 @@ LAYOUTS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {"alpha": 3.0, "rslora": True, "rank_pattern": [["[kv]_proj", 2]], "quantize": "nf4"},
     ),
 }
-"""A model of each layout of arrays or names, its sizes, and the recipe's `lora` section; ranks and alphas are
-recorded as pairs."""
+"""A model of each layout of arrays or names, its sizes, and the recipe's `lora` section.
+
+Ranks and alphas are recorded as pairs.
+"""
 ALIKE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "gemma4-one-global-head": (
         tiny.make_gemma4,
@@ -100,7 +102,7 @@ ALIKE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {"targets": ["in_proj_qkv", "k_proj", "up_proj"], "rank_pattern": [["up_proj", 3]]},
     ),
 }
-"""Others that are laid out as one of those."""
+"""Other models with one of these layouts."""
 SECTIONS: dict[str, dict[str, Any]] = {
     "phi3": {
         "train_also": ["embed_tokens", "lm_head", r"layers\.1\.input_layernorm"],
@@ -134,7 +136,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "mixtral": {"quantize": "nf4", "layers": [1], "alpha_pattern": [["o_proj", 1.5]]},
     "granitemoe": {"targets": ["k_proj", "o_proj"], "rslora": True, "rank_pattern": [["o_proj", 2]]},
 }
-"""Of families of the one decoder; the others adapt every projection alike."""
+"""Sections for families of the shared decoder. The others adapt every projection equally."""
 DECODERS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     name: (partial(decoders.make, name), {}, {"targets": list(decoders.EVERY), **SECTIONS.get(name, {})})
     for name in decoders.CASES

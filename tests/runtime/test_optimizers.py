@@ -82,7 +82,7 @@ def toy(mesh: Any, dtype: str = "float32") -> Any:
 
 
 PLAIN = SimpleNamespace(architecture=SimpleNamespace(expert_layers=()))
-"""How a model without experts is computed, as far as a trainer asks."""
+"""The part of a model without experts that a trainer reads."""
 
 
 def loss(model: Any, tokens: Any) -> Any:

@@ -18,7 +18,7 @@ LOSSES = {
 }
 WORDS, LENGTH = 5, 9
 ROWS = [(1, 5), (1, 2), (3, 4), (3, 8), (2, 9), (2, 3)]
-"""Of three pairs, chosen and rejected in turn: how long the prompt is, and the whole text."""
+"""The lengths of the prompt and of the whole text of three pairs, alternately chosen and rejected."""
 
 
 @pytest.mark.parametrize(

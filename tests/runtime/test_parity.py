@@ -79,8 +79,10 @@ ONE_MESH = {
     "qwen3": "8x1",
     "qwen3-untied-one-head": "4x2",
 }
-"""Kinds of one family whose layers are alike: on both meshes between them. A single key/value head differs
-where tp is 2. Of the others, training takes the other mesh."""
+"""Kinds of one family with equal layers, which together use both meshes.
+
+A single key/value head differs if tp is 2. Training uses the other mesh for the other kinds.
+"""
 
 SECOND_MESH = {
     "gemma4-multimodal-sharded": "8x1",
@@ -94,8 +96,10 @@ SECOND_MESH = {
     "qwen2-untied-scaled": "8x1",
     "qwen3": "8x1",
 }
-"""Of kinds that differ from another, or from one of test_decoder.py, in what each mesh computes alike: for
-`make nightly`."""
+"""Kinds whose difference from another kind, or from one of test_decoder.py, is the same on each mesh.
+
+`make nightly` runs them.
+"""
 
 
 def mesh_name(axes: dict[str, int]) -> str:

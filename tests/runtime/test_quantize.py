@@ -38,7 +38,7 @@ MODELS: dict[str, Callable[..., Any]] = {
 }
 EXPERTS = (".gating_einsum", ".linear", ".experts.gate_up", ".experts.down")
 EXPERT_ARRAYS = {"gemma4": 4, "qwen3_moe": 2}
-"""By family: two of each layer with experts."""
+"""By family: two arrays of each layer with experts."""
 QUERIES = ("q_proj", "qkv_proj")
 """LoRA's targets: one projection of each layer."""
 
@@ -53,7 +53,7 @@ SPLIT = {"gate_up": (None, "fsdp", None, "tp"), "down": (None, "tp", "fsdp")}
 WHOLE = {"gate_up": (None,) * 4, "down": (None,) * 3}
 """Shardings of experts."""
 CODES = {"nf4": "u8", "int8": "s8"}
-"""What XLA has codes as on a CPU."""
+"""XLA's types of codes on a CPU."""
 NF4 = [
     -1.0,
     -0.6961928009986877,

@@ -16,7 +16,7 @@ from tests.runtime import training
 
 NAMES = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
 TUNIX = ("block", "decoder")
-"""Policies that are Tunix's own; whole trainings under them are held against PEFT."""
+"""Tunix's own policies. Other tests compare whole trainings under them with PEFT."""
 
 
 @pytest.fixture(scope="module", params=["llama", pytest.param("gemma4", marks=pytest.mark.e2e)])

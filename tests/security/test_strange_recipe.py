@@ -242,7 +242,7 @@ def test_a_secret_in_a_list_is_not_shown(secret: str, format: str, place: Path) 
 
 
 ENDLESS = ("pipe", "device")
-"""A pipe that nobody writes to, and a link to a device that never ends."""
+"""A pipe that nobody writes to, and a link to an endless device."""
 
 
 def make_endless(kind: str, file: Path) -> Path:

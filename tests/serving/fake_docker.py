@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 STDOUT, STDERR = 1, 2
 
 CUT: dict[str, Any] = {"cut": True}
-"""In place of a line: the engine ends the connection."""
+"""In place of a line: the engine closes the connection."""
 
 
 @dataclass

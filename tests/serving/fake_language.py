@@ -12,7 +12,7 @@ Ranked = list[tuple[int, float]]
 
 BOS, END, TURN, TURN_END = 2, 1, 4, 5
 BYTES = 16
-"""Tokens from here on are bytes; from `WORDS` on they are words."""
+"""Tokens are bytes from here on, and words from `WORDS` on."""
 WORDS = 300
 VOCABULARY = """
 one two three four five six seven eight red green blue white black gray north south east west up down left

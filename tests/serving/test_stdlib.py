@@ -41,7 +41,7 @@ LATER = {
     "math": {"cbrt", "exp2", "sumprod"},
     "operator": {"call"},
 }
-"""What the standard library has since 3.11, by module; "*" for modules that are new."""
+"""Additions to the standard library since 3.11, by module; "*" for new modules."""
 
 BUILTINS = {"ExceptionGroup", "BaseExceptionGroup", "PythonFinalizationError"}
 

@@ -26,13 +26,13 @@ from tests.ports import free_port
 ROOT = Path(__file__).resolve().parents[2]
 
 PORT = free_port()
-"""Of the server: one for all tests of a process, which run one after the other."""
+"""The server's port for all tests of a process, which run one after another."""
 
 HANGS = 180.0
-"""Seconds after which a command is taken to hang: an engine that builds on a busy machine needs a while."""
+"""Seconds after which a command counts as hanging: an engine that builds on a busy machine is slow."""
 
 SENTINEL = "sk-SENTINEL-0123456789"
-"""A secret that must not be seen."""
+"""A secret that must not appear."""
 
 
 def build(folder: Path, *sets: str, name: str = "sample") -> Path:

@@ -19,7 +19,7 @@ from tests import tiny
 from tests.runtime.runs import lora_section, save_run, write_adapter, write_lock
 
 LIMIT = 5e-5
-"""Of logits that reach 20 to 30."""
+"""The tolerance for logits of up to 20 or 30."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 TEXT = r"model\.language_model\.layers\.\d+\."

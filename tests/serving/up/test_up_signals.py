@@ -85,8 +85,7 @@ os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Runs a command with its stdin as its terminal. Tests themselves cannot fork: jax, once imported, has
-threads."""
+"""Runs a command whose terminal is its stdin. Tests cannot fork, because jax has threads after its import."""
 
 
 def test_a_terminal_that_is_closed_leaves_no_container(artifact: Path, docker: FakeDocker) -> None:
