@@ -33,7 +33,10 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 
 class Groups(LoadScopeScheduling):
-    """Give a group to one worker. (pytest-xdist's own groups, by marks, have no effect with pytest 9.2.)"""
+    """A scheduler that gives a group to one worker.
+
+    pytest-xdist's own groups, by marks, have no effect with pytest 9.2.
+    """
 
     def __init__(self, config: pytest.Config, log: Any, groups: Mapping[str, Iterable[str]]) -> None:
         config.option.loadscopereorder = False  # keep the order of the tests; do not sort groups by size

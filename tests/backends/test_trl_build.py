@@ -275,7 +275,7 @@ def test_the_pinned_environment_is_the_tested_one(tmp_path: Path) -> None:
 def test_one_process_reads_the_checkpoint_where_accelerate_can_hand_it_on(
     sets: list[str], efficient: str, tmp_path: Path
 ) -> None:
-    """Read in every process if needed.
+    """Let one process read the checkpoint, if accelerate can pass it on.
 
     accelerate 1.15 fails on a checkpoint's buffers (Gemma 4's layer_scalar) and on quantized weights.
     """

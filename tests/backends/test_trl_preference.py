@@ -205,7 +205,7 @@ def adapted(place: Place) -> Any:
 
 
 def test_dropout_that_peft_does_not_have_is_refused(tmp_path: Path) -> None:
-    """Train a shared expert's projections with dropout.
+    """Refuse dropout on a shared expert's projections.
 
     PEFT takes them as weights, because by their names it means the experts.
     """

@@ -36,7 +36,7 @@ def test_a_card_says_what_the_records_say() -> None:
 
 
 def test_another_step_was_not_verified() -> None:
-    """Match a record by the compiled step: neither another rank under the name, nor only the name."""
+    """Match a record by the compiled step: another rank has no record, and another name has one."""
     assert card.card(program("lora.rank=8"))["compiled"] == card.Found()
     assert card.card(program("name=mine", "launch.zone=us-east5-a")) == card.card(program())
 

@@ -18,7 +18,7 @@ from tests.docs.shell import ROOT
 PINS = json.loads((ROOT / "compiler" / "data" / "pins.json").read_text(encoding="utf-8"))
 NUMBERS = {3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"}
 BY_HAND = ("benchmarks.md", "comparison.md", "scale.md", "diagnostics.md")
-"""Pages that state the dates and the objects of their own versions."""
+"""Pages that state the versions and dates of their own figures."""
 
 
 def text(name: str) -> str:

@@ -67,7 +67,7 @@ if __name__ == "__main__":
 
 @dataclass
 class Merges:
-    """Start merges of one base and one run, each in its own working folder."""
+    """Merges of one base and one run, each in its own working folder."""
 
     lives: Lives
     place: Path

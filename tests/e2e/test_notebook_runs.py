@@ -59,7 +59,7 @@ def test_a_notebook_runs_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     text = (tmp_path / "generated" / "short" / NOTEBOOK).read_text()
     whole = nbformat.reads(text, as_version=nbformat.NO_CONVERT)
 
-    # The first session ends before the run does, and keeps its files.
+    # The first session ends before the run does. Only the kept folder remains.
     short = nbformat.reads(text.replace("train.py --model", "train.py --steps 4 --model"), as_version=4)
     assert "steps=4" in printed(session(short, tmp_path), "train")
     for left in ("merged", "merged-adapter", "short"):

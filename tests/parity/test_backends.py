@@ -68,7 +68,7 @@ def test_the_backends_are_one_run(name: str, place: Callable[[str], Place]) -> N
         runs.append(ComparedRun(backend.value, trace, merged_tensors(here.merge(backend.value))))
     control = []
     if name == "gemma4":
-        # Random training is chaotic: the test prints how far TRL's own runs differ, and the needed limit.
+        # Random weights make training chaotic: print how far a perturbed run of TRL's differs, and its limit.
         write_perturbed(here.folder / "perturbed", here.program, here.folder / "model")
         again = here.train(Backend.TRL, "control", "--adapter", here.folder / "perturbed")
         control = compare([runs[1], ComparedRun("control", again)], {})

@@ -25,7 +25,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
 
 
 class Reader(HTMLParser):
-    """Collect a page's elements and text.
+    """A page's elements and text.
 
     Attributes:
         elements: names with their attributes, in order.

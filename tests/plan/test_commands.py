@@ -103,7 +103,7 @@ def test_a_value_that_libtpu_refuses_is_told_where_it_stands(file: Path, told: p
     done = run("plan", file)
     assert done.exit_code == 1 and f"{file}:10:34" in done.stderr
     assert "error[E1008]: libtpu does not accept the value maybe of the flag xla_enable_" in done.stderr
-    file.write_text(RECIPE, encoding="utf-8")  # the compiler's environment exists
+    file.write_text(RECIPE, encoding="utf-8")  # the environment has the flag
     with pytest.raises(ArtifactError) as caught:
         run("plan", file)
     assert "LIBTPU_INIT_ARGS" in str(caught.value.help)

@@ -46,7 +46,7 @@ def program(*sets: str, recipe: Path = FLAGSHIP) -> Program:
 
 
 class Compiler:
-    """Return a scripted estimate if the sets hold a known argument, and else a step that is too large."""
+    """A compiler with a scripted estimate for each known argument, and else a step that is too large."""
 
     def __init__(self, **known: Estimate | None) -> None:
         self.asked: list[tuple[str, ...]] = []

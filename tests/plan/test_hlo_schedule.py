@@ -62,7 +62,7 @@ def test_a_gather_is_begun_and_awaited_around_what_hides_it() -> None:
 
 
 def test_a_gather_that_nothing_hides_is_exposed() -> None:
-    """Count the links' time, which includes reading and writing HBM. Leave out libtpu's cycles for it."""
+    """Count the links' time, which includes reading and writing HBM, and in addition libtpu's cycles."""
     plain = f"""{PARAMETER}
         %x = {PART} negate(%w), {cycles(500)}
         %g = {ALL} all-gather(%w), channel_id=4, {OVER_TP}"""

@@ -35,7 +35,7 @@ from tests.plan.plans import ESTIMATE
 
 
 class Kept(dict[str, str]):
-    """Store texts in memory."""
+    """A store of texts in memory."""
 
     def key(self, *parts: object) -> str:
         return json.dumps(parts)

@@ -95,7 +95,7 @@ def _computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Machine:
-    """Compile by a table of made-up figures, and cache the results.
+    """A compiler with a table of made-up figures, which caches the results.
 
     Attributes:
         times: for each program, the factors of its time and memory over its bound.

@@ -44,6 +44,7 @@ def test_a_window_saves_reads_only_where_blocks_are_small() -> None:
         default,
         kernels=(("RPAd-p_16-bq_1_1-bkv_1024_1024-sw_1024", 50.0), ("RPAd-p_16-bq_1_1-bkv_1024_1024", 10.0)),
     )
-    # 64 sequences of 4,096 tokens: 50 x 1 KiB and 10 x 2 KiB a token. Local layers read at most 1,024 tokens.
+    # 64 sequences of 4,096 tokens: 50 x 1 KiB and 10 x 2 KiB a token. With small blocks,
+    # the local layers read only 1,024 tokens.
     assert 64 * cache_reads(default, sizes, 4096) == 64 * 4096 * 70 * 1024
     assert 64 * cache_reads(small, sizes, 4096) == 64 * (1024 * 50 + 4096 * 20) * 1024

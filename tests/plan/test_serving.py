@@ -104,7 +104,8 @@ def test_a_decode_step_of_the_small_model_reads_what_is_counted_by_hand(planned:
     linear = 2 * (2 * 256 * 8 * 128 + 2 * 256 * 4 * 128 + 3 * 256 * 512)
     flops = 64 * (2 * (linear + 256 * 1001) + 2 * 4 * 8 * 128 * 4096) / 2
     assert step.flops == pytest.approx(flops)
-    # Two layers, each with two all-reduces. In a ring of two, a device moves half of the array twice.
+    # Two layers, each with two all-reduces. In a ring of two, each device sends half of the array
+    # twice, and receives half of it twice.
     assert step.all_reduce_bytes == 2 * 2 * 4 * 0.5 * 64 * 256 * 2
     assert step.memory_seconds == pytest.approx((read + cache) / 1638e9)
     assert step.compute_seconds == pytest.approx(flops / 918e12)

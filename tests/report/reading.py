@@ -22,7 +22,7 @@ HIDDEN = {"script", "style", "title"}
 
 
 class Page(HTMLParser):
-    """Collect a page's elements and text.
+    """A page's elements and text.
 
     Attributes:
         elements: names with their attributes, in order.

@@ -186,7 +186,7 @@ def _command(app: typer.Typer) -> Any:
 
 
 class Writes:
-    """Record what this process writes, creates or removes outside of a folder."""
+    """A record of what this process writes, creates or removes outside of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.inside = str(folder)

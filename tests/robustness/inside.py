@@ -199,7 +199,7 @@ WRITING: tuple[str, ...] = (
     *("port config.yaml -o F", "port config.yaml --report F"),
     *("new x --model google/gemma-3-270m-it --accelerator v5e-8 -o F", "schema -o F"),
 )
-"""Command lines that write F, which is in no state for it."""
+"""Command lines that should write F, but cannot."""
 
 UNWRITABLE = (
     "folder",

@@ -64,7 +64,7 @@ class Life:
 
 
 class Lives:
-    """Start processes that run a train.py.
+    """A starter of processes that run a train.py.
 
     Args:
         environment: the environment of all processes.

@@ -100,7 +100,7 @@ def test_prefixes_agree_with_markers() -> None:
 
 
 def test_gpt_oss_learns_its_channels_and_of_earlier_turns_the_text() -> None:
-    """Train on the last turn's end as it is generated. A generation prompt names no channel."""
+    """Only the last turn ends as in generation. A generation prompt names no channel."""
     special = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
 
     def spans(messages: list, tools: Any = None, loss_on: str = "assistant") -> tuple[list[str], bool]:
@@ -272,10 +272,10 @@ THOUGHT = {"role": "assistant", "content": "Hi", "reasoning_content": "They gree
         ),
         ("qwen3", [*chat("Hello"), THOUGHT], None, ()),
         ("qwen2_5", [*chat("Hello"), THOUGHT], None, ("reasoning_content",)),
-        # The template drops the reasoning of earlier turns on purpose, but it must not drop it in all turns.
+        # Dropping the reasoning of earlier turns is intended. Dropping that of all turns is reported.
         ("qwen3", [*chat("Hello"), THOUGHT, *chat("And?"), THOUGHT], None, ()),
         ("qwen3", [*chat("Hello"), THOUGHT, *chat("And?", "Hi")], None, ("reasoning_content",)),
-        # A tool's name appears in its call. Ids, numbers and empty values prove nothing.
+        # A tool's name appears in its call. Ids, numbers and empty values are not reported.
         (
             "qwen2_5",
             [*chat("a"), {"role": "tool", "content": "b", "name": "look", "tool_call_id": "x"}],

@@ -34,7 +34,7 @@ def test_each_loss_is_trls(objective: str, loss_type: str) -> None:
 
     more: dict[str, Any] = {"loss_type": loss_type}
     smoothed = "label_smoothing" in OBJECTIVES[objective].reads(loss_type)
-    if smoothed and (objective, loss_type) != ("dpo", "sigmoid"):  # which does not use it in TRL
+    if smoothed and (objective, loss_type) != ("dpo", "sigmoid"):  # which has none in TRL
         more["label_smoothing"] = SMOOTHING
     sizes = {"steps": 1, "global_batch_size": 1, "micro_batch_size": 1}
     settings = TrainSettings(objective=objective, beta=BETA, simpo_gamma=0.4, cpo_alpha=0.7, **more, **sizes)

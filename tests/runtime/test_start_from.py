@@ -97,5 +97,5 @@ def test_the_reference_of_dpo_is_the_adapter_as_in_trl(
     training.start_from(mesh, built, base, tmp_path / "run", step=2)
     assert "adapter has changed since the run began" in capsys.readouterr().err
     shutil.rmtree(adapter)
-    training.start_from(mesh, built, base, tmp_path / "run", step=2)  # needs none
+    training.start_from(mesh, built, base, tmp_path / "run", step=2)  # a continuation needs no adapter
     assert all(np.array_equal(fresh[path], array) for path, array in training.adapters(built).items())

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Answers:
-    """Format the answers to one request for its path."""
+    """The answers to one request, in the format of its path."""
 
     def __init__(self, fake: FakeVllm, model: str, body: Mapping[str, Any], path: str) -> None:
         self.fake, self.model, self.body = fake, model, body

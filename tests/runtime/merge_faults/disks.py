@@ -19,7 +19,7 @@ class Killed(BaseException):
 
 
 class Disk:
-    """Count the operations of a merge on its files, and let them fail from one operation on.
+    """A disk that counts the operations of a merge on its files, and that fails from one operation on.
 
     Args:
         at: the operation, counted from 0.

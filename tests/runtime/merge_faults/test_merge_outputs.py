@@ -70,7 +70,7 @@ def refuse_writes(patched: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("output", ["file", "file/below", "merged"])
 def test_a_file_where_a_folder_should_be_stays(output: str, run: Run, tmp_path: Path) -> None:
-    """Refuse a file in place of the adapter's folder, in the last case, before the weights are written."""
+    """In the last case, refuse a file in the adapter's place before the weights are written."""
     for name in ("file", "merged-adapter"):
         (tmp_path / name).write_text("mine")
     run(tmp_path / output).refused("is a file, not a folder", "another folder with --output")

@@ -113,7 +113,7 @@ def test_the_engine_is_asked_for_what_compose_asks_it(
     for name, labels in docker.volumes.items():
         assert labels["com.docker.compose.project"] == project["name"]
         assert volumes[labels["com.docker.compose.volume"]]["name"] == name
-    # `up` sets what compose sets at once after it has seen the server start.
+    # Compose sets the restart policy at once. `up` sets it after it has seen the server start.
     assert docker.find("sample").restart == service["restart"]  # type: ignore[union-attr]
     known = {
         *("image", "command", "entrypoint", "environment", "stop_grace_period", "volumes", "shm_size"),
