@@ -40,7 +40,7 @@ def small(folder: Path, config: Mapping[str, Any], recipe: str = RECIPE) -> Path
 
 @contextmanager
 def compiler(cache: Path) -> Iterator[None]:
-    """Give the workers libtpu and an empty cache."""
+    """Give the workers libtpu, and put their cache into `cache`."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment().items():
             patch.setenv(name, value)

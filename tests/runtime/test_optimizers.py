@@ -185,7 +185,7 @@ def test_the_state_is_sharded_where_it_has_a_parameters_shape(
             seen[leaf] = seen.get(leaf, 0) + 1
         else:
             assert array.sharding.is_fully_replicated, path
-    # Besides the accumulated gradient: two moments, one, the running sum, or one that is not factored.
+    # The accumulated gradient, and the optimizer's arrays of the same shape. Factored state has other shapes.
     expected = {"adamw": 3, "lion": 2, "sgd": 2, "rmsprop": 3, "adafactor": 2}[name]
     factored = {"matrix"} if name == "adafactor" else set()
     assert seen == {leaf: expected - (leaf in factored) for leaf in SHAPES}
