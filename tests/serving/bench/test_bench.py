@@ -138,7 +138,7 @@ def test_a_point_that_does_not_end_is_ended(
 
 
 class Dying(Processes):
-    """A runner of processes here, with a server that dies in the middle of a point."""
+    """The client's processes, with a server that dies in the middle of a point."""
 
     def __init__(self, server: FakeVllm, at: str) -> None:
         super().__init__()
