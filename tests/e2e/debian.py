@@ -1,4 +1,4 @@
-"""Installs missing programs from Debian's packages, in one pytest worker at a time."""
+"""Install missing programs from Debian's packages, in one pytest worker at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks for enough disk space before the first test of `make e2e` and `make nightly`."""
+"""Check for enough disk space before the first test of `make e2e` and `make nightly`."""
 
 from __future__ import annotations
 
